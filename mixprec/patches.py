@@ -12,7 +12,7 @@ from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
-from mixprec.optimizer import model_files, scaled_loss  # noqa: F401
+from mixprec.optimizer import gradients, model_files, pass_scales  # noqa: F401
 from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]

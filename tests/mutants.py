@@ -591,7 +591,7 @@ MUTANTS = [
     Mutant("no-fork", "backends/aside.py", "graph_capture/test_second_stream.py",
            "self._streams.fork()", "self._streams.fork() if not self._under_way else None",
            "the second stream reads what is not there yet"),
-    Mutant("summed-aside", "optimizer/scaled_loss.py", "graph_capture/test_second_stream.py",
+    Mutant("summed-aside", "optimizer/pass_scales.py", "graph_capture/test_second_stream.py",
            "if len(users) == 1 and users[0] is not None", "if users[-1] is not None",
            "gradients that are added up are read before they are there"),
     Mutant("added-to-forgotten", "backends/aside.py", "graph_capture/test_second_stream.py",

@@ -1,6 +1,6 @@
 """By what the gradient of each parameter is scaled.
 
-Backward passes (:mod:`~mixprec.optimizer.scaled_loss`) leave the scale of a gradient on its parameter, and the step of
+Backward passes (:mod:`~mixprec.optimizer.pass_scales`) leave the scale of a gradient on its parameter, and the step of
 the optimizer (:mod:`~mixprec.optimizer.step`) divides by it. It is kept in Chainer's own attribute
 ``Parameter._loss_scale``, which ``backward(loss_scale=...)`` sets on every parameter it reaches, to ``None`` if the
 pass was not scaled. For a loss of :func:`~mixprec.optimizer.scaled_loss.scaled` it is the factor itself, an array that
@@ -27,9 +27,9 @@ import numpy as np
 from mixprec.announcements import announce
 
 _WAYS_OUT = (
-    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator). Three "
-    'ways out: MixedPrecisionOptimizer(..., loss_scale=None); mixprec.convert(model, compute="bfloat16"), which needs no '
-    "scale; or call model.cleargrads(), and then, for every loss, optimizer.scale_loss(loss).backward(), as "
+    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator). "
+    'Three ways out: MixedPrecisionOptimizer(..., loss_scale=None); mixprec.convert(model, compute="bfloat16"), which '
+    "needs no scale; or call model.cleargrads(), and then, for every loss, optimizer.scale_loss(loss).backward(), as "
     "optimizer.update(lossfun, ...) does"
 )
 

@@ -1,11 +1,18 @@
 """From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked.
 
-Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`) and its hooks get these. The batch unscales by itself.
+Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`) and its hooks get these, and its extensions that look at
+gradients. The batch unscales by itself.
 """
+
+import functools
 
 import numpy as np
 from chainer import get_array_types
 
+from mixprec.compat.rebind import rebound
+from mixprec.compat.registry import patch
+from mixprec.dtypes import FLOAT32, is_half
+from mixprec.master_arrays import OWNER
 from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
 
 
@@ -50,6 +57,36 @@ def unscaled(masters):
     for name, param, master in masters.pairs():
         if param.grad is not None:
             yield name, _unscale(param, master.xp.empty_like(master.array), inverses)
+
+
+def install():
+    """Lets extensions of Chainer that look at gradients see them unscaled, once."""
+    _extensions.apply()
+
+
+@patch(
+    "chainer.training.extensions.parameter_statistics:ParameterStatistics.__call__",
+    "chainer.training.extensions.variable_statistics_plot:VariableStatisticsPlot.__call__",
+    when="setup",
+)
+def _extensions(call):
+    """Without it statistics of gradients are those of gradients times the loss scale, and may be inf in FP16."""
+    seeing = rebound(call, getattr=_unscaled_attribute)
+
+    @functools.wraps(call)
+    def __call__(self, trainer):
+        return seeing(self, trainer)
+
+    return __call__
+
+
+def _unscaled_attribute(owner, name, *default):
+    value = getattr(owner, name, *default)
+    if name != "grad" or value is None or not hasattr(owner, OWNER):
+        return value
+    out = owner.xp.empty_like(value, dtype=FLOAT32 if is_half(value.dtype) else value.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):  # of a step that was skipped
+        return _unscale(owner, out, {})
 
 
 def not_finite(optimizer):

@@ -1,7 +1,8 @@
 """The running statistics of a model, so that a skipped step can leave them as they were.
 
-``setup`` makes :class:`RunningStatistics`. Its hooks of links save in the first forward pass of a step, or ``update()``
-does before it; the end of ``update()`` takes them back, or forgets what was saved.
+``setup`` makes :class:`RunningStatistics`. A step begins with the first call of a link in training mode, whether with
+backprop or not: ``F.forget``, a teacher and frozen layers have none. Hooks of links save then; ``update(lossfun)``
+saves what they have not. The end of ``update()`` takes the values back, or forgets what was saved.
 """
 
 import collections
@@ -27,7 +28,7 @@ class RunningStatistics:
 
     A forward pass in training mode moves them before it is known whether the step will be skipped. A link hook
     therefore copies those of a link right before its first forward pass of a step, wherever that is called. Where it is
-    known that a step begins, :meth:`save` copies those on a device all at once.
+    known that a step begins, :meth:`save` copies all of them, also of links that are called by their ``forward``.
 
     Args:
         index: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
@@ -55,27 +56,29 @@ class RunningStatistics:
         return any(map(_SAVED, self.guards.hooks))
 
     def save(self):
-        """Begins a step: copies the values of all links that are on a device, in one launch."""
+        """Begins a step, if it is one of training: copies the values of all links, those on a device in one launch."""
         savers = [saver for saver in self.guards.hooks if not saver.saved]
-        if not savers or not _moves_statistics():
+        if not savers or not chainer.config.train:
             return
-        held = {}
-        for saver in savers:
-            values = saver.link.__dict__
-            held[saver] = {name: values[name] for name in saver.link._persistent if name in values}
+        held = {saver: saver.values() for saver in savers}
         found = {id(value): value for values in held.values() for value in values.values() if _is_array(value)}
-        arrays = [array for array in found.values() if type(array) is not np.ndarray and array.flags.c_contiguous]
+        copies = self._copied(
+            [array for array in found.values() if type(array) is not np.ndarray and array.flags.c_contiguous]
+        )
+        for saver, values in held.items():
+            saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
+
+    def _copied(self, arrays):
+        """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
         if not arrays:
-            return
+            return {}
         if self._copies is None or not self._copies.are_of(arrays):
             launcher = launcher_of(arrays[0])
             if launcher is None or not all(map(launcher.holds, arrays)):
-                return
+                return {}
             self._copies = SavedArrays(arrays, launcher)
         self._copies.save()
-        copies = dict(zip(map(id, arrays), self._copies.copies, strict=True))
-        for saver, values in held.items():
-            saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
+        return dict(zip(map(id, arrays), self._copies.copies, strict=True))
 
     @property
     def copies(self):
@@ -120,6 +123,17 @@ class RunningStatistics:
                 yield name, saver
 
     @contextlib.contextmanager
+    def outside_of_steps(self):
+        """Inside of the block calls are no part of a step: what they move stays, as when statistics are recomputed."""
+        of_step = {saver for saver in self.guards.hooks if saver.saved}
+        try:
+            yield
+        finally:
+            for saver in self.guards.hooks:
+                if saver not in of_step:
+                    saver.saved = {}
+
+    @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
         savers = list(self.guards.hooks)
@@ -152,12 +166,15 @@ class _Saver(chainer.LinkHook):
 
     def forward_preprocess(self, args):
         # A link that was copied by Link.copy() shares the hooks of the original.
-        if not self.saved and args.link is self.link and _moves_statistics():
+        if not self.saved and args.link is self.link and chainer.config.train:
             self.save()
 
     def save(self):
+        self.keep({name: (value, None) for name, value in self.values().items()})
+
+    def values(self):
         values = self.link.__dict__
-        self.keep({name: (values[name], None) for name in self.link._persistent if name in values})
+        return {name: values[name] for name in self.link._persistent if name in values}
 
     def keep(self, values):
         """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
@@ -173,10 +190,6 @@ class _Saver(chainer.LinkHook):
             given = getattr(self.link, f"_initial_{name}", None)
             return _FIRST_VALUES[name] if given is None else given
         return value
-
-
-def _moves_statistics():
-    return chainer.config.train and chainer.config.enable_backprop
 
 
 def _guard(link):

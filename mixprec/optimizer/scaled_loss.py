@@ -1,38 +1,19 @@
 """Backward passes on a scaled loss.
 
-``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`. Its ``backward``,
-like all code of Chainer that writes, adds, clears or moves a gradient, leaves on the parameter by what that gradient is
-scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`.
+:mod:`~mixprec.optimizer.pass_scales` sees to it that its ``backward`` leaves the factor on parameters.
 """
 
 import contextlib
-import functools
-import inspect
 import operator
-import threading
 from collections.abc import Iterator
 
 import chainer
 import numpy as np
 
 from mixprec import arguments, functions
-from mixprec.backends import aside
-from mixprec.compat.registry import Patch
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.classification import SoftmaxCrossEntropy
-from mixprec.master_arrays import OWNER
-from mixprec.optimizer.grad_scales import (
-    MIXED,
-    NOT_REACHED,
-    PENDING,
-    UNSCALED_FP16,
-    ZERO,
-    UsedScale,
-    grad_scale_of,
-    merged,
-)
-
-_pass = threading.local()
 
 
 class ScaledLoss(chainer.Variable):
@@ -171,161 +152,3 @@ class ScaledPasses:
                 with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
                     self.scale(loss).backward()
                 del loss  # before the next one, for which there is to be memory
-
-
-def install():
-    """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
-    for patch in _PATCHES:
-        patch.apply()
-
-
-def _keeping_grad_scales(backprop_to_all):
-    @functools.wraps(backprop_to_all)
-    def run(outputs, retain_grad, loss_scale):
-        outer = getattr(_pass, "factor", None)
-        nodes = _nodes_of_pass([node for node, _ in outputs])
-        factor = _scale_of_pass(nodes, len(outputs)) if loss_scale is None else loss_scale
-        before = [(param, grad_scale_of(param)) for param in _params(nodes) if param.grad is not None]
-        del nodes  # a pass may free what it has been through
-        for param, _ in before:
-            param._loss_scale = PENDING
-        _pass.factor = factor
-        try:
-            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
-                backprop_to_all(outputs, retain_grad, factor)
-        finally:
-            _pass.factor = outer
-            for param, scale in before:
-                reached = param._loss_scale is not PENDING
-                param._loss_scale = merged(scale, factor) if reached else scale
-
-    return run
-
-
-def _leaving_grad_scales(grad):
-    signature = inspect.signature(grad)
-
-    @functools.wraps(grad)
-    def run(*args, **kwargs):
-        gradients = grad(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
-        params = [x for x in given["inputs"] if hasattr(x, OWNER)] if given.get("set_grad") else ()
-        if params:
-            scale = given.get("loss_scale")
-            if scale is None:
-                outputs = [y.node for y in given["outputs"]]
-                scale = _scale_of_pass(_nodes_of_pass(outputs), len(outputs))
-            for param in params:
-                param._loss_scale = scale
-        return gradients
-
-    return run
-
-
-def _adding(addgrad):
-    @functools.wraps(addgrad)
-    def run(self, var):
-        scale = grad_scale_of(self) if self.is_initialized and self.grad is not None else ZERO
-        addgrad(self, var)
-        if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
-            self._loss_scale = merged(scale, grad_scale_of(var))
-
-    return run
-
-
-def _clearing(clear, scale):
-    @functools.wraps(clear)
-    def run(self):
-        clear(self)
-        if hasattr(self, OWNER):
-            self._loss_scale = scale
-
-    return run
-
-
-def _moving(to_device):
-    @functools.wraps(to_device)
-    def run(self, device):
-        scale = grad_scale_of(self) if hasattr(self, OWNER) else None
-        to_device(self, device)
-        if isinstance(scale, UsedScale):
-            self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
-
-    return run
-
-
-_REPLACEMENTS = {
-    "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
-    "chainer.function_node:grad": _leaving_grad_scales,
-    "chainer.variable:Parameter.addgrad": _adding,
-    "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
-    "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),
-    "chainer.variable:Parameter.to_device": _moving,
-}
-_WHY = "Without it a step does not know the scale of a gradient that Chainer has written, added, cleared or moved."
-_PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
-
-
-def _nodes_of_pass(outputs):
-    """Returns the variable nodes that a backward pass comes by, a list that begins with ``outputs``."""
-    nodes, seen = list(outputs), set(outputs)
-    for node in nodes:  # which grows
-        creator = node.creator_node
-        if creator is not None and creator not in seen:
-            seen.add(creator)
-            nodes += {x: None for x in creator.inputs if x not in seen and x.requires_grad}
-            seen.update(creator.inputs)
-    return nodes
-
-
-def _params(nodes):
-    """Returns the parameters with masters among the nodes of a backward pass, but for those of an outer pass."""
-    variables = [node.get_variable_or_none() for node in nodes if node.creator_node is None]
-    return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
-
-
-def _scale_of_pass(nodes, count):
-    """Returns the scale that a backward pass without a loss scale of its own leaves.
-
-    Args:
-        nodes: of the pass, from :func:`_nodes_of_pass`.
-        count: how many of them it begins from.
-    """
-    outer = getattr(_pass, "factor", None)
-    if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale
-        return outer
-    losses = [node.get_variable_or_none() for node in nodes[:count]]
-    factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
-    factor = factors.popitem()[1] if len(factors) == 1 else MIXED
-    if factor is None and any(getattr(node, "is_scaled", False) for node in nodes):
-        return MIXED  # a sum of scaled losses, say, whose factor is anybody's guess
-    return UNSCALED_FP16 if factor is None and any(node.dtype == np.float16 for node in nodes) else factor
-
-
-def sole_uses(outputs):
-    """Returns the inputs of functions that are parameters without a gradient, and inputs of no other function.
-
-    Args:
-        outputs: of a backward pass, ``[(variable node, gradient)]``.
-
-    Returns:
-        Set of pairs of a function node and the place of the input; empty in Chainer's debug mode, which looks at every
-        gradient at once.
-    """
-    if chainer.is_debug():
-        return set()
-    functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
-    seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
-    while functions_left:
-        function = functions_left.pop()
-        for place, x in enumerate(function.inputs):
-            places.setdefault(x, []).append((function, place))
-            if x.creator_node is not None and x.creator_node not in seen:
-                seen.add(x.creator_node)
-                functions_left.append(x.creator_node)
-    found = set()
-    for x, users in places.items():
-        param = x.get_variable_or_none() if x.creator_node is None else None
-        if len(users) == 1 and users[0] is not None and hasattr(param, OWNER) and param.grad is None:
-            found.add(users[0])
-    return found

@@ -15,7 +15,7 @@ from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import grad_scales, gradients, masters, model_files, scaled_loss
+from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass_scales, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
@@ -212,15 +212,18 @@ class MixedPrecisionOptimizer(Delegation):
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
-    def evaluated(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def evaluated(self) -> Iterator[None]:
         """Returns a context manager, inside of which the model has the weights that it is to be evaluated with.
 
-        With :class:`~mixprec.ScheduleFreeSGD` these are averages; with other optimizers nothing happens. Afterwards
-        everything is, bit for bit, what it was. Inside of the block the model may be saved, and the optimizer neither
-        steps nor is saved: both raise :class:`RuntimeError`. Running statistics stay those of training.
+        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the block the optimizer neither steps
+        nor is saved: both raise :class:`RuntimeError`. With other optimizers they are as they are. Afterwards they are,
+        bit for bit, what they were. The model may be saved inside. Running statistics stay those of training; where
+        the block calls the model in training mode to compute them anew, a step that is skipped later leaves them so.
         """
         self._check_set_up()
-        return self._evaluation.of(self.target)
+        with self._statistics.outside_of_steps(), self._evaluation.of(self.target):
+            yield
 
     def report(self) -> UpdateReport:
         """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
@@ -331,7 +334,8 @@ class MixedPrecisionOptimizer(Delegation):
     def _start(self, scales=()):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
         model_files.install()
-        scaled_loss.install()
+        pass_scales.install()
+        gradients.install()
         grad_scales.start(self.target, scales)
 
     def _check_set_up(self):

@@ -5,6 +5,7 @@ Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, no
 """
 
 import numbers
+import weakref
 
 import chainer
 from chainer.functions.array.concat import Concat
@@ -158,8 +159,17 @@ def _view(x, axes):
 
 
 def fence(scope, node, inputs):
-    """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it."""
-    return chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
+    """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it.
+
+    One that calls links, a checkpoint for instance, will call them again in its backward pass: as a part of this call.
+    """
+    outer, scope.has_called = scope.has_called, False
+    outputs = chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
+    if scope.has_called:
+        backward, reference = type(node).backward, weakref.ref(node)  # no circle, which would hold activations
+        node.backward = scope.joined(lambda *args: backward(reference(), *args))
+    scope.has_called |= outer
+    return outputs
 
 
 def is_elementwise(cls):

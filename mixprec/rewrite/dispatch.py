@@ -6,14 +6,18 @@ it is, and whatever way it takes to its functions - links, functions, operators,
 
 import functools
 
+import chainer
+import numpy as np
 from chainer import function
 
 from mixprec.dtypes import STORAGE_DTYPES
 from mixprec.rewrite import between_layers, dtype_rules, layer_rules
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
+from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.scope import active
 
+_FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
 
 
@@ -32,6 +36,8 @@ def apply(scope, node, inputs):
     rule, outputs = _rule(cls, scope.nhwc), None
     if rule is _ours:
         return chainer_apply(node, inputs)
+    if rule is not between_layers.fence:
+        inputs = _without_float64(scope, inputs)
     for x in inputs:
         if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
             _take(scope, x, cls.__name__)
@@ -42,6 +48,17 @@ def apply(scope, node, inputs):
     if scope.trace is not None:
         scope.trace.note(scope, node, cls, inputs, outputs)
     return outputs
+
+
+def _without_float64(scope, inputs):
+    """Returns inputs with those of float64 in float32, if there are narrower ones: plain Chainer would refuse both.
+
+    NumPy makes float64 where the model does not ask for it. Where all is float64, and parameters are, it is meant.
+    """
+    wide = [x.dtype == _FLOAT64 and not isinstance(x, chainer.Parameter) for x in inputs]
+    if any(wide) and any(map(in_storage_dtype, inputs)):
+        return tuple(scope.from_float64(x) if it_is else x for x, it_is in zip(inputs, wide, strict=True))
+    return inputs
 
 
 def _take(scope, x, name):
@@ -85,9 +102,7 @@ def compute_whole(function, args, kwargs):
     scope = active.scope
     if scope is None:
         return function(*args, **kwargs)
-    inputs = {}  # id -> (variable, what plain Chainer gets of it)
-    args = [_plain(scope, function.__name__, each, inputs) for each in args]
-    kwargs = {name: _plain(scope, function.__name__, each, inputs) for name, each in kwargs.items()}
+    args, kwargs = plain_arguments(scope, function.__name__, args, kwargs)
     active.scope = None
     try:
         outputs = function(*args, **kwargs)
@@ -98,13 +113,39 @@ def compute_whole(function, args, kwargs):
     return outputs
 
 
-def _plain(scope, name, x, inputs):
+def plain_arguments(scope, function, args, kwargs):
+    """Returns arguments with variables and arrays as plain Chainer would have them, also in lists and tuples.
+
+    Args:
+        scope: :class:`~mixprec.rewrite.scope.Scope`.
+        function: name of what takes them.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+    given = [x for x in _flat((*args, *kwargs.values())) if not isinstance(x, chainer.Parameter)]
+    has_narrow = any(x.dtype in STORAGE_DTYPES for x in given)
+    # id -> (variable, what plain Chainer gets of it)
+    known = {id(x): (x, scope.from_float64(x)) for x in given if has_narrow and x.dtype == _FLOAT64}
+    args = [_plain(scope, function, each, known) for each in args]
+    return args, {name: _plain(scope, function, each, known) for name, each in kwargs.items()}
+
+
+def _flat(x):
     if isinstance(x, (list, tuple)):
-        parts = [_plain(scope, name, each, inputs) for each in x]
+        for each in x:
+            yield from _flat(each)
+    elif hasattr(x, "dtype"):
+        yield x
+
+
+def _plain(scope, name, x, known):
+    if isinstance(x, (list, tuple)):
+        parts = [_plain(scope, name, each, known) for each in x]
         return type(x)._make(parts) if hasattr(x, "_make") else type(x)(parts)
+    if id(x) in known:  # the same one given twice is converted once
+        return known[id(x)][1]
     if not hasattr(x, "dtype") or x.dtype not in STORAGE_DTYPES:
         return x
-    if id(x) not in inputs:  # the same one given twice is converted once
-        _take(scope, x, name)
-        inputs[id(x)] = x, scope.plain(x)
-    return inputs[id(x)][1]
+    _take(scope, x, name)
+    known[id(x)] = x, scope.plain(x)
+    return known[id(x)][1]

@@ -26,6 +26,7 @@ from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
 from mixprec.functions import watching
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import in_storage_dtype
+from mixprec.rewrite.operands import name_lost_numbers
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
@@ -69,7 +70,8 @@ def _float32_inside(scope, node, inputs):
 
 
 def _in_widest(scope, node, inputs):
-    if len({x.dtype for x in inputs if in_storage_dtype(x)}) > 1:
+    arrays = inputs if getattr(node, "mask", None) is None else (*inputs, node.mask)  # a user's, for F.dropout
+    if len({x.dtype for x in arrays if in_storage_dtype(x)}) > 1:
         inputs = _cast(scope, inputs, FLOAT32)
     return _or_rounded(scope, node, inputs)
 
@@ -118,11 +120,15 @@ def _or_rounded(scope, node, inputs):
     narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != FLOAT32), None)
     if narrow is None:
         return chainer_apply(node, inputs)
+    name_lost_numbers(node, narrow)
     if narrow != BFLOAT16 and type(node) not in _refusing:
         try:
             return chainer_apply(node, inputs)
-        except type_check.InvalidType:
-            wide = in_float32(scope, node, inputs)  # raises again, if dtypes are not what is wrong
+        except type_check.InvalidType as error:
+            try:
+                wide = in_float32(scope, node, inputs)
+            except type_check.InvalidType:  # dtypes are not what is wrong
+                raise error from None
             _refusing.add(type(node))
     else:
         wide = in_float32(scope, node, inputs)

@@ -12,7 +12,7 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
-from mixprec.rewrite import dispatch, parameters
+from mixprec.rewrite import dispatch, distributions, operands, parameters
 from mixprec.rewrite.scope import active, call_from_outside
 from mixprec.rewrite.state import state_of
 from mixprec.without_masters import CONVERSION
@@ -30,7 +30,7 @@ def install(link_class):
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     call.apply_to(owner, "__call__")
-    for each in (apply, serialize, device_resident_accept):
+    for each in (apply, operand, serialize, device_resident_accept, *distributions.REPLACEMENTS):
         each.apply()
     whole.compute_by(dispatch.compute_whole)
     widening.install()
@@ -52,7 +52,7 @@ def call(original):
         scope = active.scope
         if scope is None or scope.conversion is not state.conversion:
             return call_from_outside(state, functools.partial(original, self), args, kwargs)
-        outer, scope.link = scope.link, state
+        outer, scope.link, scope.has_called = scope.link, state, True
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -81,6 +81,18 @@ def apply(original):
         return original(self, inputs) if scope is None else dispatch.apply(scope, self, inputs)
 
     return apply
+
+
+@patch("chainer.functions.math.basic_math:_preprocess_rhs", when=_WHEN)
+def operand(original):
+    """Without it operators cast float32 arrays to the 16 bits of a variable: -1e9 in a mask becomes -inf."""
+
+    @functools.wraps(original)
+    def operand(x, value):
+        scope = active.scope
+        return original(x, value) if scope is None else operands.operand(scope, x, value, original)
+
+    return operand
 
 
 @patch("chainer.link:Link.serialize", when=_WHEN)

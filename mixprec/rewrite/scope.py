@@ -13,9 +13,10 @@ import threading
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16, FLOAT32
+from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
+from mixprec.rewrite.operands import name_lost_array
 from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
 from mixprec.rewrite.results import outwards
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
@@ -49,6 +50,7 @@ class Scope:
         unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
         leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
+        has_called: whether a link has been called from within; who wants to know about a part sets it to ``False``.
         noted: tuple of lists; each place is appended to them as it is before it is used.
         repeated: iterator of places to be used in the place of those of the links, or ``None``.
     """
@@ -64,6 +66,7 @@ class Scope:
         self.unfused = {}
         self.convolved = {}
         self.leaves = {}
+        self.has_called = False
         self.noted = ()
         self.repeated = None
         self._turns = {}
@@ -77,14 +80,22 @@ class Scope:
         """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
         if x.dtype == dtype:
             return x
+        if is_half(dtype):
+            name_lost_array(self, x, dtype)
         if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not know
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
+
+    def from_float64(self, x):
+        """Returns a variable or array of float64 in float32."""
+        return self._once(x, FLOAT32, lambda: chainer.functions.cast(x, FLOAT32))
 
     def images(self, x, dtype=None, channels=None):
         """Returns images in the memory order of (N, H, W, C); those from outside of the model are converted once."""
         if is_channels_last(x) and dtype in (None, x.dtype):
             return x
+        if dtype not in (None, x.dtype) and is_half(dtype):
+            name_lost_array(self, x, dtype)
         return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
 
     def _to_nhwc(self, x, dtype, channels):

@@ -207,3 +207,29 @@ def test_a_capture_of_chainermns_optimizer():
     assert lines[0].endswith(
         "give the communicator to MixedPrecisionOptimizer, in place of create_multi_node_optimizer"
     )
+
+
+def _extended(optimizer, model, folder):
+    """Runs a trainer; returns what extensions of Chainer have seen of the gradients, one row an iteration."""
+    updater = training.StandardUpdater(_iterator(), optimizer)
+    trainer = training.Trainer(updater, (1, "epoch"), out=str(folder))
+    plot = extensions.VariableStatisticsPlot(model, report_data=False, trigger=(100, "epoch"))
+    trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+    trainer.extend(extensions.ParameterStatistics(model, trigger=(1, "iteration")), trigger=(1, "iteration"))
+    trainer.extend(plot, trigger=(1, "iteration"))
+    trainer.run()
+    log = trainer.get_extension("LogReport").log
+    names = sorted(name for name in log[0] if "/grad/" in name)
+    return [[entry[name] for name in names] for entry in log], plot._samples.get_data()[1]
+
+
+@pytest.mark.parametrize(("compute", "tolerance"), [("float32", 0), ("float16", 2**-9), ("bfloat16", 2**-5)])
+def test_extensions_that_look_at_gradients_see_them_unscaled(tmp_path, compute, tolerance):
+    """In float32, whatever the loss scale; a test of plain Chainer in FP32 has the same numbers."""
+    optimizer = _optimizer(2.0**12, compute)
+    found = _extended(optimizer, optimizer.target, tmp_path)
+    assert abs(optimizer.target.predictor.W.grad).max() > 100  # the gradients stay as they are
+    plain = _optimizer(compute="float32").target
+    expected = _extended(optimizers.MomentumSGD(lr=0.1).setup(plain), plain, tmp_path)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance / 4)

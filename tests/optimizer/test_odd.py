@@ -11,7 +11,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
-from mixprec.optimizer import UnscaledBackward, scaled_loss
+from mixprec.optimizer import UnscaledBackward, pass_scales
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
 BAD = np.full_like(X, np.inf)
@@ -511,7 +511,7 @@ def test_a_gradient_that_was_used_moves_with_its_parameter():
     def to_device(param, device):  # as Chainer's does between two devices; here is only one
         param.grad = param.grad.copy()
 
-    scaled_loss._moving(to_device)(model.W, "@numpy")
+    pass_scales._moving(to_device)(model.W, "@numpy")
     optimizer.update()
     assert model.W.array == 0.5
 

@@ -8,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
+from chainer.graph_optimizations.static_graph import static_graph
 
 import mixprec
 from mixprec import announcements
@@ -132,3 +133,135 @@ def test_a_replica_in_float16_brings_gradients_that_need_a_scale():
     model.addgrads(replica)
     with pytest.raises(UnscaledBackward, match="through float16"):
         optimizer.update()
+
+
+# Passes within a pass
+
+
+class Checkpoint(chainer.FunctionNode):
+    """A checkpoint as people write it: gradients of parameters are set from within the backward pass."""
+
+    def __init__(self, link, sets):
+        self.link, self.sets = link, sets
+
+    def forward(self, xs):
+        self.retain_inputs((0,))
+        with chainer.no_backprop_mode():
+            return (self.link(chainer.Variable(xs[0])).array,)
+
+    def backward(self, indexes, gys):
+        x = chainer.Variable(self.get_retained_inputs()[0].array)
+        with chainer.force_backprop_mode():
+            y = self.link(x)
+        params = list(self.link.params())
+        if self.sets == "grad":
+            return chainer.grad([y], [x, *params], [gys[0]], set_grad=True)[:1]
+        gx, *gradients = chainer.grad([y], [x, *params], [gys[0]])
+        for param, gradient in zip(params, gradients, strict=True):
+            if self.sets == "grad_var":
+                param.grad_var = gradient
+            elif param.grad is None:
+                param.grad = gradient.array
+            else:
+                param.grad += gradient.array
+        return (gx,)
+
+
+class OldCheckpoint(chainer.Function):
+    """The same in the style of Chainer 1."""
+
+    def __init__(self, link):
+        self.link = link
+
+    def forward(self, xs):
+        self.retain_inputs((0,))
+        with chainer.no_backprop_mode():
+            return (self.link(chainer.Variable(xs[0])).array,)
+
+    def backward(self, xs, gys):
+        x = chainer.Variable(xs[0])
+        with chainer.force_backprop_mode():
+            y = self.link(x)
+        y.grad = gys[0]
+        y.backward()
+        return (x.grad,)
+
+
+class Checkpointed(chainer.Chain):
+    def __init__(self, sets):
+        super().__init__()
+        self.sets = sets
+        np.random.seed(0)
+        with self.init_scope():
+            self.inner, self.outer = L.Linear(8, 16), L.Linear(16, 3)
+
+    def forward(self, x):
+        if self.sets is None:
+            h = self.inner(x)
+        else:
+            h = OldCheckpoint(self.inner)(x) if self.sets == "old" else Checkpoint(self.inner, self.sets).apply((x,))[0]
+        return self.outer(F.relu(h))
+
+
+def _trained(sets, compute, optimizer, step):
+    model = L.Classifier(Checkpointed(sets))
+    optimizer.setup(model)
+    if compute is not None:
+        mixprec.convert(model, compute=compute)
+    for _ in range(3):
+        step(optimizer, model)
+    return _masters(optimizer, model)
+
+
+def _update(optimizer, model):
+    optimizer.update(model, chainer.Variable(X), T)
+
+
+@pytest.mark.parametrize("compute", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("sets", ["grad", "grad_var", "array", "old"])
+@pytest.mark.core(8)
+def test_a_checkpoint_written_by_hand(sets, compute):
+    """Its gradients have the scale of the pass around it: the weights are those without the checkpoint."""
+    scale = mixprec.DynamicLossScale(init=2.0**8, interval=1)
+    found = _trained(sets, compute, mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), scale), _update)
+    scale = mixprec.DynamicLossScale(init=2.0**8, interval=1)
+    expected = _trained(None, compute, mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), scale), _update)
+    _assert_same(found, expected)
+    if compute is None:
+        _assert_same(found, _trained(None, None, optimizers.SGD(0.1), _update))
+
+
+class Static(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.a, self.norm, self.b = L.Linear(8, 16), L.BatchNormalization(16), L.Linear(16, 3)
+
+    @static_graph
+    def forward(self, x):
+        return self.b(F.relu(self.norm(self.a(x))))
+
+
+@pytest.mark.parametrize("loss_scale", [None, "dynamic", 8.0])
+def test_chainers_static_graph(loss_scale):
+    """The run of plain Chainer, bit for bit, and statistics of a skipped step come back."""
+
+    def run(optimizer):
+        model = L.Classifier(Static())
+        optimizer.setup(model)
+        random = np.random.RandomState(1)
+        for _ in range(5):
+            optimizer.update(model, random.rand(4, 8).astype(np.float32), T)
+        return _masters(optimizer, model), model
+
+    optimizer = mixprec.MixedPrecisionOptimizer(
+        optimizers.SGD(0.1), mixprec.DynamicLossScale(init=4.0, interval=1) if loss_scale == "dynamic" else loss_scale
+    )
+    found, model = run(optimizer)
+    _assert_same(found, run(optimizers.SGD(0.1))[0])
+    mean = model.predictor.norm.avg_mean.copy()
+    with np.errstate(invalid="ignore"):
+        optimizer.update(model, np.full((4, 8), np.inf, np.float32), T)
+    assert optimizer.last_step_skipped
+    np.testing.assert_array_equal(model.predictor.norm.avg_mean, mean)

@@ -245,14 +245,16 @@ def test_statistics_that_a_link_creates_in_a_skipped_step_are_gone_after_it():
 
 
 def test_statistics_that_were_loaded_or_moved_between_steps_are_what_a_skip_comes_back_to():
-    """Promise 2: a skipped step undoes itself, not what somebody did before it."""
+    """Promise 2: a skipped step undoes itself, not what somebody did before it; calls in training mode are a part."""
     optimizer = _run(_wrapped(), range(2))
     bn = optimizer.target.predictor.bn
     bn.avg_mean[...] = 7
-    with chainer.no_backprop_mode():
+    with chainer.no_backprop_mode(), optimizer.evaluated():
         optimizer.target(*_batch(5))  # recalibrates the statistics
     moved = bn.avg_mean.copy()
     assert not np.array_equal(moved, np.full(8, 7))
+    with chainer.no_backprop_mode():
+        optimizer.target(*_batch(6))  # as a teacher
     _run_by_hand(optimizer, [99], poison=True)
     assert optimizer.last_step_skipped
     np.testing.assert_array_equal(bn.avg_mean, moved)

@@ -187,7 +187,9 @@ def test_all_ways_to_one_variable_lead_to_one():
 
     _, result = result_of(several)
     first, second, frozen = result["list"]
-    assert first is second and type(frozen) is Frozen and frozen.h[1].maxlen == 5
+    assert first is second
+    assert type(frozen) is Frozen
+    assert frozen.h[1].maxlen == 5
     assert all(each is result["h"] for each in (first.h, frozen.h[0], frozen.h[1][0]))
     assert result["array"].h.dtype == np.float32
 
@@ -206,7 +208,8 @@ def test_cycles():
     for _ in range(301):
         assert this.h is result.h
         this, before = this.next, this
-    assert before.next == [result] and result.h.dtype == np.float32
+    assert before.next == [result]
+    assert result.h.dtype == np.float32
 
 
 def test_values_that_were_asked_for_inside_are_float32_as_well():
@@ -215,7 +218,8 @@ def test_values_that_were_asked_for_inside_are_float32_as_well():
         return plain, normal, plain.double, normal.entropy
 
     _, (plain, normal, double, entropy) = result_of(asked)
-    assert plain.double is double and double.dtype == np.float32
+    assert plain.double is double
+    assert double.dtype == np.float32
     assert normal.entropy is entropy
     assert {each.dtype.name for each in (normal.loc, normal.scale, normal.sample(), normal.entropy)} == {"float32"}
 
@@ -226,7 +230,8 @@ def test_images_that_wait_for_their_relu_leave_in_objects(layout):
     x = np.random.RandomState(1).normal(size=(2, 3, 6, 6)).astype(np.float32)
     mixprec.convert(model, x, layout=layout)
     h = model(x).h
-    assert type(h) is chainer.Variable and h.dtype == np.float32
+    assert type(h) is chainer.Variable
+    assert h.dtype == np.float32
     assert layout == "nchw" or h.array.flags.c_contiguous
     np.testing.assert_allclose(h.array.mean(axis=(0, 2, 3)), 0, atol=1e-3)
 
@@ -239,7 +244,8 @@ def test_the_model_keeps_its_own():
 
     net, result = result_of(keeps)
     assert net.kept is not result
-    assert net.kept.h.dtype == np.float16 and net.kept.W is net.l.W
+    assert net.kept.h.dtype == np.float16
+    assert net.kept.W is net.l.W
 
 
 def test_what_holds_nothing_in_16_bits_is_the_same_object():

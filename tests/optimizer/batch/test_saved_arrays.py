@@ -149,7 +149,7 @@ def test_arrays_that_are_replaced_are_saved_from_then_on(optimizer, launcher):
     np.testing.assert_array_equal(model.first.avg_var, np.full(4, 7))
 
 
-def test_on_numpy_links_are_saved_as_they_are_called(launcher, monkeypatch):
+def test_on_numpy_arrays_are_copied_one_by_one(launcher, monkeypatch):
     monkeypatch.setattr(running_statistics, "SavedArrays", None)
     model = Net()
     mixprec.convert(model, **CHAINERS)

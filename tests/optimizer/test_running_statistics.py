@@ -1,0 +1,100 @@
+"""Running statistics of a skipped step come back, whatever pass has moved them."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+
+import mixprec
+
+X = np.random.RandomState(0).normal(size=(2, 3, 8, 8)).astype(np.float32)
+BAD = X.copy()
+BAD[0, 0, 0, 0] = np.inf
+
+
+class Net(chainer.Chain):
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        with self.init_scope():
+            self.conv, self.bn, self.out = L.Convolution2D(3, 4, 3), L.BatchNormalization(4), L.Linear(144, 2)
+
+    def trunk(self, x):
+        return F.relu(self.bn(self.conv(x)))
+
+    def forward(self, x):
+        return F.sum(self.out(self.way(self, x)) ** 2)
+
+
+def forgotten(net, x):
+    return F.forget(net.trunk, x)
+
+
+def _teacher(net, x):
+    with chainer.no_backprop_mode():
+        return net.trunk(x)
+
+
+def teacher(net, x):
+    return net.trunk(X) + _teacher(net, x)
+
+
+def a_teacher_that_is_called_first(net, x):
+    return _teacher(net, x) + net.trunk(X)
+
+
+def a_part_that_is_not_called(net, x):
+    return F.relu(net.bn.forward(net.conv(x)))
+
+
+def recomputed(net, x):
+    return mixprec.recompute(net.trunk)(x)
+
+
+def plain(net, x):
+    return net.trunk(x)
+
+
+WAYS = [forgotten, teacher, a_teacher_that_is_called_first, a_part_that_is_not_called, recomputed, plain]
+
+
+def _statistics(model):
+    return {name: np.copy(getattr(model.bn, name)) for name in ("avg_mean", "avg_var")}
+
+
+def _by_update(optimizer, model, x):
+    optimizer.update(model, x)
+
+
+def _by_hand(optimizer, model, x):
+    loss = model(x)
+    model.cleargrads()
+    optimizer.scale_loss(loss).backward()
+    optimizer.update()
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+@pytest.mark.parametrize("converts", [False, True])
+@pytest.mark.parametrize(
+    ("way", "step"),
+    # Of a link that is not called, a loop of one's own does not say that a step begins.
+    [(way, step) for way in WAYS for step in (_by_update, _by_hand) if (way, step) != (WAYS[3], _by_hand)],
+)
+@pytest.mark.core(8)
+def test_statistics_of_a_skipped_step_come_back(way, step, converts, freezes):
+    """Also of layers that are frozen, before which there is no backward pass."""
+    model = Net(way)
+    rates = {"/conv/*": 0, "/bn/*": 0} if freezes else None
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0, rates=rates).setup(model)
+    if converts:
+        mixprec.convert(model, X)
+    for x, skips in ((X, False), (BAD, True), (X, False)):
+        before = _statistics(model)
+        with np.errstate(invalid="ignore"):
+            step(optimizer, model, x)
+        assert optimizer.last_step_skipped == skips
+        assert np.array_equal(before["avg_mean"], model.bn.avg_mean) == skips
+        assert np.array_equal(before["avg_var"], model.bn.avg_var) == skips
+    assert np.isfinite(model.bn.avg_mean).all()
