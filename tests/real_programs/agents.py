@@ -62,14 +62,14 @@ class Setup:
     def __init__(self, compute=None, loss_scale="dynamic"):
         self.compute, self.loss_scale = compute, loss_scale
 
-    def __call__(self, model, rate, *inputs):
-        """Returns the optimizer of a model, which is called with inputs of this kind."""
+    def __call__(self, model, rate):
+        """Returns the optimizer of a model."""
         optimizer = chainer.optimizers.Adam(rate)
         if self.compute is None:
             return optimizer.setup(model)
         given = {} if self.loss_scale == "dynamic" else {"loss_scale": self.loss_scale}
         optimizer = mixprec.MixedPrecisionOptimizer(optimizer, **given).setup(model)
-        mixprec.convert(model, *inputs, compute=self.compute)
+        mixprec.convert(model, compute=self.compute)
         return optimizer
 
 
@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     setup = Setup(given.compute, None if given.no_scale else "dynamic")
-    print(f"{train(given.agent, setup, given.seed):.3f}")
+    print(f"{train(given.agent, setup, given.seed):.4f}")
 
 
 if __name__ == "__main__":
