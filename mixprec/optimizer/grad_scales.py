@@ -25,6 +25,7 @@ import operator
 import numpy as np
 
 from mixprec.announcements import announce
+from mixprec.backends.transfers import to_host
 
 _WAYS_OUT = (
     " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator). "
@@ -152,6 +153,13 @@ def start(model, scales=()):
         param._loss_scale = NOT_REACHED
     for param, scale, used in scales:
         param._loss_scale = UsedScale(scale, {id(param): param.grad}) if used else scale
+
+
+def clear_initial(params):
+    """Clears the NaN that Chainer begins gradients with: where steps leave zeros, nobody clears gradients first."""
+    for param in params:
+        if param.array is None or (param.grad is not None and bool(to_host(param.xp.isnan(param.grad).all()))):
+            param.cleargrad()
 
 
 def fill(params, factor):

@@ -39,7 +39,7 @@ def _keeping_grad_scales(backprop_to_all):
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
         outer = getattr(_pass, "factor", None)
-        nodes = _nodes_of_pass([node for node, _ in outputs])
+        nodes = nodes_of_pass([node for node, _ in outputs])
         factor = _scale_of_pass(nodes, len(outputs)) if loss_scale is None else loss_scale
         before = [(param, grad_scale_of(param)) for param in _params(nodes) if param.grad is not None]
         del nodes  # a pass may free what it has been through
@@ -70,7 +70,7 @@ def _leaving_grad_scales(grad):
             scale = given.get("loss_scale")
             if scale is None:
                 outputs = [y.node for y in given["outputs"]]
-                scale = _scale_of_pass(_nodes_of_pass(outputs), len(outputs))
+                scale = _scale_of_pass(nodes_of_pass(outputs), len(outputs))
             for param in params:
                 param._loss_scale = scale
         return gradients
@@ -142,7 +142,7 @@ _WHY = "Without it a step does not know the scale of a gradient that Chainer has
 _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
 
 
-def _nodes_of_pass(outputs):
+def nodes_of_pass(outputs):
     """Returns the variable nodes that a backward pass comes by, a list that begins with ``outputs``."""
     nodes, seen = list(outputs), set(outputs)
     for node in nodes:  # which grows
@@ -164,7 +164,7 @@ def _scale_of_pass(nodes, count):
     """Returns the scale that a backward pass without a loss scale of its own leaves.
 
     Args:
-        nodes: of the pass, from :func:`_nodes_of_pass`.
+        nodes: of the pass, from :func:`nodes_of_pass`.
         count: how many of them it begins from.
     """
     outer = getattr(_pass, "factor", None)

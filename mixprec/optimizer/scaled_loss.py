@@ -14,6 +14,8 @@ import numpy as np
 from mixprec import arguments, functions
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.classification import SoftmaxCrossEntropy
+from mixprec.loss_scale import NoLossScale
+from mixprec.optimizer.model_parallel import is_part_of_chain
 
 
 class ScaledLoss(chainer.Variable):
@@ -118,7 +120,12 @@ class ScaledPasses:
         return self.factor if self.factor is None else device.send(self.factor)
 
     def scale(self, loss):
-        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do."""
+        """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do.
+
+        A loss whose graph goes on in other processes stays as it is (:mod:`~mixprec.optimizer.model_parallel`).
+        """
+        if is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
+            return loss
         check_loss(loss)
         factor = self.factor_on(loss.device)
         if factor is None:

@@ -165,6 +165,8 @@ class MixedPrecisionOptimizer(Delegation):
                 loss scale or ``rates`` are not the same in all processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
+        if self._wishes["zero_gradients"]:
+            grad_scales.clear_initial(link.params())
         self._masters = masters.Masters(link, self._no_decay, self._rates)
         self._statistics = RunningStatistics(self._masters.index)
         self._optimizer.setup(self._masters)

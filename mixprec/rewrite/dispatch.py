@@ -36,7 +36,7 @@ def apply(scope, node, inputs):
     rule, outputs = _rule(cls, scope.nhwc), None
     if rule is _ours:
         return chainer_apply(node, inputs)
-    if rule is not between_layers.fence:
+    if rule is not between_layers.fence and any(x.dtype == _FLOAT64 for x in inputs):
         inputs = _without_float64(scope, inputs)
     for x in inputs:
         if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
@@ -55,10 +55,10 @@ def _without_float64(scope, inputs):
 
     NumPy makes float64 where the model does not ask for it. Where all is float64, and parameters are, it is meant.
     """
-    wide = [x.dtype == _FLOAT64 and not isinstance(x, chainer.Parameter) for x in inputs]
-    if any(wide) and any(map(in_storage_dtype, inputs)):
-        return tuple(scope.from_float64(x) if it_is else x for x, it_is in zip(inputs, wide, strict=True))
-    return inputs
+    if not any(map(in_storage_dtype, inputs)):
+        return inputs
+    meant = [x.dtype != _FLOAT64 or isinstance(x, chainer.Parameter) for x in inputs]
+    return tuple(x if as_it_is else scope.from_float64(x) for x, as_it_is in zip(inputs, meant, strict=True))
 
 
 def _take(scope, x, name):
@@ -122,10 +122,11 @@ def plain_arguments(scope, function, args, kwargs):
         args: positional arguments.
         kwargs: keyword arguments.
     """
-    given = [x for x in _flat((*args, *kwargs.values())) if not isinstance(x, chainer.Parameter)]
-    has_narrow = any(x.dtype in STORAGE_DTYPES for x in given)
-    # id -> (variable, what plain Chainer gets of it)
-    known = {id(x): (x, scope.from_float64(x)) for x in given if has_narrow and x.dtype == _FLOAT64}
+    known = {}  # id -> (variable, what plain Chainer gets of it)
+    given = [*_flat((*args, *kwargs.values()))]
+    if any(x.dtype in STORAGE_DTYPES for x in given):
+        wide = (x for x in given if x.dtype == _FLOAT64 and not isinstance(x, chainer.Parameter))
+        known.update((id(x), (x, scope.from_float64(x))) for x in wide)
     args = [_plain(scope, function, each, known) for each in args]
     return args, {name: _plain(scope, function, each, known) for name, each in kwargs.items()}
 

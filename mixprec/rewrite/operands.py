@@ -82,10 +82,12 @@ def name_lost_array(scope, x, dtype):
     if isinstance(x, chainer.Variable) and (x.creator_node is not None or isinstance(x, chainer.Parameter)):
         return
     array = chainer.as_array(x)
-    looked_at = scope.conversion.on_example or (isinstance(array, np.ndarray) and (scope.trace or not array.ndim))
-    if looked_at and array.size:
+    on_host = type(array) is np.ndarray
+    looked_at = scope.conversion.on_example or (on_host and (scope.trace is not None or not array.ndim))
+    if looked_at and array.size and (on_host or array.dtype != BFLOAT16):
+        xp = chainer.backend.get_array_module(array)
         magnitudes = abs(array.astype(np.float64))
-        largest = float(magnitudes.max(where=np.isfinite(magnitudes), initial=0))
+        largest = float(xp.where(xp.isfinite(magnitudes), magnitudes, 0).max())
         _name_if_lost(largest, f"an array of numbers up to {largest:g}", dtype, "its cast")
 
 

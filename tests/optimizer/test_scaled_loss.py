@@ -265,3 +265,49 @@ def test_chainers_static_graph(loss_scale):
         optimizer.update(model, np.full((4, 8), np.inf, np.float32), T)
     assert optimizer.last_step_skipped
     np.testing.assert_array_equal(model.predictor.norm.avg_mean, mean)
+
+
+# zero_gradients
+
+
+class Sizes(chainer.Chain):
+    """Parameters whose gradients are Chainer's initial NaN, in FP32, and one that gets its shape in the first pass."""
+
+    def __init__(self):
+        super().__init__()
+        np.random.seed(0)
+        with self.init_scope():
+            self.linear, self.norm, self.last = L.Linear(8, 4), L.BatchNormalization(4), L.Linear(None, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("converts", [False, True])
+def test_with_zero_gradients_nothing_is_cleared_before_the_first_pass(converts):
+    def run(clears):
+        model = L.Classifier(Sizes())
+        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), 64.0, zero_gradients=True)
+        optimizer.setup(model)
+        if converts:
+            mixprec.convert(model)
+        if clears:
+            model.cleargrads()
+        for _ in range(2):
+            optimizer.scale_loss(model(X, T)).backward()
+            optimizer.update()
+        assert optimizer.t == 2
+        return _masters(optimizer, model)
+
+    _assert_same(run(False), run(True))
+
+
+def test_gradients_from_before_setup_count():
+    model = _mlp()
+    model.cleargrads()
+    model(X, T).backward()
+    before = _masters(None, model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1.0), zero_gradients=True).setup(model)
+    gradients = {name: gradient.copy() for name, gradient in optimizer.unscaled_gradients()}
+    optimizer.update()
+    _assert_same(_masters(optimizer, model), {name: before[name] - gradients[name] for name in before})
