@@ -1,7 +1,7 @@
 # `make help` prints this list of variables, and the targets:
 ##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: that of .venv, or else python3
 ##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,digits,test. On a machine
-##            with a GPU: EXTRAS=cuda13,digits,test, or cuda12 on a V100
+##            with a GPU: EXTRAS=cuda13,digits,test, or cuda12 on a V100; for old code: EXTRAS=dali,legacy
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   RANKS    number of processes of `make train`, which train together by MPI; default: 1
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
@@ -24,7 +24,11 @@ LIBRARY := $(VENV)/.compiled
 
 # pip would compile every module to bytecode, which takes longer than all the rest. It is done once, at the end, on all
 # cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
+
+# The extra legacy has older NumPy and protobuf than constraints.txt: there its own bounds take the place of those.
+LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
+CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
 .PHONY: train monitor help test test-all test-sweep test-long test-cupy test-plans lint install clean
@@ -107,11 +111,14 @@ $(STAMP): setup.cfg setup.py constraints.txt
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
 	@echo "install: a new environment in $(VENV), with $(PYTHON)"
 	@$(PYTHON) -m venv --clear $(VENV)
+ifneq (,$(LEGACY))
+	@{ grep -vE '^(numpy|protobuf)==' constraints.txt; sed -n '/^legacy =/,/^[^ ]/s/^    //p' setup.cfg; } > $(CONSTRAINTS)
+endif
 	@echo "install: setuptools, of a version that can build Chainer"
 	@$(INSTALL) "setuptools<81" wheel
 	@echo "install: Chainer 7.8.1, built from its sdist; up to a minute"
 	@$(INSTALL) --no-build-isolation chainer==7.8.1
-ifneq (,$(filter test,$(subst $(comma), ,$(EXTRAS))))
+ifneq (,$(filter test test-legacy,$(subst $(comma), ,$(EXTRAS))))
 	@echo "install: torch for the CPU, which the tests on Python 3.11 compare with; 200 MB, nothing on other versions"
 	@$(INSTALL) --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "torch; python_version == '3.11'"
 endif

@@ -3,9 +3,10 @@
 ``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the environment.
 ``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or spawn, which unpickle
 Chainer objects before any line of the user's script ran (a worker that dies there hangs its parent). Nothing else is
-loaded until the program imports Chainer.
+loaded until the program imports Chainer, unless the user asks for :mod:`mixprec.old_code` by ``MIXPREC_OLD_CODE=1``.
 """
 
+import os
 import sys
 
 _PACKAGES = ("chainer", "chainermn", "onnx_chainer")
@@ -67,4 +68,11 @@ def register():
             compat.after_import(sys.modules[name])
 
 
+def restore_old_names():
+    """Imports :mod:`mixprec.old_code` if the environment variable asks for it."""
+    if os.environ.get("MIXPREC_OLD_CODE", "0") not in ("", "0"):
+        import mixprec.old_code  # noqa: F401
+
+
 register()
+restore_old_names()

@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 # own line.
 FLOORS = """
     compat
-    dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
+    old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     arguments command_line lost_weights master_arrays name_patterns without_masters native
-    backends
+    backends old_code
     policy loss_scale
     functions bridge
     links startup environment

@@ -37,30 +37,6 @@ def scalar_types():
 @while_importing("chainer.testing.helper", "chainer.testing.doctest_helper", target="pkg_resources")
 def pkg_resources(original):
     """Without it ``chainer.testing`` needs ``pkg_resources``, which warns, and is gone from setuptools 82."""
-    stub = types.ModuleType("pkg_resources", "The part that chainer.testing uses, by mixprec.compat.")
-    stub.ResolutionError = _ResolutionError
-    stub.WorkingSet = _WorkingSet
-    return stub
+    from mixprec.compat import package_resources
 
-
-class _ResolutionError(Exception):
-    """A requirement is not met."""
-
-
-class _WorkingSet:
-    """The installed distributions."""
-
-    def require(self, *requirements):
-        """Raises :class:`_ResolutionError` unless each requirement, e.g. ``'numpy>=1.10'``, is installed."""
-        from importlib import metadata
-
-        from packaging.requirements import Requirement
-
-        for text in requirements:
-            requirement = Requirement(text)
-            try:
-                version = metadata.version(requirement.name)
-            except metadata.PackageNotFoundError:
-                raise _ResolutionError(f"{text}: {requirement.name} is not installed") from None
-            if not requirement.specifier.contains(version, prereleases=True):
-                raise _ResolutionError(f"{text}: {requirement.name} {version} is installed")
+    return package_resources

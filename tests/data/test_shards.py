@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -149,9 +149,7 @@ def example_class():
     entry.field.add(name="value", number=2, type=kinds.TYPE_MESSAGE, label=one, type_name=".t.Feature")
     entry.options.map_entry = True
     message("Example", ("features", kinds.TYPE_MESSAGE, one, ".t.Features"))
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Example"))
+    return message_factory.GetMessages([file])["t.Example"]  # with the protobuf of the extra legacy, too
 
 
 Example = example_class()

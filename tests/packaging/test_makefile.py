@@ -73,3 +73,20 @@ def test_an_environment_keeps_its_extras_where_none_are_given(checkout, extras):
 def test_other_extras_make_the_environment_anew(checkout):
     _made(checkout, "cuda13,digits,test")
     assert _installs(checkout, "EXTRAS=digits,test") == "digits,test"
+
+
+def test_old_code_gets_the_versions_of_its_extra_in_place_of_the_pinned_ones(checkout):
+    """The recipe's own line is run: all else of ``constraints.txt`` stays."""
+    command = ["make", "--dry-run", "install", "EXTRAS=legacy,test-legacy"]
+    env = _environment()
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert "--constraint .venv/constraints.txt" in done.stdout
+    assert "torch; python_version" in done.stdout
+    (line,) = (line for line in done.stdout.splitlines() if "grep -vE" in line)
+    checkout.joinpath(".venv").mkdir()
+    subprocess.run(line, shell=True, cwd=checkout, check=True)
+    pinned = checkout.joinpath("constraints.txt").read_text().splitlines()
+    left = [line for line in pinned if not line.startswith(("numpy==", "protobuf=="))]
+    made = checkout.joinpath(".venv", "constraints.txt").read_text().splitlines()
+    assert made[: len(left)] == left
+    assert [re.match(r"\w+", line)[0] for line in made[len(left) :]] == ["numpy", "setuptools", "protobuf"]

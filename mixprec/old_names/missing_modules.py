@@ -1,0 +1,31 @@
+"""Modules that old libraries import and that are not installed: the last place where Python looks for a module.
+
+What is installed comes first, therefore: ``pkg_resources`` of setuptools before 82, or a ``_nms_gpu_post`` that was
+compiled.
+"""
+
+import importlib.util
+import sys
+
+from mixprec.compat import package_resources
+from mixprec.old_names import nms_gpu_post
+
+_FILES = {
+    "pkg_resources": package_resources.__file__,
+    # chainercv's source on PyPI has C code for NumPy 1 only.
+    "chainercv.utils.bbox._nms_gpu_post": nms_gpu_post.__file__,
+}
+
+
+class _LastFinder:
+    """Finder at the end of ``sys.meta_path``."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, _FILES[name]) if name in _FILES else None
+
+
+def register():
+    """Puts the finder at the end of ``sys.meta_path``, once."""
+    if _LastFinder not in sys.meta_path:
+        sys.meta_path.append(_LastFinder)

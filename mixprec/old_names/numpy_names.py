@@ -1,0 +1,170 @@
+"""What NumPy 1.17 to 1.26 had in its namespace and NumPy 2 lacks, with what each name stood for.
+
+Not put back: ``np.bool`` and ``np.long``, which are NumPy 2's own scalar types; the financial functions, which are in
+the package numpy-financial; names of nose, of error objects and of the C interface. Methods of arrays that are gone
+(``itemset``, ``newbyteorder``, ``ptp``, ``tostring``) cannot be put back from Python.
+"""
+
+import ast
+import inspect
+import math
+import warnings
+
+import numpy as np
+
+# Names that were others for the same object, by the path in NumPy 2.
+ALIASES = {
+    "Inf Infinity PINF infty": "inf",
+    "NAN NaN": "nan",
+    "bool8": "bool_",
+    "int0": "intp",
+    "uint0": "uintp",
+    "float_": "float64",
+    "longfloat": "longdouble",
+    "singlecomplex": "complex64",
+    "cfloat complex_": "complex128",
+    "clongfloat longcomplex": "clongdouble",
+    "bytes0 string_": "bytes_",
+    "str0 unicode_": "str_",
+    "object0": "object_",
+    "void0": "void",
+    "typeDict": "sctypeDict",
+    "alltrue": "all",
+    "sometrue": "any",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "rank": "ndim",
+    "round_": "round",
+    "row_stack": "vstack",
+    "trapz": "trapezoid",
+    "mat": "asmatrix",
+    "chararray": "char.chararray",
+    "compare_chararrays": "char.compare_chararrays",
+    "format_parser": "rec.format_parser",
+    "add_docstring": "lib.add_docstring",
+    "add_newdoc": "lib.add_newdoc",
+    "byte_bounds": "lib.array_utils.byte_bounds",
+    "DataSource": "lib.npyio.DataSource",
+    "tracemalloc_domain": "lib.tracemalloc_domain",
+    "AxisError": "exceptions.AxisError",
+    "ComplexWarning": "exceptions.ComplexWarning",
+    "ModuleDeprecationWarning": "exceptions.ModuleDeprecationWarning",
+    "RankWarning": "exceptions.RankWarning",
+    "TooHardError": "exceptions.TooHardError",
+    "VisibleDeprecationWarning": "exceptions.VisibleDeprecationWarning",
+}
+
+_SCALAR_TYPES = {
+    "int": [np.int8, np.int16, np.int32, np.int64],
+    "uint": [np.uint8, np.uint16, np.uint32, np.uint64],
+    "float": [np.float16, np.float32, np.float64, np.longdouble],
+    "complex": [np.complex64, np.complex128, np.clongdouble],
+    "others": [bool, object, bytes, str, np.void],
+}
+
+_KINDS = "buifcSUVOMm"  # the order of NumPy 1
+
+
+class _Cast(dict):
+    """``np.cast["float32"](x)``, with any name of a dtype as a key."""
+
+    def __missing__(self, dtype):
+        return lambda values: np.asarray(values).astype(dtype)
+
+
+class _Nbytes(dict):
+    """``np.nbytes[np.float32]``, with any name of a dtype as a key."""
+
+    def __missing__(self, dtype):
+        return np.dtype(dtype).itemsize
+
+
+def _asfarray(a, dtype=np.float64):
+    return np.asarray(a, dtype if np.issubdtype(dtype, np.inexact) else np.float64)
+
+
+def _common_type(array_types, scalar_types):
+    arrays, scalars = ([np.dtype(each) for each in types] for types in (array_types, scalar_types))
+    if not arrays or not scalars:
+        return np.result_type(*arrays, *scalars) if arrays or scalars else None
+    array, scalar = np.result_type(*arrays), np.result_type(*scalars)
+    return np.promote_types(array, scalar) if _KINDS.index(scalar.kind) > _KINDS.index(array.kind) else array
+
+
+def _maximum_scalar_type(t):
+    kind = {"i": "int", "u": "uint", "f": "float", "c": "complex"}.get(np.dtype(t).kind)
+    return _SCALAR_TYPES[kind][-1] if kind else np.dtype(t).type
+
+
+def _scalar_type_of(rep, default=None):
+    if isinstance(rep, type) and issubclass(rep, np.generic):
+        return rep
+    try:
+        return (rep.dtype if isinstance(rep, np.ndarray) else np.dtype(rep)).type
+    except TypeError:
+        return default
+
+
+def _is_scalar_type(rep):
+    return isinstance(rep, (type, np.dtype)) and _scalar_type_of(rep) not in (None, np.object_)
+
+
+def _records(read):
+    return lambda *args, **options: read(*args, **{"dtype": None, **options}).view(np.recarray)
+
+
+def names():
+    """Returns ``{name: what it stood for}``: all names, whether or not this NumPy has them."""
+    found = {name: at(path) for aliases, path in ALIASES.items() if at(path) is not None for name in aliases.split()}
+    return found | {
+        "float": float,
+        "int": int,
+        "complex": complex,
+        "object": object,
+        "str": str,
+        "unicode": str,
+        "NINF": -np.inf,
+        "PZERO": 0.0,
+        "NZERO": -0.0,
+        "math": math,
+        "warnings": warnings,
+        "sctypes": _SCALAR_TYPES,
+        "cast": _Cast(),
+        "nbytes": _Nbytes(),
+        "in1d": lambda ar1, ar2, *args, **options: np.isin(np.ravel(ar1), ar2, *args, **options),
+        "msort": lambda a: np.sort(a, axis=0),
+        "asfarray": _asfarray,
+        "asscalar": lambda a: a.item(),
+        "alen": lambda a: len(np.array(a, ndmin=1)),
+        "fastCopyAndTranspose": lambda a: np.asarray(a).T.copy(),
+        "find_common_type": _common_type,
+        "maximum_sctype": _maximum_scalar_type,
+        "obj2sctype": _scalar_type_of,
+        "issctype": _is_scalar_type,
+        "issubsctype": lambda arg1, arg2: issubclass(_scalar_type_of(arg1), _scalar_type_of(arg2)),
+        "issubclass_": lambda arg1, arg2: isinstance(arg1, type) and issubclass(arg1, arg2),
+        "sctype2char": lambda sctype: np.dtype(_scalar_type_of(sctype)).char,
+        "safe_eval": ast.literal_eval,
+        "disp": lambda mesg, device=None, linefeed=True: print(mesg, file=device, end="\n" if linefeed else ""),
+        "source": lambda object, output=None: print(inspect.getsource(object), file=output),
+        "recfromtxt": _records(np.genfromtxt),
+        "recfromcsv": _records(_read_csv),
+    }
+
+
+def _read_csv(fname, **options):
+    return np.genfromtxt(fname, **{"case_sensitive": "lower", "names": True, "delimiter": ",", **options})
+
+
+def put_back():
+    """Puts each name into ``numpy`` that is not there; what this NumPy has stays, with the warnings that it gives."""
+    for name, value in names().items():
+        vars(np).setdefault(name, value)
+
+
+def at(path):
+    """Returns what NumPy has under a dotted path, or ``None``."""
+    value = np
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value

@@ -1,0 +1,27 @@
+"""What Python itself has dropped between 3.7 and 3.11, as far as numerical code of that time used it."""
+
+import collections.abc
+import fractions
+import inspect
+import math
+import time
+
+_ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
+
+
+def names():
+    """Returns ``{module: {name: what it stood for}}``."""
+    abstract = {name: getattr(collections.abc, name) for name in collections.abc.__all__}
+    return {
+        collections: abstract,
+        fractions: {"gcd": math.gcd},
+        inspect: {"getargspec": lambda function: _ArgSpec(*inspect.getfullargspec(function)[:4])},
+        time: {"clock": time.perf_counter},
+    }
+
+
+def put_back():
+    """Puts each name into its module if it is not there."""
+    for module, values in names().items():
+        for name, value in values.items():
+            vars(module).setdefault(name, value)
