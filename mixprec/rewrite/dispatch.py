@@ -108,6 +108,7 @@ def compute_whole(function, args, kwargs):
     scope = active.scope
     if scope is None:
         return function(*args, **kwargs)
+    given = [*_flat((*args, *kwargs.values()))]
     args, kwargs = plain_arguments(scope, function.__name__, args, kwargs)
     active.scope = None
     try:
@@ -115,7 +116,7 @@ def compute_whole(function, args, kwargs):
     finally:
         active.scope = scope
     if scope.trace is not None:
-        scope.trace.note_whole(function.__name__, [x for x, _ in inputs.values()])
+        scope.trace.note_whole(function.__name__, given)
     return outputs
 
 
