@@ -36,7 +36,7 @@ def apply(scope, node, inputs):
     """
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
-    if rule not in layer_rules.TAKING_FILTERS and cls is not Cast:
+    if rule not in layer_rules.TAKING_FILTERS and cls.__name__ != "Cast":  # ours or Chainer's
         inputs = as_computed(scope, inputs)
     if rule is _ours:
         return chainer_apply(node, inputs)
