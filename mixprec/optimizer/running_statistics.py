@@ -22,6 +22,7 @@ from mixprec.optimizer.model_index import LinkGuards
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
 _SAVED = operator.attrgetter("saved")
+_used = weakref.WeakSet()  # all hooks that have ever saved, of all optimizers
 
 
 class RunningStatistics:
@@ -77,11 +78,11 @@ class RunningStatistics:
         self.guards.forget()
 
     def _others(self):
-        """Returns the hooks of links of other optimizers, a generator say, that were first called in this update."""
+        """Returns the hooks of other optimizers' links, a generator's say, that were first called in this update."""
         if self._begun is None:
             return []
         own = set(self.guards.hooks)
-        return [saver for saver in list(_Saver.used) if saver.order > self._begun and saver not in own]
+        return [saver for saver in list(_used) if saver.order > self._begun and saver not in own]
 
     def _copied(self, arrays):
         """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
@@ -173,7 +174,6 @@ class _Saver(chainer.LinkHook):
     name = "mixprec.RunningStatistics"
 
     orders = itertools.count()
-    used = weakref.WeakSet()  # all that have ever saved
 
     def __init__(self, link):
         self.link = link
@@ -195,7 +195,7 @@ class _Saver(chainer.LinkHook):
     def keep(self, values):
         """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
         self.order = next(self.orders)
-        self.used.add(self)
+        _used.add(self)
         self.saved = {
             name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
         }
