@@ -40,6 +40,7 @@ def convert(model: chainer.Link, x: NDArray[Any]) -> Report:
     assert_type(report.conv_statistics, int)
     assert_type(report.unknown_links, dict[tuple[str, str], str])
     assert_type(report.unconverted, list[str])
+    assert_type(mixprec.convert(model, keep_float32=("/*", L.Linear)).too_narrow, list[str])
     assert_type(report.to_json(), str)
     assert_type(mixprec.revert(L.Linear(2, 2)), None)
     return report
