@@ -5,6 +5,7 @@ In the order in which to read:
 ==========================================================  =====================================================
 :mod:`~mixprec.optimizer.wrapper`, ``delegation``           the class, and ``update()``; as Chainer's code sees it
 :mod:`~mixprec.optimizer.scaled_loss`, ``grad_scales``      backward; by what each gradient is scaled
+:mod:`~mixprec.optimizer.scale_search`, ``repeated_pass``   the search for a first loss scale
 :mod:`~mixprec.optimizer.step`                              a step on one page: check -> hooks -> update | skip
 :mod:`~mixprec.optimizer.update_form`                       the interface of its three forms: ``host_form``,
                                                             ``device_form``, ``fallback_form``
