@@ -2,8 +2,8 @@
 
 Chainer keeps a graph as long as its loss, and a second ``backward`` adds to the gradients of the first. Some functions
 also change in their backward what their forward has kept: ``F.connectionist_temporal_classification``, and functions of
-users. :func:`repeatable` is around the passes, and :func:`why_not` says where they cannot be
-repeated. :mod:`~mixprec.optimizer.scale_search` needs both.
+users. :func:`repeatable` is around the passes, and :func:`why_not` says where they cannot be repeated.
+:mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
 import contextlib

@@ -156,3 +156,9 @@ def test_the_average_is_that_of_torchvision():
     """alpha = (1 - 0.99998) * 8 * 128 * 32 / 600 every 32 steps."""
     decay = 1 - (1 - 0.99998) * 8 * 128 * 32 / 600
     assert _config("torchvision_v2").training.ema_decay == pytest.approx(decay ** (1 / 32), abs=1e-8)
+
+
+def test_all_configs_search_for_the_first_loss_scale():
+    files = list(CONFIGS.parent.rglob("*.yaml"))
+    assert len(files) > 10
+    assert all(load(path).loss_scale.search for path in files)

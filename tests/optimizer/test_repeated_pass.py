@@ -8,7 +8,7 @@ import pytest
 
 import mixprec
 from mixprec.functions import reset_dropout
-from mixprec.optimizer.repeated_pass import repeatable
+from mixprec.optimizer.repeated_pass import one_pass_only, repeatable, why_not
 from tests.zoo.models import CASES
 
 LABELS = np.array([0, 1, 2, 0], np.int32)
@@ -121,3 +121,23 @@ def test_networks(name, compute):
     found = gradients(2)
     for name, expected in gradients(1).items():
         np.testing.assert_array_equal(found[name], expected, err_msg=name)
+
+
+def test_what_cannot_go_backward_twice():
+    """Other processes would not come by for a second pass, unless the optimizer makes them."""
+
+    def reasons(module, **attributes):
+        kind = type("Node", (F.activation.relu.ReLU,), {"__module__": module})
+        x = chainer.Variable(np.ones(2, "f"))
+        (y,) = kind().apply((x,))
+        vars(y.creator_node).update(attributes)
+        return [why_not(F.sum(y), alone=alone) for alone in (True, False)]
+
+    assert reasons("chainer.functions") == [None, None]
+    assert reasons("chainermn.functions.point_to_point_communication") == ["the model lies on several processes"] * 2
+    sums = ["a function sums over processes, and the optimizer has no communicator", None]
+    assert reasons("chainermn.functions.collective_communication") == sums
+    assert reasons("mixprec.functions.batch_normalization", _ranks=object()) == sums
+    assert reasons("anything", one_pass_only="theirs") == ["theirs"] * 2
+    with one_pass_only("mixprec.offload"):
+        assert reasons("chainer.functions") == ["mixprec.offload"] * 2

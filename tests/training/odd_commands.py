@@ -55,6 +55,7 @@ GOOD = {
     "loss_scale.growth_interval": ("1", "2147483647"),
     "loss_scale.hysteresis": ("2", "2147483647"),
     "loss_scale.patience": ("2147483647",),
+    "loss_scale.search": ("true", "false"),
     "optimizer.name": ("SGD", "MomentumSGD", "Adam", "LARS", "LAMB", "RMSprop", "AdaGrad", "SGDW"),
     "optimizer.rates": ("{}", '{"*": 0.5, "*/W": 2}'),
     "optimizer.freeze": ("[]", '["*/b"]'),

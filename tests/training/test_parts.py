@@ -41,6 +41,15 @@ def _optimizer(tmp_path, **settings):
     return optimizer
 
 
+def test_the_loss_scale_of_a_config(tmp_path):
+    keys = {"init_scale": 8, "growth_factor": 4, "backoff_factor": 0.25, "growth_interval": 3, "min_scale": 2}
+    keys |= {"max_scale": 64, "hysteresis": 2, "patience": 5, "search": "true"}
+    settings = {f"loss_scale.{key}": value for key, value in {"mode": "dynamic", **keys}.items()}
+    scale = _optimizer(tmp_path, **{"optimizer.name": "SGD", "optimizer.lr": 0.1, **settings})._scaler
+    names = ("init", "growth", "backoff", "interval", "floor", "cap", "hysteresis", "patience", "search")
+    assert [getattr(scale, name) for name in names] == [8, 4, 0.25, 3, 2, 64, 2, 5, True]
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batched", ["true", "false"])
 def test_every_optimizer_of_the_schema_takes_a_step(tmp_path, name, batched):
