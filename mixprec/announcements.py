@@ -6,7 +6,7 @@ All parts of mixprec call :func:`announce` where they take such a path, also in 
 import logging
 import sys
 
-_LIBRARIES = ("chainer", "mixprec")
+_LIBRARIES = {"chainer", "chainermn", "mixprec"}
 _logger = logging.getLogger("mixprec")
 _said = set()
 
@@ -32,7 +32,7 @@ def place_of_call():
         str: ``"model.py:12"``, or ``"train.py:40 (Linear fc1)"`` if Chainer calls a link, as ``Sequential`` does.
     """
     frame, link = sys._getframe(1), None
-    while frame.f_back is not None and (module := frame.f_globals.get("__name__", "")).startswith(_LIBRARIES):
+    while frame.f_back is not None and (module := frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES:
         if link is None and module == "chainer.link" and frame.f_code.co_name == "__call__":
             link = frame.f_locals.get("self")
         frame = frame.f_back

@@ -8,6 +8,8 @@ FLOAT32 = np.dtype(np.float32)
 # What arrays of a network are stored in. Computing is float32 in any case.
 STORAGE_DTYPES = frozenset((np.dtype(np.float16), BFLOAT16, FLOAT32))
 _HALF = (np.dtype(np.float16), BFLOAT16)
+# Up to which magnitude a number is rounded to 0, and from which one on to inf.
+LIMITS = {_HALF[0]: (2.0**-25, 65520.0), BFLOAT16: (2.0**-134, 2.0**128 - 2.0**119)}
 
 
 def is_half(dtype):

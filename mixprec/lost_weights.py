@@ -7,10 +7,8 @@ that would wait for it.
 import numpy as np
 
 from mixprec.announcements import announce
-from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
+from mixprec.dtypes import FLOAT32, LIMITS, is_half
 
-# Up to which magnitude a number becomes 0, and from which on it becomes inf.
-_LIMITS = {np.dtype(np.float16): (2.0**-25, 65520.0), BFLOAT16: (2.0**-134, 2.0**128 - 2.0**119)}
 _CURE = "keep its link in float32, by keep_float32 of mixprec.convert, or the dtype of a link of mixprec.links"
 
 
@@ -19,7 +17,7 @@ def lost(array, dtype):
 
     That some small elements among many become 0 is as it should be; here it is at least half of those that are not 0.
     """
-    low, high = _LIMITS[np.dtype(dtype)]
+    low, high = LIMITS[np.dtype(dtype)]
     magnitude = abs(array)
     infinite = int(((magnitude >= high) & (magnitude < np.inf)).sum())
     if infinite:

@@ -6,18 +6,15 @@ they become 0 or inf in 16 bits, as 1e-8 and -1e9 do in float16, the line of the
 """
 
 import numbers
-import sys
 
 import chainer
 import numpy as np
 
-from mixprec.announcements import announce
+from mixprec.announcements import announce, place_of_call
 from mixprec.backends.transfers import to_host
-from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
+from mixprec.dtypes import BFLOAT16, FLOAT32, LIMITS, STORAGE_DTYPES, is_half
 from mixprec.rewrite.memory_order import cast
 
-# What is rounded to 0, and to inf: up to the first number, and from the second one on.
-_LIMITS = {np.dtype(np.float16): (2.0**-25, 65520.0), BFLOAT16: (2.0**-134, (2 - 2.0**-8) * 2.0**127)}
 _SMALLEST, _LARGEST = 2.0**-150, float(np.finfo(np.float32).max)  # beyond which float32 is 0 and inf as well
 # Attributes of function nodes which compute in 16 bits.
 _NUMBERS = {
@@ -29,7 +26,6 @@ _NUMBERS = {
     "PadSequence": ("padding",),
     "Softplus": ("beta", "beta_inv"),
 }
-_OWN = ("chainer", "mixprec")
 
 
 def operand(scope, x, value, preprocess):
@@ -93,7 +89,7 @@ def _name_if_lost(value, dtype, function, kind=""):
         magnitude = abs(float(value))
     except OverflowError:  # of an integer
         return
-    zero, infinite = _LIMITS[dtype]
+    zero, infinite = LIMITS[dtype]
     becomes = 0 if _SMALLEST < magnitude <= zero else None
     if infinite <= magnitude <= _LARGEST:
         becomes = "inf" if value > 0 else "-inf"
@@ -102,13 +98,5 @@ def _name_if_lost(value, dtype, function, kind=""):
             '%s: %s becomes %s in %s (%s): take one that fits, or F.cast(h, "float32") before an operator; '
             "products of matrices are %s in any case"
         )
-        place = _line()
+        place = place_of_call()
         announce(message, place, f"{kind}{float(value):g}", becomes, dtype.name, function, dtype.name, key=place)
-
-
-def _line():
-    """Returns file and line of the innermost call that is neither Chainer's nor mixprec's."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
