@@ -268,7 +268,7 @@ def test_inputs_are_looked_at_while_calls_are_traced(caplog, nothing_said):
     assert "becomes" not in caplog.text
     mixprec.convert(net)
     net(IMAGES * 1e6)
-    assert re.search(r"test_operands.py:\d+: an array of numbers up to .* becomes inf in float16", caplog.text)
+    assert re.search(r"test_operands.py:\d+ .*: an array of numbers up to .* becomes inf in float16", caplog.text)
 
 
 class OnDevice(np.ndarray):
@@ -280,7 +280,7 @@ class OnDevice(np.ndarray):
 
 def test_arrays_on_a_device_are_read_on_the_example_only():
     array, conversion = np.zeros(3, np.float32).view(OnDevice), types.SimpleNamespace(on_example=False)
-    scope = types.SimpleNamespace(conversion=conversion, trace=Trace())
+    scope = types.SimpleNamespace(conversion=conversion, trace=Trace(False))
     operands.name_lost_array(scope, array, np.dtype(np.float16))
     conversion.on_example = True
     with pytest.raises(AssertionError, match="it is read"):
