@@ -44,7 +44,9 @@ class Task(chainerrl.env.Env):
         return self._next()
 
     def step(self, action):
-        reward = float(action == self.state) if self.discrete else 1 - float(abs(action - self.wanted[self.state]).mean())
+        reward = (
+            float(action == self.state) if self.discrete else 1 - float(abs(action - self.wanted[self.state]).mean())
+        )
         self.left -= 1
         return self._next(), reward, self.left == 0, {}
 
@@ -96,7 +98,9 @@ def ppo_agent(setup, env):
     value = chainerrl.v_functions.FCVFunction(env.n_dim_obs, 1, WIDTH)
     policy = chainerrl.policies.FCGaussianPolicyWithFixedCovariance(env.n_dim_obs, env.size, 0.05, 1, WIDTH)
     model = a3c.A3CSeparateModel(policy, value)
-    return chainerrl.agents.PPO(model, setup(model, 1e-2), gamma=0.0, lambd=0.0, update_interval=50, minibatch_size=25, epochs=5)
+    return chainerrl.agents.PPO(
+        model, setup(model, 1e-2), gamma=0.0, lambd=0.0, update_interval=50, minibatch_size=25, epochs=5
+    )
 
 
 class _StateAction(chainer.Chain):
