@@ -48,7 +48,7 @@ class Task(chainerrl.env.Env):
             float(action == self.state) if self.discrete else 1 - float(abs(action - self.wanted[self.state]).mean())
         )
         self.left -= 1
-        return self._next(), reward, self.left == 0, {}
+        return self._next(), 1.0 - float(distance), self.left == 0, {}
 
     def close(self):
         pass
@@ -133,8 +133,12 @@ def sac(setup, env):
     memory = chainerrl.replay_buffer.ReplayBuffer(10**5)
     return chainerrl.agents.SoftActorCritic(
         *(policy, first, second, *(setup(each, 3e-3) for each in (policy, first, second)), memory, 0.9),
-        **{"replay_start_size": 100, "minibatch_size": 32, "update_interval": 2, "initial_temperature": 0.1},
-        **{"burnin_action_func": env.action_space.sample, "entropy_target": -env.size},
+        replay_start_size=100,
+        minibatch_size=32,
+        update_interval=2,
+        initial_temperature=0.1,
+        entropy_target=-env.size,
+        burnin_action_func=env.action_space.sample,
     )
 
 
@@ -148,7 +152,9 @@ def td3(setup, env):
     explorer = chainerrl.explorers.AdditiveGaussian(scale=0.1, low=-1.0, high=1.0)
     return chainerrl.agents.TD3(
         *(policy, first, second, *(setup(each, 3e-3) for each in (policy, first, second)), memory, 0.9, explorer),
-        **{"replay_start_size": 100, "minibatch_size": 32, "update_interval": 2},
+        replay_start_size=100,
+        minibatch_size=32,
+        update_interval=2,
         burnin_action_func=env.action_space.sample,
     )
 

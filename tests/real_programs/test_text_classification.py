@@ -8,9 +8,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.training import extensions
 
 import mixprec
-from chainer.training import extensions
 
 WORDS, UNITS, CLASSES = 30, 16, 2
 
