@@ -15,7 +15,7 @@ from tests import ROOT
 
 
 def run_script(name, *arguments, needs, code=0):
-    """Runs a script of this folder in a process of its own, in which old names are back.
+    """Runs a script of this folder in a process of its own.
 
     Args:
         name: name of the module.
@@ -30,7 +30,7 @@ def run_script(name, *arguments, needs, code=0):
         pytest.skip(f"{needs} is not installed: docs/own-code.md")
     if tuple(map(int, importlib.metadata.version("numpy").split(".")[:2])) >= (2, 4):
         pytest.skip("needs NumPy before 2.4, as the extra legacy has it: docs/own-code.md")
-    env = {**os.environ, "MIXPREC_OLD_CODE": "1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", f"tests.real_programs.{name}", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr

@@ -44,9 +44,9 @@ class Task(chainerrl.env.Env):
         return self._next()
 
     def step(self, action):
-        reward = float(action == self.state) if self.discrete else 1 - float(abs(action - self.wanted[self.state]).mean())
+        distance = action != self.state if self.discrete else abs(action - self.wanted[self.state]).mean()
         self.left -= 1
-        return self._next(), reward, self.left == 0, {}
+        return self._next(), 1.0 - float(distance), self.left == 0, {}
 
     def close(self):
         pass
@@ -96,7 +96,9 @@ def ppo_agent(setup, env):
     value = chainerrl.v_functions.FCVFunction(env.n_dim_obs, 1, WIDTH)
     policy = chainerrl.policies.FCGaussianPolicyWithFixedCovariance(env.n_dim_obs, env.size, 0.05, 1, WIDTH)
     model = a3c.A3CSeparateModel(policy, value)
-    return chainerrl.agents.PPO(model, setup(model, 1e-2), gamma=0.0, lambd=0.0, update_interval=50, minibatch_size=25, epochs=5)
+    return chainerrl.agents.PPO(
+        model, setup(model, 1e-2), gamma=0.0, lambd=0.0, update_interval=50, minibatch_size=25, epochs=5
+    )
 
 
 class _StateAction(chainer.Chain):
@@ -129,8 +131,12 @@ def sac(setup, env):
     memory = chainerrl.replay_buffer.ReplayBuffer(10**5)
     return chainerrl.agents.SoftActorCritic(
         *(policy, first, second, *(setup(each, 3e-3) for each in (policy, first, second)), memory, 0.9),
-        **{"replay_start_size": 100, "minibatch_size": 32, "update_interval": 2, "initial_temperature": 0.1},
-        **{"burnin_action_func": env.action_space.sample, "entropy_target": -env.size},
+        replay_start_size=100,
+        minibatch_size=32,
+        update_interval=2,
+        initial_temperature=0.1,
+        entropy_target=-env.size,
+        burnin_action_func=env.action_space.sample,
     )
 
 
@@ -144,7 +150,9 @@ def td3(setup, env):
     explorer = chainerrl.explorers.AdditiveGaussian(scale=0.1, low=-1.0, high=1.0)
     return chainerrl.agents.TD3(
         *(policy, first, second, *(setup(each, 3e-3) for each in (policy, first, second)), memory, 0.9, explorer),
-        **{"replay_start_size": 100, "minibatch_size": 32, "update_interval": 2},
+        replay_start_size=100,
+        minibatch_size=32,
+        update_interval=2,
         burnin_action_func=env.action_space.sample,
     )
 

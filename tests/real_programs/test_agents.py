@@ -1,6 +1,6 @@
 """Agents of ChainerRL learn a toy task as well in 16 bits as in plain Chainer: the library is unmodified.
 
-DQN and A2C call ``backward()`` themselves: in BF16 such a pass needs no scale, in FP16 the user says ``loss_scale=None``.
+DQN and A2C call ``backward()`` themselves: BF16 needs no scale for that, FP16 a ``loss_scale=None``.
 """
 
 import pytest

@@ -8,9 +8,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.training import extensions
 
 import mixprec
-from chainer.training import extensions
 
 WORDS, UNITS, CLASSES = 30, 16, 2
 
@@ -73,6 +73,7 @@ class TextClassifier(chainer.Chain):
         return loss
 
 
+@chainer.dataset.converter()
 def convert_seq(batch, device=None):
     return {"xs": [device.send(x) for x, _ in batch], "ys": [device.send(y) for _, y in batch]}
 
@@ -104,9 +105,9 @@ def test_text_classifier_learns(encoder, compute, tmp_path):
         mixprec.convert(model, compute=compute)
     train = chainer.iterators.SerialIterator(sentences(160, 0), 20)
     test = chainer.iterators.SerialIterator(sentences(100, 1), 50, repeat=False, shuffle=False)
-    updater = chainer.training.updaters.StandardUpdater(train, optimizer, converter=convert_seq)
+    updater = chainer.training.updaters.StandardUpdater(train, optimizer, converter=convert_seq, device="@numpy")
     trainer = chainer.training.Trainer(updater, (12, "epoch"), out=tmp_path)
-    trainer.extend(extensions.Evaluator(test, model, converter=convert_seq))
+    trainer.extend(extensions.Evaluator(test, model, converter=convert_seq, device="@numpy"))
     trainer.extend(log := extensions.LogReport())
     trainer.run()
     first, last = log.log[0], log.log[-1]
