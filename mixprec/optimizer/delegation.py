@@ -144,7 +144,7 @@ class Delegation:
         try:
             yield
         finally:
-            self._statistics.guards.forget()  # the first block does not update: it broadcasts the weights
+            self._statistics.forget()  # the first block does not update: it broadcasts the weights
 
     def _settle(self):
         """Makes ``t`` right, with a read if there have been steps on a device."""

@@ -135,7 +135,7 @@ def only_scale(scales):
 
 def merged(scale, other):
     """Returns the scale of the sum of two gradients."""
-    if scale is ZERO:
+    if scale is ZERO or scale is PENDING:  # the pass adds the gradient from before it at its end
         return other
     if scale is MIXED or not _same(factor_of(scale), factor_of(other)):
         return MIXED

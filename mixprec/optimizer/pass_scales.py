@@ -87,9 +87,9 @@ def _writing(write):
         if factor is None or not hasattr(self, OWNER):
             write(self, gradient, **kwargs)
             return
-        # ``param.grad += ...`` writes the same array again. Parameters of the pass itself are seen to at its end.
+        # ``param.grad += ...`` writes the same array again.
         is_added = gradient is not None and (gradient is self.grad or gradient is self._grad_var)
-        scale = grad_scale_of(self) if is_added and self._loss_scale is not PENDING else ZERO
+        scale = grad_scale_of(self) if is_added else ZERO
         write(self, gradient, **kwargs)
         self._loss_scale = NOT_REACHED if gradient is None else merged(scale, factor)
 
@@ -102,7 +102,10 @@ def _adding(addgrad):
         scale = grad_scale_of(self) if self.is_initialized and self.grad is not None else ZERO
         addgrad(self, var)
         if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
-            self._loss_scale = merged(scale, grad_scale_of(var))
+            added = grad_scale_of(var)
+            if added is None:  # perhaps of a variable that a function has made in its backward pass
+                added = getattr(_pass, "factor", None)
+            self._loss_scale = merged(scale, added)
 
     return run
 

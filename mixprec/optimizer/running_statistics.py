@@ -9,6 +9,7 @@ import collections
 import contextlib
 import itertools
 import operator
+import weakref
 
 import chainer
 import numpy as np
@@ -21,6 +22,7 @@ from mixprec.optimizer.model_index import LinkGuards
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
 _SAVED = operator.attrgetter("saved")
+_used = weakref.WeakSet()  # all hooks that have ever saved, of all optimizers
 
 
 class RunningStatistics:
@@ -34,17 +36,16 @@ class RunningStatistics:
         index: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
 
     Attributes:
-        guards: :class:`~mixprec.optimizer.model_index.LinkGuards`, the hooks of links that save. Its ``forget`` ends a
-            step.
+        guards: :class:`~mixprec.optimizer.model_index.LinkGuards`, the hooks of links that save.
     """
 
     def __init__(self, index):
-        self._copies = None
+        self._copies = self._begun = None
         self.watch(index)
         self.guards.forget()
 
     def __getstate__(self):
-        return {"_copies": None}  # what has been saved is in the hooks of the links
+        return {"_copies": None, "_begun": None}  # what has been saved is in the hooks of the links
 
     def watch(self, index):
         """Guards the links of another model; what has been saved of them stays."""
@@ -57,6 +58,7 @@ class RunningStatistics:
 
     def save(self):
         """Begins a step, if it is one of training: copies the values of all links, those on a device in one launch."""
+        self._begun = next(_Saver.orders)
         savers = [saver for saver in self.guards.hooks if not saver.saved]
         if not savers or not chainer.config.train:
             return
@@ -67,6 +69,20 @@ class RunningStatistics:
         )
         for saver, values in held.items():
             saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
+
+    def forget(self):
+        """Ends a step: what has been saved in it is not wanted any more."""
+        for saver in self._others():
+            saver.saved = {}
+        self._begun = None
+        self.guards.forget()
+
+    def _others(self):
+        """Returns the hooks of other optimizers' links, a generator's say, that were first called in this update."""
+        if self._begun is None:
+            return []
+        own = set(self.guards.hooks)
+        return [saver for saver in list(_used) if saver.order > self._begun and saver not in own]
 
     def _copied(self, arrays):
         """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
@@ -118,7 +134,7 @@ class RunningStatistics:
 
     def _saved(self):
         """Yields names of values and the hook that saved each, the last first: the first copy of an array is right."""
-        for saver in sorted(self.guards.hooks, key=lambda saver: -saver.order):
+        for saver in sorted([*self.guards.hooks, *self._others()], key=lambda saver: -saver.order):
             for name in saver.saved:
                 yield name, saver
 
@@ -157,7 +173,7 @@ def loaded(link):
 class _Saver(chainer.LinkHook):
     name = "mixprec.RunningStatistics"
 
-    _orders = itertools.count()
+    orders = itertools.count()
 
     def __init__(self, link):
         self.link = link
@@ -178,7 +194,8 @@ class _Saver(chainer.LinkHook):
 
     def keep(self, values):
         """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
-        self.order = next(self._orders)
+        self.order = next(self.orders)
+        _used.add(self)
         self.saved = {
             name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
         }

@@ -279,9 +279,9 @@ class MixedPrecisionOptimizer(Delegation):
                 self._ranks.complete()
         except BaseException:  # as if there had been no step
             self._statistics.undo(True)
-            self._statistics.guards.forget()
+            self._statistics.forget()
             raise
-        self._statistics.guards.forget()
+        self._statistics.forget()
 
     def _run_passes(self, lossfun, args, kwds):
         """Runs the forward and backward passes of a step, if it has a loss function."""
@@ -299,7 +299,7 @@ class MixedPrecisionOptimizer(Delegation):
         except BaseException as error:
             if lacks_memory(error):  # a captured step frees some, and runs it once more
                 self._statistics.undo(True)
-            self._statistics.guards.forget()  # there is no step that could be skipped
+            self._statistics.forget()  # there is no step that could be skipped
             raise
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:

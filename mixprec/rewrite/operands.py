@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 
 from mixprec.announcements import announce
+from mixprec.backends.transfers import to_host
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.rewrite.memory_order import cast
 
@@ -59,14 +60,10 @@ def name_lost_numbers(node, dtype):
         dtype: these 16 bits.
     """
     name = type(node).__name__
-    for attribute in _NUMBERS.get(name, ()):
-        value = getattr(node, attribute)
+    values = [getattr(node, attribute) for attribute in _NUMBERS.get(name, ())]
+    for value in node.keywords.values() if name == "Pad" else values:
         if isinstance(value, numbers.Real):
-            _name_if_lost(value, f"{value:g}", dtype, name)
-    if name == "Pad":
-        for value in node.keywords.values():
-            if isinstance(value, numbers.Real):
-                _name_if_lost(value, f"{value:g}", dtype, name)
+            _name_if_lost(value, dtype, name)
 
 
 def name_lost_array(scope, x, dtype):
@@ -87,11 +84,11 @@ def name_lost_array(scope, x, dtype):
     if looked_at and array.size and (on_host or array.dtype != BFLOAT16):
         xp = chainer.backend.get_array_module(array)
         magnitudes = abs(array.astype(np.float64))
-        largest = float(xp.where(xp.isfinite(magnitudes), magnitudes, 0).max())
-        _name_if_lost(largest, f"an array of numbers up to {largest:g}", dtype, "its cast")
+        largest = to_host(xp.where(xp.isfinite(magnitudes), magnitudes, 0).max())
+        _name_if_lost(largest, dtype, "its cast", "an array of numbers up to ")
 
 
-def _name_if_lost(value, text, dtype, function):
+def _name_if_lost(value, dtype, function, kind=""):
     try:
         magnitude = abs(float(value))
     except OverflowError:  # of an integer
@@ -106,7 +103,7 @@ def _name_if_lost(value, text, dtype, function):
             "products of matrices are %s in any case"
         )
         place = _line()
-        announce(message, place, text, becomes, dtype.name, function, dtype.name, key=place)
+        announce(message, place, f"{kind}{float(value):g}", becomes, dtype.name, function, dtype.name, key=place)
 
 
 def _line():

@@ -95,6 +95,20 @@ def test_a_dynamic_scale():
         updater.update()
 
 
+def test_a_dynamic_scale_in_float32():
+    """Its passes are not scaled, and need not be: the run is that without a scale."""
+    runs = []
+    for loss_scale in ("dynamic", None):
+        _, optimizer = _built("float32")
+        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), loss_scale).setup(optimizer.target)
+        iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X, T), 8, shuffle=False)
+        training.updaters.ParallelUpdater(iterator, optimizer, devices=DEVICES).update()
+        assert optimizer.t == 1
+        runs.append(_arrays(optimizer))
+    for name, array in runs[1].items():
+        np.testing.assert_array_equal(runs[0][name], array, err_msg=name)
+
+
 @pytest.mark.parametrize("loss_scale", ["dynamic", 8, None])
 def test_an_updater_with_processes(loss_scale):
     """Raises when it is made, and says what to use: in a step its processes would wait for ever."""

@@ -98,3 +98,30 @@ def test_statistics_of_a_skipped_step_come_back(way, step, converts, freezes):
         assert np.array_equal(before["avg_mean"], model.bn.avg_mean) == skips
         assert np.array_equal(before["avg_var"], model.bn.avg_var) == skips
     assert np.isfinite(model.bn.avg_mean).all()
+
+
+@pytest.mark.parametrize("critics", [1, 2])
+def test_statistics_of_the_model_of_another_optimizer(critics):
+    """A generator that the step of a critic calls: where that step is skipped, they come back, too."""
+    model, critic = Net(plain), L.Linear(2, 1)
+    mine = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0).setup(model)
+    others = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0).setup(critic)
+
+    def loss(x):
+        with chainer.no_backprop_mode():
+            y = model.out(model.trunk(x))
+        return F.sum(critic(y) ** 2)
+
+    for _ in range(critics):
+        others.update(loss, X)
+    before = _statistics(model)
+    with np.errstate(invalid="ignore"):
+        others.update(loss, BAD)
+    assert others.last_step_skipped
+    for name, value in _statistics(model).items():
+        np.testing.assert_array_equal(value, before[name])
+    with np.errstate(invalid="ignore"):
+        mine.update(model, BAD)
+    assert mine.last_step_skipped
+    for name, value in _statistics(model).items():
+        np.testing.assert_array_equal(value, before[name])

@@ -160,11 +160,19 @@ class Checkpoint(chainer.FunctionNode):
         for param, gradient in zip(params, gradients, strict=True):
             if self.sets == "grad_var":
                 param.grad_var = gradient
+            elif self.sets == "addgrad":
+                param.addgrad(_with_gradient(gradient))
             elif param.grad is None:
                 param.grad = gradient.array
             else:
                 param.grad += gradient.array
         return (gx,)
+
+
+def _with_gradient(gradient):
+    variable = chainer.Variable(gradient.array)
+    variable.grad = gradient.array
+    return variable
 
 
 class OldCheckpoint(chainer.Function):
@@ -218,7 +226,7 @@ def _update(optimizer, model):
 
 
 @pytest.mark.parametrize("compute", [None, "float16", "bfloat16"])
-@pytest.mark.parametrize("sets", ["grad", "grad_var", "array", "old"])
+@pytest.mark.parametrize("sets", ["grad", "grad_var", "array", "addgrad", "old"])
 @pytest.mark.core(8)
 def test_a_checkpoint_written_by_hand(sets, compute):
     """Its gradients have the scale of the pass around it: the weights are those without the checkpoint."""

@@ -3,6 +3,7 @@
 import inspect
 import operator
 import re
+import types
 
 import chainer
 import chainer.functions as F
@@ -13,6 +14,8 @@ import pytest
 
 import mixprec
 from mixprec import announcements
+from mixprec.rewrite import operands
+from mixprec.rewrite.trace import Trace
 
 OPTIONS = {
     "float16": {"compute": "float16"},
@@ -266,6 +269,22 @@ def test_inputs_are_looked_at_while_calls_are_traced(caplog, nothing_said):
     mixprec.convert(net)
     net(IMAGES * 1e6)
     assert re.search(r"test_operands.py:\d+: an array of numbers up to .* becomes inf in float16", caplog.text)
+
+
+class OnDevice(np.ndarray):
+    """An array that cannot be read."""
+
+    def astype(self, *args, **kwargs):
+        raise AssertionError("it is read")
+
+
+def test_arrays_on_a_device_are_read_on_the_example_only():
+    array, conversion = np.zeros(3, np.float32).view(OnDevice), types.SimpleNamespace(on_example=False)
+    scope = types.SimpleNamespace(conversion=conversion, trace=Trace())
+    operands.name_lost_array(scope, array, np.dtype(np.float16))
+    conversion.on_example = True
+    with pytest.raises(AssertionError, match="it is read"):
+        operands.name_lost_array(scope, array, np.dtype(np.float16))
 
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])

@@ -7,7 +7,6 @@ import logging
 import types
 from typing import NamedTuple
 
-import attr
 import chainer
 import chainer.distributions as D
 import chainer.functions as F
@@ -128,11 +127,6 @@ class FrozenSlots:
     h: object
 
 
-@attr.s(frozen=True, slots=True)
-class Attrs:
-    h = attr.ib()
-
-
 class Lazy:
     """A bound method and a partial function of what it holds."""
 
@@ -158,7 +152,6 @@ OBJECTS = {
     "namespace": lambda h: types.SimpleNamespace(h=h),
     "frozen": Frozen,
     "frozen, slots": FrozenSlots,
-    "attrs": Attrs,
     "dict as attributes": lambda h: ItemsAsAttributes(h=h),
     "dict with attributes": DictWithAttributes,
     "dict that gets items": lambda h: GetsItems(h=h),
