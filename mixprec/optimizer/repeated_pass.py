@@ -6,7 +6,9 @@ users. :func:`repeatable` is around the passes, and :func:`why_not` says where t
 :mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
+import collections
 import contextlib
+import copy
 import functools
 import threading
 
@@ -133,15 +135,27 @@ def _as_it_was(function):
     adapted = getattr(function, "_function", None)  # of an old-style chainer.Function
     states = [vars(each) for each in (function, adapted) if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
-    arrays = chainer.get_array_types()
     for state in states:
-        state |= {name: value.copy(order="K") for name, value in state.items() if isinstance(value, arrays)}
+        state |= {name: _copied(value) for name, value in state.items()}
     try:
         yield
     finally:
         for state, values in zip(states, before, strict=True):
             state.clear()
             state |= values
+
+
+def _copied(value):
+    """Copies an array, and the arrays in lists, tuples and dicts; what is something else is itself."""
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy(order="K")
+    if type(value) is tuple:
+        return tuple(map(_copied, value))
+    if isinstance(value, list | dict | collections.deque):
+        value = copy.copy(value)
+        for key in value if isinstance(value, dict) else range(len(value)):
+            value[key] = _copied(value[key])
+    return value
 
 
 def _reached(nodes):

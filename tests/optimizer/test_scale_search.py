@@ -265,6 +265,13 @@ def test_a_loss_that_is_not_finite_and_one_that_never_fits(monkeypatch):
     assert np.isfinite(model.bn.avg_mean).all()
 
 
+def test_a_loss_that_is_no_variable_has_the_usual_message():
+    _, optimizer = built(Net, scale={"search": True})
+    with pytest.raises(TypeError, match=r"loss must be a chainer\.Variable; found float"):
+        optimizer.update(lambda: 3.0)
+    assert optimizer._scaler.is_searching
+
+
 def test_the_floor_ends_repeats(monkeypatch):
     model, optimizer = built(Net, scale={"search": True, "floor": INIT / 8})
     scales = passes_of(optimizer, monkeypatch)
