@@ -1,4 +1,4 @@
-"""The search for a first loss scale: no first step is lost, and all is as if training had begun at the scale found."""
+"""The search for a first loss scale [11]: no first step is lost, all is as if training had begun at the scale found."""
 
 import contextlib
 import logging
