@@ -146,15 +146,20 @@ def _as_it_was(function):
 
 
 def _copied(value):
-    """Copies an array, and the arrays in lists, tuples and dicts; what is something else is itself."""
+    """Copies an array, and lists, tuples and dicts that hold arrays; what is something else, as a log, is itself."""
     if isinstance(value, chainer.get_array_types()):
         return value.copy(order="K")
+    if type(value) is not tuple and not isinstance(value, list | dict | collections.deque):
+        return value
+    held = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    copies = {key: _copied(each) for key, each in held.items()}
+    if all(copies[key] is each for key, each in held.items()):
+        return value
     if type(value) is tuple:
-        return tuple(map(_copied, value))
-    if isinstance(value, list | dict | collections.deque):
-        value = copy.copy(value)
-        for key in value if isinstance(value, dict) else range(len(value)):
-            value[key] = _copied(value[key])
+        return tuple(copies.values())
+    value = copy.copy(value)
+    for key, each in copies.items():
+        value[key] = each
     return value
 
 
