@@ -106,7 +106,7 @@ class _Gradients:
 
 @patch("chainer._backprop:_backprop_to_all", when=WHEN)
 def _gradients_kept(backprop_to_all):
-    """Without it the gradients of a pass stay: those of other models, of inputs, of a pass inside, as of F.forget."""
+    """Without it gradients of the last pass stay in other models, in inputs, and inside of F.forget."""
 
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
