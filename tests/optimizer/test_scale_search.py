@@ -15,6 +15,7 @@ import mixprec
 from mixprec import announcements, loss_scale
 from mixprec.functions import reset_dropout
 from mixprec.optimizer import scale_search
+from mixprec.optimizer.grad_scales import UnscaledBackward
 from mixprec.training.accumulation import Accumulated
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import Net, batch_of, state_of
@@ -265,10 +266,13 @@ def test_a_loss_that_is_not_finite_and_one_that_never_fits(monkeypatch):
     assert np.isfinite(model.bn.avg_mean).all()
 
 
-def test_a_loss_that_is_no_variable_has_the_usual_message():
-    _, optimizer = built(Net, scale={"search": True})
+def test_a_step_that_is_an_error_has_the_usual_message_and_ends_no_search():
+    model, optimizer = built(Net, scale={"search": True})
     with pytest.raises(TypeError, match=r"loss must be a chainer\.Variable; found float"):
         optimizer.update(lambda: 3.0)
+    F.sum(model(np.ones((8, 6), "f"))).backward()
+    with pytest.raises(UnscaledBackward):
+        optimizer.update()
     assert optimizer._scaler.is_searching
 
 
