@@ -6,7 +6,9 @@ users. :func:`repeatable` is around the passes, and :func:`why_not` says where t
 :mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
+import collections
 import contextlib
+import copy
 import functools
 import threading
 
@@ -104,7 +106,7 @@ class _Gradients:
 
 @patch("chainer._backprop:_backprop_to_all", when=WHEN)
 def _gradients_kept(backprop_to_all):
-    """Without it the gradients of a pass stay: those of other models, of inputs, of a pass inside, as of F.forget."""
+    """Without it gradients of the last pass stay in other models, in inputs, and inside of F.forget."""
 
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
@@ -133,15 +135,32 @@ def _as_it_was(function):
     adapted = getattr(function, "_function", None)  # of an old-style chainer.Function
     states = [vars(each) for each in (function, adapted) if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
-    arrays = chainer.get_array_types()
     for state in states:
-        state |= {name: value.copy(order="K") for name, value in state.items() if isinstance(value, arrays)}
+        state |= {name: _copied(value) for name, value in state.items()}
     try:
         yield
     finally:
         for state, values in zip(states, before, strict=True):
             state.clear()
             state |= values
+
+
+def _copied(value):
+    """Copies an array, and lists, tuples and dicts that hold arrays; what is something else, as a log, is itself."""
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy(order="K")
+    if type(value) is not tuple and not isinstance(value, list | dict | collections.deque):
+        return value
+    held = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    copies = {key: _copied(each) for key, each in held.items()}
+    if all(copies[key] is each for key, each in held.items()):
+        return value
+    if type(value) is tuple:
+        return tuple(copies.values())
+    value = copy.copy(value)
+    for key, each in copies.items():
+        value[key] = each
+    return value
 
 
 def _reached(nodes):

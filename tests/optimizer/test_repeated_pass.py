@@ -15,16 +15,19 @@ LABELS = np.array([0, 1, 2, 0], np.int32)
 
 
 class Popped(chainer.Function):
-    """An old-style function that frees in its backward what it has kept, and overwrites an array."""
+    """An old-style function that frees in its backward what it has kept, and overwrites arrays, also in containers."""
 
     def forward(self, inputs):
         self.twice, self.kept = inputs[0] * 2, [1]
+        self.held = {"ones": [(np.ones_like(inputs[0]),)]}
         return (inputs[0] * inputs[0],)
 
     def backward(self, inputs, grad_outputs):
         del self.kept
         self.twice *= grad_outputs[0]
-        return (self.twice,)
+        (ones,) = self.held["ones"].pop()
+        ones *= self.twice
+        return (ones,)
 
 
 class Checkpoint(Popped):
