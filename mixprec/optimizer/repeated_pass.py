@@ -131,18 +131,40 @@ def _functions_kept(backprop_step):
 
 @contextlib.contextmanager
 def _as_it_was(function):
-    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before."""
-    adapted = getattr(function, "_function", None)  # of an old-style chainer.Function
-    states = [vars(each) for each in (function, adapted) if isinstance(each, chainer.FunctionNode | chainer.Function)]
+    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before.
+
+    A user's function also has copies of its inputs and outputs. Functions of Chainer and mixprec do not write there.
+    """
+    adapted = getattr(function, "_function", function)  # of an old-style chainer.Function
+    states = [vars(each) for each in {function, adapted} if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
     for state in states:
         state |= {name: _copied(value) for name, value in state.items()}
+    ours = any(_is_of(adapted, package) for package in ("chainer", "chainermn", "mixprec"))
+    held = [] if ours else [(node, node.data, node.get_variable_or_none()) for node in _retained(function)]
+    copies = {id(array): array.copy(order="K") for _, array, _ in held}
+    for node, array, variable in held:
+        _put(copies[id(array)], node, variable)
     try:
         yield
     finally:
+        for node, array, variable in held:
+            _put(array, node, variable)
         for state, values in zip(states, before, strict=True):
             state.clear()
             state |= values
+
+
+def _retained(function):
+    """Returns the nodes of a function's inputs and outputs that have an array."""
+    nodes = [*function.inputs, *(output() for output in function.outputs)]
+    return [node for node in nodes if node is not None and node.data is not None]
+
+
+def _put(array, node, variable):
+    node.data = array
+    if variable is not None:
+        variable._data[0] = array
 
 
 def _copied(value):
