@@ -190,18 +190,15 @@ def sole_uses(outputs):
     """
     if chainer.is_debug():
         return set()
-    functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
-    seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
-    while functions_left:
-        function = functions_left.pop()
+    outputs = [node for node, _ in outputs]
+    functions, leaves = reached(outputs)
+    users = {node: [None] for node in outputs}  # an output has a gradient already
+    for function in functions:
         for place, x in enumerate(function.inputs):
-            places.setdefault(x, []).append((function, place))
-            if x.creator_node is not None and x.creator_node not in seen:
-                seen.add(x.creator_node)
-                functions_left.append(x.creator_node)
+            users.setdefault(x, []).append((function, place))
     found = set()
-    for x, users in places.items():
-        param = x.get_variable_or_none() if x.creator_node is None else None
-        if len(users) == 1 and users[0] is not None and hasattr(param, OWNER) and param.grad is None:
-            found.add(users[0])
+    for x in leaves:
+        param = x.get_variable_or_none()
+        if len(users[x]) == 1 and users[x][0] is not None and hasattr(param, OWNER) and param.grad is None:
+            found.add(users[x][0])
     return found
