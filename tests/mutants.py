@@ -565,7 +565,7 @@ MUTANTS = [
            "suppressed[block:] |= rows[box, block:]", "suppressed[block:] = rows[box, block:]",
            "detectors give the same object twice"),
     Mutant("other-numpy", "old_names/numpy_names.py", "old_names/test_numpy_names.py",
-           "vars(np).setdefault(name, value)", "vars(np)[name] = value", "new NumPy functions are replaced by old ones"),
+           "vars(np).setdefault(name, value)", "vars(np)[name] = value", "functions of NumPy are replaced by old ones"),
     Mutant("uncast", "old_names/numpy_names.py", "old_names/test_numpy_names.py",
            "np.asarray(values).astype(dtype)", "np.asarray(values)", "np.cast casts nothing"),
     # graph_capture
