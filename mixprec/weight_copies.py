@@ -198,6 +198,8 @@ def copydata(original):
 
     @functools.wraps(original)
     def copydata(self, var):
+        if self.array is None and var.array is None:
+            return
         has_master = master_of(self) is not None or (self.array is None and OWNER in self.__dict__)
         if self.array is None and var.array is not None:
             self.initialize(var.shape)

@@ -20,6 +20,7 @@ from mixprec.rewrite.example import call_on_example, check_example, describe, wi
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
+from mixprec.rewrite.twins import twins
 
 
 def convert(
@@ -163,6 +164,7 @@ def _convert_links(model, conversion, kept):
             set_state(link, state)
         if link._params:
             rows.append((name, link, state, before, why))
+    conversion.lost_weights += twins(model)
     return Report(conversion, rows, bytes_before)
 
 
