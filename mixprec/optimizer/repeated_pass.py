@@ -15,6 +15,7 @@ import threading
 import chainer
 
 from mixprec.compat.registry import patch
+from mixprec.optimizer.pass_graph import reached
 
 WHEN = "update, with a search"
 
@@ -70,7 +71,7 @@ def why_not(loss, *, alone):
     """
     if _now.refused is not None:
         return _now.refused
-    functions, _ = _reached([loss.node])
+    functions, _ = reached([loss.node])
     for function in functions:
         name = getattr(function, "one_pass_only", None)
         if name is not None:
@@ -91,7 +92,7 @@ class _Gradients:
         self._before = {}  # variable node -> the attributes of its variable
 
     def keep(self, nodes):
-        for node in _reached(nodes)[1]:
+        for node in reached(nodes)[1]:
             variable = node.get_variable_or_none()
             if variable is not None and node not in self._before:
                 self._before[node] = variable._grad, variable._grad_var, variable._loss_scale
@@ -183,20 +184,6 @@ def _copied(value):
     for key, each in copies.items():
         value[key] = each
     return value
-
-
-def _reached(nodes):
-    """Returns the functions that a backward pass from variable nodes comes by, and the nodes without a creator."""
-    functions, leaves, left = set(), set(), list(nodes)
-    while left:
-        node = left.pop()
-        function = node.creator_node
-        if function is None:
-            leaves.add(node)
-        elif function not in functions:
-            functions.add(function)
-            left += [x for x in function.inputs if x.requires_grad]
-    return functions, leaves
 
 
 def _sums_over_processes(function):

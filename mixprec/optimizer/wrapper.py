@@ -19,12 +19,13 @@ from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
 from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.scale_search import ScaleSearch
-from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
+from mixprec.optimizer.step import OptimizerStep, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 

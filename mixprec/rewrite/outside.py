@@ -18,20 +18,31 @@ from mixprec.functions.layout import cast
 from mixprec.links.storage import Rounded
 from mixprec.rewrite.dtype_rules import chainer_apply
 
-_backward = threading.local()
+_Parameter = chainer.Parameter
+
+
+class _Backward(threading.local):
+    """Attribute ``enables``: ``chainer.config.enable_backprop`` of the pass under way in this thread, or ``None``."""
+
+    enables = None
+
+
+_backward = _Backward()
 
 
 def widened(node, inputs):
     """Returns the inputs of a function node, all in float32 if one of them is a converted parameter in 16 bits."""
-    if not any(map(_is_converted, inputs)) or getattr(_backward, "is_running", False):
+    for x in inputs:  # of all functions of the process
+        if isinstance(x, _Parameter) and isinstance(x.initializer, Rounded) and is_half(x.dtype):
+            break
+    else:
+        return inputs
+    # F.forget repeats a forward pass in a backward pass: it switches on what that has switched off.
+    if _backward.enables == chainer.config.enable_backprop:
         return inputs
     if type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
         return inputs
     return tuple(_in_float32(x) if is_half(x.dtype) else x for x in inputs)
-
-
-def _is_converted(x):
-    return isinstance(x, chainer.Parameter) and isinstance(x.initializer, Rounded) and is_half(x.dtype)
 
 
 def _in_float32(x):
@@ -39,17 +50,16 @@ def _in_float32(x):
     return cast(x, FLOAT32) if x.dtype == BFLOAT16 else chainer_apply(Cast(FLOAT32), (x,))[0]
 
 
-@patch("chainer._backprop_utils:backprop_step", when="mixprec.convert")
-def backprop_step(original):
+@patch("chainer._backprop:_backprop_to_all", "chainer.function_node:_backprop", when="mixprec.convert")
+def backward_passes(original):
     """Without it parameters are float32 in gradients of gradients, too, which are in the compute dtype."""
 
     @functools.wraps(original)
-    def backprop_step(*args):
-        outer = getattr(_backward, "is_running", False)
-        _backward.is_running = True
+    def run(*args):
+        outer, _backward.enables = _backward.enables, chainer.config.enable_backprop
         try:
-            original(*args)
+            return original(*args)
         finally:
-            _backward.is_running = outer
+            _backward.enables = outer
 
-    return backprop_step
+    return run
