@@ -6,13 +6,13 @@ from mixprec.dtypes import is_half
 from mixprec.master_arrays import OWNER
 
 _TEXT = (
-    "%s and %s have the same weights: if one is a target network or an average of the other, %s rounds its small steps "
-    "away: name it in keep_float32, or make it by copy.deepcopy after mixprec.convert"
+    "%s have the same weights: if one is a target network or an average of another, %s rounds its small steps away: "
+    "name it in keep_float32, or make it by copy.deepcopy after mixprec.convert"
 )
 
 
 def twins(model):
-    """Returns a text for each two parts of a converted model with the same weights in 16 bits, if it is to be trained.
+    """Returns a text for each set of parts of a converted model with the same weights, if it is to be trained.
 
     The first row of each weight is read.
 
@@ -29,8 +29,12 @@ def twins(model):
         row = host.send(param.array[0])
         other, of = seen.setdefault((param.shape, row.tobytes()), (name, param))
         if of is not param and (row != row.flat[0]).any():
-            found.setdefault(_parts(other, name), _TEXT % (*_parts(other, name), param.dtype.name))
-    return list(found.values())
+            first, part = _parts(other, name)
+            found.setdefault((first, param.dtype.name), {})[part] = True
+    return [
+        _TEXT % (f"{', '.join([first, *list(parts)[:-1]])} and {[*parts][-1]}", dtype)
+        for (first, dtype), parts in found.items()
+    ]
 
 
 def _parts(name, other):

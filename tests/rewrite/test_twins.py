@@ -11,8 +11,8 @@ import mixprec
 
 X = np.random.RandomState(0).normal(size=(4, 8)).astype(np.float32)
 TEXT = (
-    "/k and /q have the same weights: if one is a target network or an average of the other, %s rounds its small steps "
-    "away: name it in keep_float32, or make it by copy.deepcopy after mixprec.convert"
+    "%s have the same weights: if one is a target network or an average of another, %s rounds its small steps away: "
+    "name it in keep_float32, or make it by copy.deepcopy after mixprec.convert"
 )
 
 
@@ -47,7 +47,7 @@ def test_a_target_network_in_the_model_is_named_and_moves_in_float32(compute):
         optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64).setup(model)
         if keep is not None:
             report = mixprec.convert(model, compute=compute, keep_float32=keep)
-            assert report.too_narrow == ([] if keep else [TEXT % compute])
+            assert report.too_narrow == ([] if keep else [TEXT % ("/k and /q", compute)])
         before = model.k[0].W.array.astype(np.float32)
         for _ in range(100):
             model.step(optimizer)
@@ -56,8 +56,11 @@ def test_a_target_network_in_the_model_is_named_and_moves_in_float32(compute):
     np.testing.assert_allclose(ways[("/k",)], ways[None], rtol=0.01 if compute == "float16" else 0.05)
 
 
-def test_parts_with_other_weights_and_models_that_are_not_trained_are_not_named():
+def test_which_parts_are_named():
     assert mixprec.convert(Both()).too_narrow == []  # for inference
     zeros = chainer.Sequential(*(L.Linear(8, 8, initialW=0) for _ in range(2)), L.Linear(8, 8))
     mixprec.MixedPrecisionOptimizer(optimizers.SGD()).setup(zeros)
     assert mixprec.convert(zeros).too_narrow == []
+    layers = chainer.Sequential(L.Linear(8, 8)).repeat(3, "copy")
+    mixprec.MixedPrecisionOptimizer(optimizers.SGD()).setup(layers)
+    assert mixprec.convert(layers).too_narrow == [TEXT % ("/0, /1 and /2", "float16")]
