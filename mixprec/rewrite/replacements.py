@@ -77,13 +77,15 @@ def call(original):
 def apply(original):
     """Without it functions of converted models are not replaced: every function passes by here.
 
-    While a converted model runs, a rule is applied. At other times its parameters take part in float32.
+    While a converted model runs, a rule is applied. At other times what is its own takes part in float32.
     """
 
     @functools.wraps(original)
     def apply(self, inputs):
         scope = active.scope
-        return original(self, outside.widened(self, inputs)) if scope is None else dispatch.apply(scope, self, inputs)
+        if scope is None:
+            return original(self, outside.widened(self, inputs))
+        return outside.marked(dispatch.apply(scope, self, inputs))
 
     return apply
 
@@ -95,7 +97,9 @@ def operand(original):
     @functools.wraps(original)
     def operand(x, value):
         scope = active.scope
-        return original(x, value) if scope is None else operands.operand(scope, x, value, original)
+        if scope is None:
+            return outside.operand(x, value, original)
+        return operands.operand(scope, x, value, original)
 
     return operand
 

@@ -25,7 +25,10 @@ from mixprec.rewrite.places import KEPT
 LARGEST = 1000  # so many things in objects are looked at: a result has a few, a replay buffer behind it many
 _CONTAINERS = (tuple, list, dict, collections.deque)
 _CALLS = (types.MethodType, functools.partial)  # they are made anew, as tuples are
-_DATA = (chainer.Distribution, chainer.utils.CooMatrix, types.SimpleNamespace)
+_DATA = (
+    *(chainer.Distribution, chainer.utils.CooMatrix, types.SimpleNamespace),
+    *(collections.ChainMap, collections.UserDict, collections.UserList),
+)
 _MACHINERY = {"chainer", "chainermn", "cupy", "cupyx", "mixprec", "numpy", "scipy"}  # but for that data
 
 

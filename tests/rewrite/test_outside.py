@@ -1,4 +1,4 @@
-"""Parameters of a converted model are in float32 in functions that a program applies to them itself."""
+"""What is a converted model's own is in float32 in functions that a program applies to it itself."""
 
 import chainer
 import chainer.functions as F
@@ -36,6 +36,43 @@ def test_every_function_and_operator(compute, backprop):
     with chainer.using_config("enable_backprop", backprop):
         for y in (layer.W * 2, layer.W[0], layer.W.T, F.matmul(narrow, layer.W), F.cast(layer.W, "float32"), -layer.b):
             assert y.dtype == np.float32
+
+
+@pytest.mark.parametrize("options", [{"layout": "nchw"}, {}, {"compute": "bfloat16"}])
+def test_variables_that_the_model_keeps(options):
+    """As ``L.Classifier`` keeps ``y``: all functions take them with a loss, targets and constants in float32."""
+    x, t = np.ones((2, 4), np.float32), np.array([0, 1], np.int32)
+    model = L.Classifier(L.Linear(4, 3))
+    mixprec.convert(model, x, **options)
+    loss = model(x, t) + F.mean(model.y**2)
+    target = np.full((2, 3), 70000, np.float32)
+    results = F.softmax(model.y), model.y - target, target * model.y, F.mean_squared_error(model.y, target)
+    assert F.accuracy(model.y, t).dtype == np.float32
+    for y in (loss, *results):
+        assert y.dtype == np.float32
+        assert np.isfinite(y.array).all()
+    model.cleargrads()
+    (loss + F.sum(results[1])).backward()
+    assert model.predictor.b.grad.dtype == model.predictor.W.dtype
+    probabilities = F.softmax(F.cast(model.predictor(x), "float32")).array
+    expected = probabilities.sum(axis=0) / 2 - [0.5, 0.5, 0] + model.predictor(x).array.sum(axis=0) / 3 + 2
+    np.testing.assert_allclose(model.predictor.b.grad.astype("f"), expected, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("hide", [lambda h: lambda: h, lambda h: iter([h]).__next__])
+def test_variables_that_leave_where_results_are_not_looked_into(hide):
+    layer = _converted("bfloat16")
+    model = chainer.Sequential(layer, hide)
+    mixprec.convert(model, compute="bfloat16")
+    assert F.sum(model(np.ones((2, 4), np.float32))() + np.ones(4, np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("compute", HALF)
+def test_arrays_beside_a_parameter(compute):
+    """As in elastic weight consolidation: an array keeps the bits that 16 of them do not have."""
+    layer, earlier = _converted(compute), np.full((4, 4), 1.5 - 2.0**-16, np.float32)
+    np.testing.assert_array_equal((layer.W - earlier).array, 2.0**-16)
+    np.testing.assert_array_equal((earlier - layer.W).array, -(2.0**-16))
 
 
 def test_gradients_of_gradients_are_in_the_compute_dtype():

@@ -176,7 +176,15 @@ def test_attributes_of_results_are_float32_and_gradients_flow_back(name, compute
 def test_all_ways_to_one_variable_lead_to_one():
     def several(net, h):
         inner = Plain(h)
-        return {"h": h, "list": [inner, inner, Frozen((h, collections.deque([h], 5)))], "array": Plain(h.array)}
+        return {
+            "h": h,
+            "list": [inner, inner, Frozen((h, collections.deque([h], 5)))],
+            "array": Plain(h.array),
+            "user": users(h),
+        }
+
+    def users(h):
+        return collections.ChainMap(collections.UserDict(h=collections.UserList([h])))
 
     _, result = result_of(several)
     first, second, frozen = result["list"]
@@ -184,6 +192,7 @@ def test_all_ways_to_one_variable_lead_to_one():
     assert type(frozen) is Frozen
     assert frozen.h[1].maxlen == 5
     assert all(each is result["h"] for each in (first.h, frozen.h[0], frozen.h[1][0]))
+    assert result["user"]["h"][0] is result["h"]
     assert result["array"].h.dtype == np.float32
 
 
