@@ -20,6 +20,8 @@ from mixprec.functions.layout import cast
 from mixprec.links.storage import Rounded
 from mixprec.rewrite.dtype_rules import chainer_apply
 
+_COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables
+
 
 class _Backward(threading.local):
     """Attribute ``enables``: ``chainer.config.enable_backprop`` of the pass under way in this thread, or ``None``."""
@@ -28,26 +30,27 @@ class _Backward(threading.local):
 
 
 _backward = _Backward()
-_COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables
 
 
 def marked(outputs):
-    """Returns variables that a function has computed in a call of a converted model, marked as such."""
-    for y in outputs:
-        y.__dict__[_COMPUTED] = True
+    """Returns variables that a function has computed in a call of a converted model, marked as such.
+
+    Gradients, which a backward pass in a call computes, are not: sums of them stay in the compute dtype.
+    """
+    if not _is_backward():
+        for y in outputs:
+            setattr(y, _COMPUTED, True)
     return outputs
 
 
 def widened(node, inputs):
     """Returns the inputs of a function node, all in float32 if a model's own in 16 bits is one of them."""
-    for x in inputs:  # of all functions of the process
-        if _is_own(x):
+    for x in inputs:  # of all functions of the process: most are neither
+        if (hasattr(x, _COMPUTED) or isinstance(x, chainer.Parameter)) and _is_own(x):
             break
     else:
         return inputs
-    if _is_backward():
-        return inputs
-    if type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
+    if _is_backward() or type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
         return inputs
     return tuple(_in_float32(x) if is_half(x.dtype) else x for x in inputs)
 
@@ -61,16 +64,17 @@ def operand(x, value, preprocess):
 
 def _is_own(x):
     """Whether ``x`` is a parameter of a converted model, or a variable that a call of one has computed, in 16 bits."""
-    if not isinstance(x, chainer.Variable):
-        return False
     if isinstance(x, chainer.Parameter):
         return isinstance(x.initializer, Rounded) and is_half(x.dtype)
-    return _COMPUTED in x.__dict__ and is_half(x.dtype)
+    return hasattr(x, _COMPUTED) and is_half(x.dtype)
 
 
 def _is_backward():
-    # F.forget repeats a forward pass in a backward pass: it switches on what that has switched off.
-    return _backward.enables == chainer.config.enable_backprop
+    """Whether a function is applied by a backward pass, and not by a forward pass that F.forget repeats in one.
+
+    Such a forward pass switches on what the backward pass has switched off.
+    """
+    return _backward.enables is not None and _backward.enables == chainer.config.enable_backprop
 
 
 def _in_float32(x):
