@@ -25,9 +25,13 @@ _COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables
 
 
 def marked(outputs):
-    """Returns variables that a function has computed in a call of a converted model, marked as such."""
-    for y in outputs:
-        y.__dict__[_COMPUTED] = True
+    """Returns variables that a function has computed in a call of a converted model, marked as such.
+
+    Gradients, which a backward pass in a call computes, are not: sums of them stay in the compute dtype.
+    """
+    if not _is_backward():
+        for y in outputs:
+            y.__dict__[_COMPUTED] = True
     return outputs
 
 
