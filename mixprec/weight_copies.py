@@ -212,9 +212,7 @@ def copydata(original):
             original(self, var)
             return
         source = exact(var) if is_half(var.dtype) else var.array
-        # Without bits beyond 16 a source is as any array: where a parameter has its bits already, the master keeps more.
-        has_more = not is_half(var.dtype) or master_of(var) is not None
-        if has_master and has_more and is_half(self.dtype):
+        if has_master and is_half(self.dtype):
             write(self, source)
         else:
             with np.errstate(over="ignore"):
