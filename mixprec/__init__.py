@@ -16,8 +16,8 @@ _HOMES = {
     "MixedPrecisionOptimizer": "mixprec.optimizer",
     "KFAC": "mixprec.kfac.preconditioner",
     "DynamicLossScale": "mixprec.loss_scale",
-    "StaticLossScale": "mixprec.loss_scale",
-    "NoLossScale": "mixprec.loss_scale",
+    "StaticLossScale": "mixprec.fixed_scales",
+    "NoLossScale": "mixprec.fixed_scales",
     "LossScaleExhausted": "mixprec.loss_scale",
     "LARS": "mixprec.optimizer.rules.lars",
     "LAMB": "mixprec.optimizer.rules.lamb",
@@ -61,9 +61,10 @@ if TYPE_CHECKING:
     from mixprec import training as training
     from mixprec.activation_memory.offloading import offload
     from mixprec.activation_memory.recomputation import recompute
+    from mixprec.fixed_scales import NoLossScale, StaticLossScale
     from mixprec.graph_capture.captured import capture
     from mixprec.kfac.preconditioner import KFAC
-    from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted, NoLossScale, StaticLossScale
+    from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.optimizer import MixedPrecisionOptimizer
     from mixprec.optimizer.rules.lamb import LAMB
     from mixprec.optimizer.rules.lars import LARS

@@ -9,10 +9,10 @@ import numpy as np
 
 from mixprec import files, importing
 from mixprec.command_line import Parser, one_line
+from mixprec.name_patterns import UnknownName
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite.convert import convert
 from mixprec.rewrite.example import describe
-from mixprec.rewrite.float32_links import UnknownLink
 
 _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
 _INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
@@ -196,7 +196,7 @@ def _report(arguments):
             fuse=arguments.fuse,
             keep_float32=arguments.keep_float32,
         )
-    except UnknownLink as error:
+    except UnknownName as error:
         raise CommandError(str(error)) from error
     except Exception as error:
         called = f"{type(model).__name__} called on {describe(example)}"

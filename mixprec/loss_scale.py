@@ -25,85 +25,13 @@ from chainer import AbstractSerializer, Deserializer, backend, get_array_types
 from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
+from mixprec.fixed_scales import NoLossScale, StaticLossScale, check_device, check_serializer
 
 _SEARCH_BACKOFF = 0.25
 
 
 class LossScaleExhausted(RuntimeError):
     """Overflows in so many steps in a row that no loss scale can help: the network itself has diverged."""
-
-
-class NoLossScale:
-    """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped.
-
-    Example:
-        >>> import chainer
-        >>> import mixprec
-        >>> inner = chainer.optimizers.SGD()
-        >>> optimizer = mixprec.MixedPrecisionOptimizer(inner, loss_scale=mixprec.NoLossScale())  # or None
-        >>> optimizer.loss_scale
-        1.0
-    """
-
-    value: float = 1.0
-    patience: int | None = None
-    is_searching: bool = False
-
-    def factor(self, device: backend.Device) -> None:
-        """Returns ``None``: there is nothing to multiply by."""
-
-    def adjust(self, overflow: Any) -> None:
-        """Does nothing: the scale is always 1."""
-
-    def reset(self) -> None:
-        """Does nothing: there is no state."""
-
-    def serialize(self, serializer: AbstractSerializer) -> None:
-        """There is nothing to save."""
-        _check_serializer(serializer)
-
-
-class StaticLossScale:
-    """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.
-
-    Args:
-        value: the scale, a power of two (others would change the gradients' mantissas).
-
-    Raises:
-        ValueError: ``value`` is not a positive power of two.
-
-    Example:
-        >>> import chainer
-        >>> import mixprec
-        >>> inner = chainer.optimizers.SGD()
-        >>> optimizer = mixprec.MixedPrecisionOptimizer(inner, loss_scale=mixprec.StaticLossScale(1024))  # or 1024
-        >>> optimizer.loss_scale, optimizer.scales_dynamically
-        (1024.0, False)
-    """
-
-    patience: int | None = None
-    is_searching: bool = False
-
-    def __init__(self, value: float) -> None:
-        self.value: float = arguments.power_of_two("value", value)
-        self._factors = {}
-
-    def factor(self, device: backend.Device) -> Any:
-        """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
-        _check_device(device)
-        if device.name not in self._factors:
-            self._factors[device.name] = device.send(np.array(self.value, np.float32))
-        return self._factors[device.name]
-
-    def adjust(self, overflow: Any) -> None:
-        """Does nothing: the scale is constant."""
-
-    def reset(self) -> None:
-        """Does nothing: the scale is constant."""
-
-    def serialize(self, serializer: AbstractSerializer) -> None:
-        """There is nothing to save: the value comes from the program."""
-        _check_serializer(serializer)
 
 
 class DynamicLossScale:
@@ -196,7 +124,7 @@ class DynamicLossScale:
 
     def factor(self, device: backend.Device) -> Any:
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
-        _check_device(device)
+        check_device(device)
         return device.send(self._value).astype(np.float32)
 
     def adjust(self, overflow: Any) -> None:
@@ -281,7 +209,7 @@ class DynamicLossScale:
         A file of a run without ``search`` does not say whether gradients have been finite; it is taken that they have
         not, and for the caller to call :meth:`end_search` if it knows better.
         """
-        _check_serializer(serializer)
+        check_serializer(serializer)
         state = (
             float(stored(serializer, "value", self._value)),
             int(stored(serializer, "clean", self._clean)),
@@ -325,12 +253,3 @@ def as_loss_scale(loss_scale):
         return StaticLossScale(arguments.power_of_two("loss_scale", loss_scale))
     found = arguments.found(loss_scale)
     raise TypeError(f"loss_scale must be 'dynamic', a number, None or a loss scale object; found {found}")
-
-
-def _check_serializer(serializer):
-    arguments.instance("serializer", serializer, AbstractSerializer, "a chainer.AbstractSerializer")
-
-
-def _check_device(device):
-    if not isinstance(device, backend.Device):
-        raise arguments.not_a("device", device, "a chainer.backend.Device")

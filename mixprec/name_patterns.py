@@ -3,6 +3,25 @@
 import difflib
 
 
+class UnknownName(ValueError):
+    """A pattern that matches no name in a model.
+
+    Args:
+        argument: which the pattern is in, ``"rates"``.
+        what: what the names are those of, ``"parameter"``.
+        pattern: the pattern.
+        names: all names.
+
+    Attributes:
+        pattern: the pattern.
+        names: all names.
+    """
+
+    def __init__(self, argument, what, pattern, names):
+        super().__init__(f"{argument}: {pattern!r} {no_match(what, pattern, names)}")
+        self.pattern, self.names = pattern, names
+
+
 def no_match(what, pattern, names):
     """Returns the end of a message: a pattern fits none of these names, and which patterns are like it.
 

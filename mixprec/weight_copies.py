@@ -110,16 +110,14 @@ def narrow(params):
 
 def as_computed(scope, inputs):
     """Returns the inputs of a function inside a converted model: FP32 parameters that stand for 16 bits are cast."""
-    if not any(isinstance(x, chainer.Parameter) and _is_wide(x) for x in inputs):
-        return inputs
     return tuple(
-        scope.cast(x, computes_in(x)) if isinstance(x, chainer.Parameter) and _is_wide(x) else x for x in inputs
+        scope.cast(x, computes_in(x)) if isinstance(x, chainer.Parameter) and is_wide(x) else x for x in inputs
     )
 
 
 def announce_wide(namedparams):
     """Says once which of ``[(name, parameter)]`` are trained in FP32, though their links compute in 16 bits."""
-    found = [(name, param) for name, param in namedparams if _is_wide(param) and param.array is not None]
+    found = [(name, param) for name, param in namedparams if is_wide(param) and param.array is not None]
     found = [(name, param) for name, param in found if param.update_rule is not None and param.update_rule.enabled]
     if found:
         (name, param), *others = found
@@ -127,7 +125,8 @@ def announce_wide(namedparams):
         announce(_TRAINED_WIDE, which, computes_in(param).name)
 
 
-def _is_wide(param):
+def is_wide(param):
+    """Whether a parameter is in FP32, though the converted link of which it was copied computes in 16 bits."""
     return COMPUTE in param.__dict__ and param.dtype == np.float32
 
 
@@ -195,10 +194,12 @@ def setstate(original):
 
 @patch("chainer.variable:Variable.copydata", when=WHEN)
 def copydata(original):
-    """Without it copyparams takes rounded weights from a model with masters, and does not reach those of another."""
+    """Without it copyparams takes rounded weights from a model with masters, and misses those of its target."""
 
     @functools.wraps(original)
     def copydata(self, var):
+        if self.array is None and var.array is None:
+            return
         has_master = master_of(self) is not None or (self.array is None and OWNER in self.__dict__)
         if self.array is None and var.array is not None:
             self.initialize(var.shape)
@@ -209,7 +210,9 @@ def copydata(original):
             original(self, var)
             return
         source = exact(var) if is_half(var.dtype) else var.array
-        if has_master and is_half(self.dtype):
+        # Without bits beyond 16 a source is as any array: where a parameter has its bits already, the master keeps more.
+        has_more = not is_half(var.dtype) or master_of(var) is not None
+        if has_master and has_more and is_half(self.dtype):
             write(self, source)
         else:
             with np.errstate(over="ignore"):

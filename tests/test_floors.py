@@ -17,7 +17,7 @@ FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     arguments command_line lost_weights master_arrays name_patterns without_masters native
-    backends old_code
+    backends old_code fixed_scales
     policy loss_scale
     functions bridge
     links startup environment

@@ -1,5 +1,6 @@
 """The Python of README and of pages in docs runs as printed, and what they name exists."""
 
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -97,6 +98,8 @@ def test_every_name_is_there_after_a_plain_import():
     pattern = r"(?<![\w./-])(?<!from )(?<!import )(?<!-m )mixprec(?:\.[A-Za-z_]\w*)+"
     names = sorted({name for text in PAGES.values() for name in re.findall(pattern, text)})
     assert "mixprec.training.LossScaleLog" in names
+    if importlib.util.find_spec("onnxruntime") is None:  # as beside the extra legacy
+        names.remove("mixprec.export.onnx")
     code = f"import mixprec\nfor name in {names}:\n    eval(name)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 

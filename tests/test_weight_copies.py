@@ -293,6 +293,15 @@ def test_copyparams_takes_and_gives_float32_bits(source, compute, inputs):
     np.testing.assert_array_equal(optimizer.master(model[0].W).array, _file(given)["0/W"])
 
 
+@pytest.mark.parametrize("converts", [False, True])
+def test_copyparams_of_parameters_without_a_shape_leaves_them_so(converts):
+    """As of a target network before the first step, in both directions; plain Chainer does."""
+    model, twin = (_small(inputs=None)[0] if converts else L.Linear(None, 2) for _ in range(2))
+    for target, source in ((model, twin), (model, copy.deepcopy(model)), (copy.deepcopy(model), model)):
+        target.copyparams(source)
+    assert any(param.array is None for param in model.params())
+
+
 def test_copyparams_without_masters_rounds():
     given, _ = _small(1)
     model = chainer.Sequential(L.Linear(3, 4), F.relu, L.Linear(4, 2))

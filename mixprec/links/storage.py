@@ -162,6 +162,7 @@ class _Loading(chainer.Deserializer):
 
     def __init__(self, serializer):
         self._serializer = serializer
+        self.path = path_of(serializer, "")
 
     def __call__(self, key, value):
         if not _is_floating(value) or (value.dtype == np.float32 and value.flags.c_contiguous):

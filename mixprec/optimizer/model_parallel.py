@@ -12,7 +12,7 @@ import numpy as np
 
 from mixprec.announcements import announce
 from mixprec.optimizer.grad_scales import UnscaledBackward
-from mixprec.optimizer.pass_scales import nodes_of_pass
+from mixprec.optimizer.pass_graph import reached
 
 _AGREED = "_mixprec_model_parallel"  # attribute of a communicator whose processes have asked each other
 _LIMIT = 600  # seconds that they wait for each other, as others may still be in their forward pass
@@ -32,17 +32,21 @@ def is_part_of_chain(loss, has_scale):
     module = sys.modules.get("chainermn.functions.point_to_point_communication")
     if module is None or not isinstance(loss, chainer.Variable):
         return False
-    nodes = nodes_of_pass([loss.node])
-    functions = [getattr(node.creator_node, "function", None) for node in nodes]  # of an old-style Function
-    ends = [function for function in functions if isinstance(function, (module.Send, module.Recv))]
+    functions, _ = reached([loss.node])
+    adapted = [each.function for each in functions if isinstance(each, chainer.function.FunctionAdapter)]
+    ends = [each for each in adapted if isinstance(each, (module.Send, module.Recv))]
     communicators = {id(end.comm): end.comm for end in ends}.values()
     if has_scale and communicators:
         for communicator in communicators:
             if not hasattr(communicator, _AGREED):
-                _ask(communicator, any(node.dtype == np.float16 for node in nodes))
+                _ask(communicator, loss.dtype == np.float16 or any(map(_takes_float16, functions)))
                 setattr(communicator, _AGREED, True)
         announce("model parallelism: the loss is not scaled, as chainermn's send and recv carry no loss scale")
     return bool(communicators)
+
+
+def _takes_float16(function):
+    return any(x.dtype == np.float16 and x.requires_grad for x in function.inputs)
 
 
 def _ask(communicator, in_float16):

@@ -10,25 +10,12 @@ import chainer
 from chainer.optimizer import Hyperparameter
 
 from mixprec import arguments
-from mixprec.name_patterns import no_match
+from mixprec.name_patterns import UnknownName
 
 # Of the hyperparameters of a rule the first of these that it has is scaled. The step of Adam and MSVAG, with its weight
 # decay, is proportional to eta; alpha of RMSprop is no rate, and RMSprop has lr.
 _RATES = ("eta", "lr", "alpha")
 _FROZEN = "_mixprec_frozen"  # attribute of a parameter that takes no gradient because of this module
-
-
-class UnknownPart(ValueError):
-    """A pattern that matches no parameter.
-
-    Attributes:
-        pattern: the pattern.
-        names: those of the parameters.
-    """
-
-    def __init__(self, pattern, names):
-        super().__init__(f"rates: {pattern!r} {no_match('parameter', pattern, names)}")
-        self.pattern, self.names = pattern, names
 
 
 class NothingToTrain(ValueError):
@@ -64,7 +51,7 @@ class PartRates:
         """Returns :class:`Factors`, which answers for the parameters of a model.
 
         Raises:
-            UnknownPart: a pattern matches none of them.
+            UnknownName: a pattern matches none of them.
             NothingToTrain: all of them are frozen.
         """
         return Factors(model, self._rates)
@@ -90,7 +77,7 @@ class Factors:
         names = [name for name, _ in model.namedparams()]
         for pattern in rates:
             if not fnmatch.filter(names, pattern):
-                raise UnknownPart(pattern, names)
+                raise UnknownName("rates", "parameter", pattern, names)
         if all(self(param) == 0 for param in model.params()):
             raise NothingToTrain("rates: all parameters are frozen, and there is nothing to train")
 

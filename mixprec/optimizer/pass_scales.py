@@ -25,8 +25,16 @@ from mixprec.optimizer.grad_scales import (
     grad_scale_of,
     merged,
 )
+from mixprec.optimizer.pass_graph import reached
 
-_pass = threading.local()
+
+class _Pass(threading.local):
+    """Attribute ``factor``: the scale of the backward pass under way in this thread; ``None`` outside of passes."""
+
+    factor = None
+
+
+_pass = _Pass()
 
 
 def install():
@@ -38,11 +46,12 @@ def install():
 def _keeping_grad_scales(backprop_to_all):
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
-        outer = getattr(_pass, "factor", None)
-        nodes = nodes_of_pass([node for node, _ in outputs])
-        factor = _scale_of_pass(nodes, len(outputs)) if loss_scale is None else loss_scale
-        before = [(param, grad_scale_of(param)) for param in _params(nodes) if param.grad is not None]
-        del nodes  # a pass may free what it has been through
+        outer = _pass.factor
+        nodes = [node for node, _ in outputs]
+        functions, leaves = reached(nodes)
+        factor = _scale_of_pass(nodes, functions) if loss_scale is None else loss_scale
+        before = [(param, grad_scale_of(param)) for param in _params(leaves) if param.grad is not None]
+        del functions, leaves  # a pass may free what it has been through
         for param, _ in before:
             param._loss_scale = PENDING
         _pass.factor = factor
@@ -52,8 +61,7 @@ def _keeping_grad_scales(backprop_to_all):
         finally:
             _pass.factor = outer
             for param, scale in before:
-                reached = param._loss_scale is not PENDING
-                param._loss_scale = merged(scale, factor) if reached else scale
+                param._loss_scale = scale if param._loss_scale is PENDING else merged(scale, factor)
 
     return run
 
@@ -70,7 +78,7 @@ def _leaving_grad_scales(grad):
             scale = given.get("loss_scale")
             if scale is None:
                 outputs = [y.node for y in given["outputs"]]
-                scale = _scale_of_pass(nodes_of_pass(outputs), len(outputs))
+                scale = _scale_of_pass(outputs, reached(outputs)[0])
             for param in params:
                 param._loss_scale = scale
         return gradients
@@ -83,15 +91,15 @@ def _writing(write):
 
     @functools.wraps(write)
     def run(self, gradient, **kwargs):
-        factor = getattr(_pass, "factor", None)
+        factor = _pass.factor
         if factor is None or not hasattr(self, OWNER):
             write(self, gradient, **kwargs)
             return
         # ``param.grad += ...`` writes the same array again.
-        is_added = gradient is not None and (gradient is self.grad or gradient is self._grad_var)
-        scale = grad_scale_of(self) if is_added else ZERO
+        is_added = gradient is not None and (gradient is self._grad or gradient is self._grad_var)
+        scale = merged(grad_scale_of(self), factor) if is_added else factor
         write(self, gradient, **kwargs)
-        self._loss_scale = NOT_REACHED if gradient is None else merged(scale, factor)
+        self._loss_scale = NOT_REACHED if gradient is None else scale
 
     return run
 
@@ -104,7 +112,7 @@ def _adding(addgrad):
         if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
             added = grad_scale_of(var)
             if added is None:  # perhaps of a variable that a function has made in its backward pass
-                added = getattr(_pass, "factor", None)
+                added = _pass.factor
             self._loss_scale = merged(scale, added)
 
     return run
@@ -145,37 +153,26 @@ _WHY = "Without it a step does not know the scale of a gradient that Chainer has
 _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
 
 
-def nodes_of_pass(outputs):
-    """Returns the variable nodes that a backward pass comes by, a list that begins with ``outputs``."""
-    nodes, seen = list(outputs), set(outputs)
-    for node in nodes:  # which grows
-        creator = node.creator_node
-        if creator is not None and creator not in seen:
-            seen.add(creator)
-            nodes += {x: None for x in creator.inputs if x not in seen and x.requires_grad}
-            seen.update(creator.inputs)
-    return nodes
-
-
-def _params(nodes):
-    """Returns the parameters with masters among the nodes of a backward pass, but for those of an outer pass."""
-    variables = [node.get_variable_or_none() for node in nodes if node.creator_node is None]
+def _params(leaves):
+    """Returns the parameters with masters among the leaves of a backward pass, but for those of an outer pass."""
+    variables = [node.get_variable_or_none() for node in leaves]
     return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
 
 
-def _scale_of_pass(nodes, count):
+def _scale_of_pass(outputs, functions):
     """Returns the scale that a backward pass without a loss scale of its own leaves.
 
     Args:
-        nodes: of the pass, from :func:`nodes_of_pass`.
-        count: how many of them it begins from.
+        outputs: the variable nodes that it begins from.
+        functions: of the pass, from :func:`~mixprec.optimizer.pass_graph.reached`.
     """
-    outer = getattr(_pass, "factor", None)
+    outer = _pass.factor
     if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale
         return outer
-    losses = [node.get_variable_or_none() for node in nodes[:count]]
+    losses = [node.get_variable_or_none() for node in outputs]
     factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
     factor = factors.popitem()[1] if len(factors) == 1 else MIXED
+    nodes = {*outputs, *(x for function in functions for x in function.inputs if x.requires_grad)}
     if factor is None and any(getattr(node, "is_scaled", False) for node in nodes):
         return MIXED  # a sum of scaled losses, say, whose factor is anybody's guess
     return UNSCALED_FP16 if factor is None and any(node.dtype == np.float16 for node in nodes) else factor
@@ -193,18 +190,15 @@ def sole_uses(outputs):
     """
     if chainer.is_debug():
         return set()
-    functions_left = [node.creator_node for node, _ in outputs if node.creator_node is not None]
-    seen, places = set(functions_left), {node: [None] for node, _ in outputs}  # an output has a gradient already
-    while functions_left:
-        function = functions_left.pop()
+    outputs = [node for node, _ in outputs]
+    functions, leaves = reached(outputs)
+    users = {node: [None] for node in outputs}  # an output has a gradient already
+    for function in functions:
         for place, x in enumerate(function.inputs):
-            places.setdefault(x, []).append((function, place))
-            if x.creator_node is not None and x.creator_node not in seen:
-                seen.add(x.creator_node)
-                functions_left.append(x.creator_node)
+            users.setdefault(x, []).append((function, place))
     found = set()
-    for x, users in places.items():
-        param = x.get_variable_or_none() if x.creator_node is None else None
-        if len(users) == 1 and users[0] is not None and hasattr(param, OWNER) and param.grad is None:
-            found.add(users[0])
+    for x in leaves:
+        param = x.get_variable_or_none()
+        if len(users[x]) == 1 and users[x][0] is not None and hasattr(param, OWNER) and param.grad is None:
+            found.add(users[x][0])
     return found

@@ -6,13 +6,16 @@ users. :func:`repeatable` is around the passes, and :func:`why_not` says where t
 :mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
+import collections
 import contextlib
+import copy
 import functools
 import threading
 
 import chainer
 
 from mixprec.compat.registry import patch
+from mixprec.optimizer.pass_graph import reached
 
 WHEN = "update, with a search"
 
@@ -68,7 +71,7 @@ def why_not(loss, *, alone):
     """
     if _now.refused is not None:
         return _now.refused
-    functions, _ = _reached([loss.node])
+    functions, _ = reached([loss.node])
     for function in functions:
         name = getattr(function, "one_pass_only", None)
         if name is not None:
@@ -89,7 +92,7 @@ class _Gradients:
         self._before = {}  # variable node -> the attributes of its variable
 
     def keep(self, nodes):
-        for node in _reached(nodes)[1]:
+        for node in reached(nodes)[1]:
             variable = node.get_variable_or_none()
             if variable is not None and node not in self._before:
                 self._before[node] = variable._grad, variable._grad_var, variable._loss_scale
@@ -104,7 +107,7 @@ class _Gradients:
 
 @patch("chainer._backprop:_backprop_to_all", when=WHEN)
 def _gradients_kept(backprop_to_all):
-    """Without it the gradients of a pass stay: those of other models, of inputs, of a pass inside, as of F.forget."""
+    """Without it gradients of the last pass stay in other models, in inputs, and inside of F.forget."""
 
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
@@ -129,33 +132,58 @@ def _functions_kept(backprop_step):
 
 @contextlib.contextmanager
 def _as_it_was(function):
-    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before."""
-    adapted = getattr(function, "_function", None)  # of an old-style chainer.Function
-    states = [vars(each) for each in (function, adapted) if isinstance(each, chainer.FunctionNode | chainer.Function)]
+    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before.
+
+    A user's function also has copies of its inputs and outputs. Functions of Chainer and mixprec do not write there.
+    """
+    adapted = getattr(function, "_function", function)  # of an old-style chainer.Function
+    states = [vars(each) for each in {function, adapted} if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
-    arrays = chainer.get_array_types()
     for state in states:
-        state |= {name: value.copy(order="K") for name, value in state.items() if isinstance(value, arrays)}
+        state |= {name: _copied(value) for name, value in state.items()}
+    ours = any(_is_of(adapted, package) for package in ("chainer", "chainermn", "mixprec"))
+    held = [] if ours else [(node, node.data, node.get_variable_or_none()) for node in _retained(function)]
+    copies = {id(array): array.copy(order="K") for _, array, _ in held}
+    for node, array, variable in held:
+        _put(copies[id(array)], node, variable)
     try:
         yield
     finally:
+        for node, array, variable in held:
+            _put(array, node, variable)
         for state, values in zip(states, before, strict=True):
             state.clear()
             state |= values
 
 
-def _reached(nodes):
-    """Returns the functions that a backward pass from variable nodes comes by, and the nodes without a creator."""
-    functions, leaves, left = set(), set(), list(nodes)
-    while left:
-        node = left.pop()
-        function = node.creator_node
-        if function is None:
-            leaves.add(node)
-        elif function not in functions:
-            functions.add(function)
-            left += [x for x in function.inputs if x.requires_grad]
-    return functions, leaves
+def _retained(function):
+    """Returns the nodes of a function's inputs and outputs that have an array."""
+    nodes = [*function.inputs, *(output() for output in function.outputs)]
+    return [node for node in nodes if node is not None and node.data is not None]
+
+
+def _put(array, node, variable):
+    node.data = array
+    if variable is not None:
+        variable._data[0] = array
+
+
+def _copied(value):
+    """Copies an array, and lists, tuples and dicts that hold arrays; what is something else, as a log, is itself."""
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy(order="K")
+    if type(value) is not tuple and not isinstance(value, list | dict | collections.deque):
+        return value
+    held = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    copies = {key: _copied(each) for key, each in held.items()}
+    if all(copies[key] is each for key, each in held.items()):
+        return value
+    if type(value) is tuple:
+        return tuple(copies.values())
+    value = copy.copy(value)
+    for key, each in copies.items():
+        value[key] = each
+    return value
 
 
 def _sums_over_processes(function):

@@ -3,12 +3,16 @@
 ``setup`` makes :class:`RunningStatistics`. A step begins with the first call of a link in training mode, whether with
 backprop or not: ``F.forget``, a teacher and frozen layers have none. Hooks of links save then; ``update(lossfun)``
 saves what they have not. The end of ``update()`` takes the values back, or forgets what was saved.
+
+A step may call models of other optimizers, too, as a critic's calls the generator. So a hook also saves in its first
+call after the last ``update()`` of the thread, whichever optimizer that was of (:class:`_Calls`).
 """
 
 import collections
 import contextlib
 import itertools
 import operator
+import threading
 import weakref
 
 import chainer
@@ -22,7 +26,23 @@ from mixprec.optimizer.model_index import LinkGuards
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
 _SAVED = operator.attrgetter("saved")
-_used = weakref.WeakSet()  # all hooks that have ever saved, of all optimizers
+
+
+class _Calls(threading.local):
+    """What this thread has called since its last ``update()`` has ended, or since ``update(lossfun)`` has begun.
+
+    Attributes:
+        first: hook of a link -> what was saved in its first call, ``(order, saved)`` as in :class:`_Saver`.
+    """
+
+    def __init__(self):
+        self.begin()
+
+    def begin(self):
+        self.first = weakref.WeakKeyDictionary()
+
+
+_calls = _Calls()
 
 
 class RunningStatistics:
@@ -40,12 +60,12 @@ class RunningStatistics:
     """
 
     def __init__(self, index):
-        self._copies = self._begun = None
+        self._copies, self._has_begun = None, False
         self.watch(index)
         self.guards.forget()
 
     def __getstate__(self):
-        return {"_copies": None, "_begun": None}  # what has been saved is in the hooks of the links
+        return {"_copies": None, "_has_begun": False}  # what has been saved is in the hooks of the links
 
     def watch(self, index):
         """Guards the links of another model; what has been saved of them stays."""
@@ -58,7 +78,8 @@ class RunningStatistics:
 
     def save(self):
         """Begins a step, if it is one of training: copies the values of all links, those on a device in one launch."""
-        self._begun = next(_Saver.orders)
+        self._has_begun = True
+        _calls.begin()
         savers = [saver for saver in self.guards.hooks if not saver.saved]
         if not savers or not chainer.config.train:
             return
@@ -72,17 +93,11 @@ class RunningStatistics:
 
     def forget(self):
         """Ends a step: what has been saved in it is not wanted any more."""
-        for saver in self._others():
-            saver.saved = {}
-        self._begun = None
+        if self._has_begun:  # otherwise a loop of the user's own may go on to a step of another optimizer
+            _forget_calls()
+        self._has_begun = False
+        _calls.begin()
         self.guards.forget()
-
-    def _others(self):
-        """Returns the hooks of other optimizers' links, a generator's say, that were first called in this update."""
-        if self._begun is None:
-            return []
-        own = set(self.guards.hooks)
-        return [saver for saver in list(_used) if saver.order > self._begun and saver not in own]
 
     def _copied(self, arrays):
         """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
@@ -104,9 +119,8 @@ class RunningStatistics:
     def moved(self):
         """Returns ``[(array, its copy from before the step)]`` of the arrays that the step may have moved in place."""
         arrays = {}
-        for name, saver in self._saved():
-            value, before = saver.saved[name]
-            now = saver.link.__dict__.get(name)
+        for name, link, value, before in self._saved():
+            now = link.__dict__.get(name)
             if _is_array(now) and now is value and now.flags.c_contiguous:
                 arrays[id(now)] = now, before
         return list(arrays.values())
@@ -123,28 +137,34 @@ class RunningStatistics:
         if on_host(skipped) and not skipped:
             return
         done = {id(array) for array, _ in but}
-        for name, saver in self._saved():
-            value, before = saver.saved[name]
-            now = saver.link.__dict__.get(name)
+        for name, link, value, before in self._saved():
+            now = link.__dict__.get(name)
             if _is_array(now) and (now is value or (value is None and name in _FIRST_VALUES)):
                 if id(now) not in done:
                     restore(now, before, skipped)
             elif _moved(now, value) and to_host(skipped):
-                saver.link.__dict__[name] = value
+                link.__dict__[name] = value
 
     def _saved(self):
-        """Yields names of values and the hook that saved each, the last first: the first copy of an array is right."""
-        for saver in sorted([*self.guards.hooks, *self._others()], key=lambda saver: -saver.order):
-            for name in saver.saved:
-                yield name, saver
+        """Yields ``name, link, value, copy`` of what was saved, the last first: the first copy of an array is right."""
+        own = [(saver.order, saver.link, saver.saved) for saver in self.guards.hooks]
+        known = set(self.guards.hooks)
+        others = [(*first, saver) for saver, first in list(_calls.first.items()) if saver not in known]
+        own += [(order, saver.link, saved) for order, saved, saver in others]
+        for _, link, saved in sorted(own, key=lambda each: -each[0]):
+            for name, (value, before) in saved.items():
+                yield name, link, value, before
 
     @contextlib.contextmanager
     def outside_of_steps(self):
         """Inside of the block calls are no part of a step: what they move stays, as when statistics are recomputed."""
         of_step = {saver for saver in self.guards.hooks if saver.saved}
+        outer = _calls.first
+        _calls.begin()
         try:
             yield
         finally:
+            _calls.first = outer
             for saver in self.guards.hooks:
                 if saver not in of_step:
                     saver.saved = {}
@@ -153,13 +173,17 @@ class RunningStatistics:
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
         savers = list(self.guards.hooks)
-        outer = [saver.saved for saver in savers]
+        outer, calls = [saver.saved for saver in savers], _calls.first
+        _calls.begin()
         for saver in savers:
+            saver.saved = {}
             saver.save()
         try:
             yield
         finally:
             self.undo(True)
+            _forget_calls()
+            _calls.first = calls
             for saver, saved in zip(savers, outer, strict=True):
                 saver.saved = saved
 
@@ -168,6 +192,14 @@ def loaded(link):
     """Called when the persistent values of a link were loaded: there is nothing to come back to any more."""
     if (saver := _saver(link)) is not None:
         saver.saved = {}
+        _calls.first.pop(saver, None)
+
+
+def _forget_calls():
+    """Hooks of all optimizers' links do not want any more what they have saved for these calls."""
+    for saver, (_, saved) in list(_calls.first.items()):
+        if saver.saved is saved:
+            saver.saved = {}
 
 
 class _Saver(chainer.LinkHook):
@@ -182,7 +214,7 @@ class _Saver(chainer.LinkHook):
 
     def forward_preprocess(self, args):
         # A link that was copied by Link.copy() shares the hooks of the original.
-        if not self.saved and args.link is self.link and chainer.config.train:
+        if args.link is self.link and chainer.config.train and not (self.saved and self in _calls.first):
             self.save()
 
     def save(self):
@@ -194,11 +226,13 @@ class _Saver(chainer.LinkHook):
 
     def keep(self, values):
         """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
-        self.order = next(self.orders)
-        _used.add(self)
-        self.saved = {
+        saved = {
             name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
         }
+        first = next(self.orders), saved
+        _calls.first[self] = first
+        if not self.saved:  # otherwise by a call for another optimizer's step, or before an earlier one
+            self.order, self.saved = first
 
     def _copy(self, name, value):
         if _is_array(value):

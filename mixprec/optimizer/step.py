@@ -8,15 +8,13 @@ parts are done depends on where the parameters are: :mod:`~mixprec.optimizer.upd
 
 import contextlib
 import functools
-import math
 
 import numpy as np
 from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends import launcher_of
-from mixprec.backends.transfers import stored, to_host, to_host_async
-from mixprec.loss_scale import LossScaleExhausted, NoLossScale
-from mixprec.optimizer import diagnosis
+from mixprec.backends.transfers import stored, to_host
+from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
 from mixprec.optimizer.fallback_form import FallbackForm
@@ -26,8 +24,6 @@ from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
 from mixprec.weight_copies import announce_wide
-
-_LATER = 8  # steps after which a number that was fetched is there, unless the host is further ahead of the device
 
 
 class OptimizerStep:
@@ -283,56 +279,3 @@ def skip_flag(optimizer):
         A boolean array of shape () where the step was computed. On a device the next step may write into it.
     """
     return optimizer._counter.arrays[1]
-
-
-class OverflowWatchdog:
-    """Stops training that has diverged. The host looks when patience may have run out: rarely, and never late.
-
-    Args:
-        scaler: the loss scale, which counts overflows in a row; one without a ``patience`` is never looked at.
-        rank: of this process among several, which all look in the same step, or an error would leave others waiting.
-    """
-
-    def __init__(self, scaler, rank=None):
-        self._scaler, self._rank = scaler, rank
-        self._steps = scaler.patience  # as long as these last, patience cannot have run out
-        self._fetched = None
-
-    def look_next_time(self):
-        """To be called when the counter of the loss scale was loaded."""
-        self._steps = None if self._scaler.patience is None else 1
-        self._fetched = None
-
-    def check(self, masters, statistics, lossfun, arguments, *, wait=True):
-        """Ends a step.
-
-        Args:
-            masters, statistics, lossfun: as for :func:`mixprec.optimizer.diagnosis.describe`.
-            arguments: callable that returns those of the loss function, ``(args, kwds)``; only called before an error.
-            wait: whether to wait for the device when patience may have run out. Otherwise the counter is fetched, and
-                looked at when it is there; of several ranks ``_LATER`` steps later.
-
-        Raises:
-            LossScaleExhausted: the last ``patience`` steps all overflowed.
-        """
-        if self._steps is None:
-            return
-        self._steps -= 1
-        if self._steps > 0:
-            return
-        if wait:
-            in_row = self._scaler.overflows_in_row
-        else:
-            if self._fetched is None:
-                self._fetched = to_host_async(self._scaler.arrays[-1])
-            if self._steps > -_LATER if self._rank is not None else not self._fetched.done:
-                return
-            in_row = int(self._fetched.value)
-        # Steps below 0 are those since the counter was fetched.
-        self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
-        if in_row >= self._scaler.patience:
-            where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
-            raise LossScaleExhausted(
-                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
-                f"2^{round(math.log2(self._scaler.value))}; {where}"
-            )

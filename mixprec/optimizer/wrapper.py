@@ -19,12 +19,13 @@ from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
+from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
 from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.scale_search import ScaleSearch
-from mixprec.optimizer.step import OptimizerStep, OverflowWatchdog, StepCounter
+from mixprec.optimizer.step import OptimizerStep, StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 
@@ -271,8 +272,6 @@ class MixedPrecisionOptimizer(Delegation):
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
         self._run_passes(lossfun, args, kwds)
-        if lossfun is None and self._scaler.is_searching:
-            self._scaler.end_search()  # a loop of the user's own: its passes are over
         try:
             if self._ranks is not None:
                 self._ranks.finish(self._passes, lossfun is None)
@@ -285,6 +284,8 @@ class MixedPrecisionOptimizer(Delegation):
             self._statistics.forget()
             raise
         self._statistics.forget()
+        if lossfun is None and self._scaler.is_searching:
+            self._scaler.end_search()  # a loop of the user's own: its passes are over
 
     def _run_passes(self, lossfun, args, kwds):
         """Runs the forward and backward passes of a step, if it has a loss function."""

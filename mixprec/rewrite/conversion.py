@@ -17,7 +17,7 @@ class Conversion:
     Attributes:
         on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
         traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
-        lost_weights: list of texts, one for each parameter that 16 bits cannot hold.
+        lost_weights: list of texts, one for each parameter that 16 bits cannot hold, or whose small steps they cannot.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
     """
 

@@ -17,7 +17,7 @@ from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.scope import active
-from mixprec.weight_copies import as_computed
+from mixprec.weight_copies import as_computed, is_wide
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
@@ -36,12 +36,12 @@ def apply(scope, node, inputs):
     """
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
-    if rule not in layer_rules.TAKING_FILTERS and cls.__name__ != "Cast":  # ours or Chainer's
-        inputs = as_computed(scope, inputs)
+    for x in inputs:  # a loop, as every function of a step comes by here
+        if is_wide(x) if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
+            inputs = _narrowed(scope, rule, cls, inputs)
+            break
     if rule is _ours:
         return chainer_apply(node, inputs)
-    if rule is not between_layers.fence and any(x.dtype == _FLOAT64 for x in inputs):
-        inputs = _without_float64(scope, inputs)
     if scope.keeps_float32 and cls is not Cast:
         inputs = float32_links.widened(scope, inputs, cls.__name__)  # what the link has from elsewhere
     for x in inputs:
@@ -54,6 +54,13 @@ def apply(scope, node, inputs):
     if scope.trace is not None:
         scope.trace.note(scope, node, cls, inputs, outputs)
     return outputs
+
+
+def _narrowed(scope, rule, cls, inputs):
+    """Returns inputs, some of which are parameters of copies in FP32, or in float64, as the rule takes them."""
+    if rule not in layer_rules.TAKING_FILTERS and cls.__name__ != "Cast":  # ours or Chainer's
+        inputs = as_computed(scope, inputs)
+    return inputs if rule is _ours or rule is between_layers.fence else _without_float64(scope, inputs)
 
 
 def _without_float64(scope, inputs):

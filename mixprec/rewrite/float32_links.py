@@ -10,23 +10,10 @@ import chainer
 
 from mixprec import arguments
 from mixprec.dtypes import FLOAT32, is_half
-from mixprec.name_patterns import no_match
+from mixprec.name_patterns import UnknownName
 from mixprec.rewrite.deferred import Deferred, taken
 
 _OURS = "mixprec.links."
-
-
-class UnknownLink(ValueError):
-    """A pattern that matches no link.
-
-    Attributes:
-        pattern: the pattern.
-        names: those of the links.
-    """
-
-    def __init__(self, pattern, names):
-        super().__init__(f"keep_float32: {pattern!r} {no_match('link', pattern, names)}")
-        self.pattern, self.names = pattern, names
 
 
 def check(keep):
@@ -55,7 +42,7 @@ def select(model, keep):
         keep: tuple of patterns, as of :func:`fnmatch.fnmatchcase` for the name of a link, and of classes of links.
 
     Raises:
-        UnknownLink: a pattern matches none.
+        UnknownName: a pattern matches none.
         ValueError: no link is of a class.
     """
     kept = set()
@@ -64,7 +51,7 @@ def select(model, keep):
         if isinstance(each, str):
             found = [link for name, link in named if fnmatch.fnmatchcase(name, each)]
             if not found:
-                raise UnknownLink(each, [name for name, _ in named])
+                raise UnknownName("keep_float32", "link", each, [name for name, _ in named])
         else:
             found = [link for _, link in named if isinstance(link, each)]
             if not found:

@@ -20,8 +20,16 @@ from mixprec.functions.layout import cast
 from mixprec.links.storage import Rounded
 from mixprec.rewrite.dtype_rules import chainer_apply
 
-_backward = threading.local()
 _COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables
+
+
+class _Backward(threading.local):
+    """Attribute ``enables``: ``chainer.config.enable_backprop`` of the pass under way in this thread, or ``None``."""
+
+    enables = None
+
+
+_backward = _Backward()
 
 
 def marked(outputs):
@@ -31,15 +39,18 @@ def marked(outputs):
     """
     if not _is_backward():
         for y in outputs:
-            y.__dict__[_COMPUTED] = True
+            setattr(y, _COMPUTED, True)
     return outputs
 
 
 def widened(node, inputs):
     """Returns the inputs of a function node, all in float32 if a model's own in 16 bits is one of them."""
-    if not any(map(_is_own, inputs)) or _is_backward():
+    for x in inputs:  # of all functions of the process: most are neither
+        if (hasattr(x, _COMPUTED) or isinstance(x, chainer.Parameter)) and _is_own(x):
+            break
+    else:
         return inputs
-    if type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
+    if _is_backward() or type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
         return inputs
     return tuple(_in_float32(x) if is_half(x.dtype) else x for x in inputs)
 
@@ -53,15 +64,17 @@ def operand(x, value, preprocess):
 
 def _is_own(x):
     """Whether ``x`` is a parameter of a converted model, or a variable that a call of one has computed, in 16 bits."""
-    if not isinstance(x, chainer.Variable):
-        return False
     if isinstance(x, chainer.Parameter):
         return isinstance(x.initializer, Rounded) and is_half(x.dtype)
-    return _COMPUTED in x.__dict__ and is_half(x.dtype)
+    return hasattr(x, _COMPUTED) and is_half(x.dtype)
 
 
 def _is_backward():
-    return getattr(_backward, "is_running", False)
+    """Whether a function is applied by a backward pass, and not by a forward pass that F.forget repeats in one.
+
+    Such a forward pass switches on what the backward pass has switched off.
+    """
+    return _backward.enables is not None and _backward.enables == chainer.config.enable_backprop
 
 
 def _in_float32(x):
@@ -69,17 +82,16 @@ def _in_float32(x):
     return cast(x, FLOAT32) if x.dtype == BFLOAT16 else chainer_apply(Cast(FLOAT32), (x,))[0]
 
 
-@patch("chainer._backprop_utils:backprop_step", when="mixprec.convert")
-def backprop_step(original):
+@patch("chainer._backprop:_backprop_to_all", "chainer.function_node:_backprop", when="mixprec.convert")
+def backward_passes(original):
     """Without it parameters are float32 in gradients of gradients, too, which are in the compute dtype."""
 
     @functools.wraps(original)
-    def backprop_step(*args):
-        outer = _is_backward()
-        _backward.is_running = True
+    def run(*args):
+        outer, _backward.enables = _backward.enables, chainer.config.enable_backprop
         try:
-            original(*args)
+            return original(*args)
         finally:
-            _backward.is_running = outer
+            _backward.enables = outer
 
-    return backprop_step
+    return run

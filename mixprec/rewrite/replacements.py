@@ -31,7 +31,7 @@ def install(link_class):
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     call.apply_to(owner, "__call__")
-    replacements = apply, operand, outside.backprop_step, serialize, device_resident_accept, copy
+    replacements = apply, operand, outside.backward_passes, serialize, device_resident_accept, copy
     for each in (*replacements, *distributions.REPLACEMENTS):
         each.apply()
     weight_copies.install()

@@ -13,8 +13,7 @@ import mixprec
 from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
-from mixprec.name_patterns import no_match
-from mixprec.rewrite.float32_links import UnknownLink
+from mixprec.name_patterns import UnknownName, no_match
 from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
@@ -82,7 +81,7 @@ def _convert(config, model):
             conv_statistics=config.model.conv_statistics,
             keep_float32=tuple(f"{NETWORK}{pattern}" for pattern in config.precision.keep_float32),
         )
-    except UnknownLink as error:
+    except UnknownName as error:
         pattern = error.pattern.removeprefix(NETWORK)
         names = [name.removeprefix(NETWORK) for name in error.names if name != NETWORK and name.startswith(NETWORK)]
         reason = no_match("link", pattern, names or ["/"])

@@ -10,8 +10,8 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.config.arithmetic import OWN_OPTIMIZERS
-from mixprec.name_patterns import no_match
-from mixprec.optimizer.part_rates import NothingToTrain, UnknownPart, factors_of
+from mixprec.name_patterns import UnknownName, no_match
+from mixprec.optimizer.part_rates import NothingToTrain, factors_of
 
 NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
@@ -86,7 +86,7 @@ def _rates(settings):
 def _set_up(optimizer, model, settings):
     try:
         optimizer.setup(model)
-    except UnknownPart as error:
+    except UnknownName as error:
         pattern = error.pattern.removeprefix(NETWORK)
         key = "freeze" if pattern in settings.freeze else "rates"
         reason = no_match("parameter", pattern, [name.removeprefix(NETWORK) for name in error.names])

@@ -19,8 +19,8 @@ from mixprec.backends.joint_batch import NcclJointBatch
 from mixprec.distributed import buckets
 from mixprec.graph_capture import CaptureError
 from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.optimizer import overflow_watchdog
 from mixprec.optimizer import ranks as ranks_of_optimizer
-from mixprec.optimizer import step as optimizer_step
 from mixprec.optimizer.counted_losses import CountedLosses
 from tests import mpi
 from tests.graph_capture.captured_runs import Run
@@ -440,7 +440,7 @@ def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
 @pytest.mark.sweep
 def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, monkeypatch):
     """A number that was fetched arrives sooner on one rank than on another."""
-    fetch = optimizer_step.to_host_async
+    fetch = overflow_watchdog.to_host_async
 
     def program(run, rank):
         class Fetched:
@@ -449,7 +449,7 @@ def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, mo
             def __init__(self, value):
                 self.value = fetch(value).value
 
-        monkeypatch.setattr(optimizer_step, "to_host_async", Fetched)
+        monkeypatch.setattr(overflow_watchdog, "to_host_async", Fetched)
 
         def train():
             for number in range(60):

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mixprec
-from mixprec.optimizer.part_rates import PartRates, UnknownPart, factors_of
+from mixprec.name_patterns import UnknownName
+from mixprec.optimizer.part_rates import PartRates, factors_of
 from tests.graph_capture.captured_runs import Run, assert_same
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
@@ -56,7 +57,7 @@ def test_the_last_pattern_that_fits_a_name_counts(rates, expected):
 
 
 def test_names_are_told_apart_by_case():
-    with pytest.raises(UnknownPart):
+    with pytest.raises(UnknownName):
         factors(Net(), {"/Out/*": 1})
 
 
@@ -70,7 +71,7 @@ def test_names_are_told_apart_by_case():
     ],
 )
 def test_a_pattern_that_fits_nothing_names_what_is_like_it(pattern, message):
-    with pytest.raises(UnknownPart) as found:
+    with pytest.raises(UnknownName) as found:
         setup(Net(), {"/bn/*": 2, pattern: 1})
     assert message in str(found.value)
     assert "\n" not in str(found.value)

@@ -1,5 +1,7 @@
 """Running statistics of a skipped step come back, whatever pass has moved them."""
 
+import threading
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -100,8 +102,9 @@ def test_statistics_of_a_skipped_step_come_back(way, step, converts, freezes):
     assert np.isfinite(model.bn.avg_mean).all()
 
 
+@pytest.mark.parametrize("step", [_by_update, _by_hand])
 @pytest.mark.parametrize("critics", [1, 2])
-def test_statistics_of_the_model_of_another_optimizer(critics):
+def test_statistics_of_the_model_of_another_optimizer(critics, step):
     """A generator that the step of a critic calls: where that step is skipped, they come back, too."""
     model, critic = Net(plain), L.Linear(2, 1)
     mine = mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0).setup(model)
@@ -113,15 +116,69 @@ def test_statistics_of_the_model_of_another_optimizer(critics):
         return F.sum(critic(y) ** 2)
 
     for _ in range(critics):
-        others.update(loss, X)
+        _step_of_a_critic(others, critic, loss, X, step)
     before = _statistics(model)
     with np.errstate(invalid="ignore"):
-        others.update(loss, BAD)
+        _step_of_a_critic(others, critic, loss, BAD, step)
     assert others.last_step_skipped
     for name, value in _statistics(model).items():
         np.testing.assert_array_equal(value, before[name])
+    if step is _by_hand:  # which does not say whose step the critic's calls were
+        step(mine, model, X)
+        before = _statistics(model)
     with np.errstate(invalid="ignore"):
-        mine.update(model, BAD)
+        step(mine, model, BAD)
     assert mine.last_step_skipped
     for name, value in _statistics(model).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+def _step_of_a_critic(optimizer, critic, loss, x, step):
+    if step is _by_update:
+        optimizer.update(loss, x)
+    else:
+        critic.cleargrads()
+        optimizer.scale_loss(loss(x)).backward()
+        optimizer.update()
+
+
+def test_one_pass_of_the_generator_for_both_steps():
+    """As in DCGAN, by hand: a generator whose step counts is brought back by that of its own only."""
+    model, critic = Net(plain), L.Linear(2, 1)
+    mine, others = (mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0).setup(each) for each in (model, critic))
+    before = _statistics(model)
+    fakes = model.out(model.trunk(X))
+    for optimizer, link, sign in ((others, critic, 1), (mine, model, np.inf)):
+        link.cleargrads()
+        with np.errstate(invalid="ignore"):
+            optimizer.scale_loss(F.sum(critic(fakes)) * sign).backward()
+        optimizer.update()
+    assert (others.last_step_skipped, mine.last_step_skipped) == (False, True)
+    for name, value in _statistics(model).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_steps_of_other_threads_keep_their_statistics():
+    models = [Net(plain) for _ in range(2)]
+    steps = [mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-3), 64.0).setup(model) for model in models]
+    within, over = threading.Event(), threading.Event()
+
+    def waits(x):
+        loss = models[1](x)
+        within.set()
+        over.wait(10)
+        return loss
+
+    def loss(x):
+        value = models[0](x)
+        thread.start()
+        within.wait(10)
+        return value
+
+    thread = threading.Thread(target=steps[1].update, args=(waits, X))
+    with np.errstate(invalid="ignore"):
+        steps[0].update(loss, BAD)
+    over.set()
+    thread.join()
+    assert (steps[0].last_step_skipped, steps[1].last_step_skipped) == (True, False)
+    assert (models[1].bn.avg_mean != 0).all()

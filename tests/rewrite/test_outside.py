@@ -90,3 +90,17 @@ def test_float16_parameters_of_a_plain_model_stay_as_they_are():
     with chainer.using_config("dtype", np.float16):
         plain = L.Linear(4, 4)
     assert F.sum(plain.W).dtype == plain(np.ones((2, 4), np.float16)).dtype == np.float16
+
+
+@pytest.mark.parametrize("compute", HALF)
+def test_a_forward_pass_that_is_repeated_in_a_backward_pass(compute):
+    """F.forget gives the gradients that the function has without it."""
+    layer, x = _converted(compute), np.linspace(-1, 1, 8, dtype="f").reshape(2, 4)
+    gradients = []
+    for call in (lambda function, x: function(x), F.forget):
+        layer.cleargrads()
+        variable = chainer.Variable(x)
+        F.sum(call(lambda x: F.linear(x, layer.W, layer.b), variable) ** 2).backward()
+        gradients.append((variable.grad, layer.W.grad.astype("f")))
+    for expected, found in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(found, expected)

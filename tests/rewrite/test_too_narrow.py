@@ -12,6 +12,8 @@ from chainer import serializers
 
 import mixprec
 from mixprec import announcements
+from mixprec.links.storage import in_float32
+from mixprec.lost_weights import path_of
 
 X = np.random.RandomState(0).normal(size=(16, 4)).astype(np.float32)
 
@@ -147,6 +149,12 @@ def test_a_weight_that_becomes_inf_or_0_is_named_by_convert_and_when_it_is_loade
         serializers.load_npz(tmp_path / "net.npz", model)
         assert said()[-1].startswith(f"{line}: keep its link in float32")
     assert len(said()) == 3
+
+
+def test_the_path_of_a_weight_goes_through_serializers_of_mixprec():
+    """``setup`` replaces ``Link.serialize`` before ``convert`` does, or after it."""
+    serializer = in_float32(in_float32(serializers.NpzDeserializer({}, "a/out/")))
+    assert path_of(serializer, "W") == "/a/out/W"
 
 
 def test_a_weight_that_a_layer_without_a_shape_gets_is_named(said):

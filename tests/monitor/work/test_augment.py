@@ -17,7 +17,10 @@ LOADERS = [
     "pillow",
     pytest.param(
         "dali",
-        marks=pytest.mark.skipif(importlib.util.find_spec("nvidia.dali") is None, reason="DALI is not installed"),
+        marks=pytest.mark.skipif(
+            not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")),
+            reason="DALI is not installed",
+        ),
     ),
 ]
 

@@ -1,0 +1,62 @@
+"""The end of training that has diverged, where :class:`~mixprec.MixedPrecisionOptimizer` looks at each ``update()``."""
+
+import math
+
+from mixprec.backends.transfers import to_host_async
+from mixprec.loss_scale import LossScaleExhausted
+from mixprec.optimizer import diagnosis
+
+_LATER = 8  # steps after which a number that was fetched is there, unless the host is further ahead of the device
+
+
+class OverflowWatchdog:
+    """Stops training that has diverged. The host looks when patience may have run out: rarely, and never late.
+
+    Args:
+        scaler: the loss scale, which counts overflows in a row; one without a ``patience`` is never looked at.
+        rank: of this process among several, which all look in the same step, or an error would leave others waiting.
+    """
+
+    def __init__(self, scaler, rank=None):
+        self._scaler, self._rank = scaler, rank
+        self._steps = scaler.patience  # as long as these last, patience cannot have run out
+        self._fetched = None
+
+    def look_next_time(self):
+        """To be called when the counter of the loss scale was loaded."""
+        self._steps = None if self._scaler.patience is None else 1
+        self._fetched = None
+
+    def check(self, masters, statistics, lossfun, arguments, *, wait=True):
+        """Ends a step.
+
+        Args:
+            masters, statistics, lossfun: as for :func:`mixprec.optimizer.diagnosis.describe`.
+            arguments: callable that returns those of the loss function, ``(args, kwds)``; only called before an error.
+            wait: whether to wait for the device when patience may have run out. Otherwise the counter is fetched, and
+                looked at when it is there; of several ranks ``_LATER`` steps later.
+
+        Raises:
+            LossScaleExhausted: the last ``patience`` steps all overflowed.
+        """
+        if self._steps is None:
+            return
+        self._steps -= 1
+        if self._steps > 0:
+            return
+        if wait:
+            in_row = self._scaler.overflows_in_row
+        else:
+            if self._fetched is None:
+                self._fetched = to_host_async(self._scaler.arrays[-1])
+            if self._steps > -_LATER if self._rank is not None else not self._fetched.done:
+                return
+            in_row = int(self._fetched.value)
+        # Steps below 0 are those since the counter was fetched.
+        self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
+        if in_row >= self._scaler.patience:
+            where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
+            raise LossScaleExhausted(
+                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
+                f"2^{round(math.log2(self._scaler.value))}; {where}"
+            )
