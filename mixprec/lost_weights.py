@@ -7,6 +7,7 @@ that would wait for it.
 import numpy as np
 
 from mixprec.announcements import announce
+from mixprec.backends.transfers import to_host
 from mixprec.dtypes import FLOAT32, LIMITS, is_half
 
 _CURE = "keep its link in float32, by keep_float32 of mixprec.convert, or the dtype of a link of mixprec.links"
@@ -19,10 +20,10 @@ def lost(array, dtype):
     """
     low, high = LIMITS[np.dtype(dtype)]
     magnitude = abs(array)
-    infinite = int(((magnitude >= high) & (magnitude < np.inf)).sum())
+    infinite = to_host(((magnitude >= high) & (magnitude < np.inf)).sum())
     if infinite:
         return f"inf in {np.dtype(dtype).name} ({infinite:,} of {array.size:,} elements)"
-    zeros, before = int((magnitude <= low).sum()), int((magnitude == 0).sum())
+    zeros, before = to_host((magnitude <= low).sum()), to_host((magnitude == 0).sum())
     if zeros > before and 2 * (zeros - before) >= array.size - before:
         return f"0 in {np.dtype(dtype).name} ({zeros - before:,} of {array.size:,} elements)"
     return None

@@ -205,8 +205,10 @@ def copydata(original):
             self.initialize(var.shape)
         elif var.array is None and self.array is not None:
             var.initialize(self.shape)
-        narrows = self.array is not None and is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some
-        if not (has_master or narrows or master_of(var) is not None) or not {self.dtype, var.dtype} <= STORAGE_DTYPES:
+        narrows = is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some
+        # Else 16 bits are written into 16 bits: as with other writes, what does not change keeps its master's bits.
+        is_wider = master_of(var) is not None or narrows or (has_master and var.dtype != self.dtype)
+        if not is_wider or not {self.dtype, var.dtype} <= STORAGE_DTYPES:
             original(self, var)
             return
         source = exact(var) if is_half(var.dtype) else var.array

@@ -13,6 +13,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends import primitives_of
+from mixprec.backends.transfers import to_host
 from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.functions.node import dense
 from mixprec.rewrite import dtype_table
@@ -153,7 +154,7 @@ def _float32(array):
 def _is_finite(array):
     if array.dtype.kind != "f" and not is_half(array.dtype):  # NumPy's kind of bfloat16 is another one
         return True
-    return bool(chainer.backend.get_array_module(array).isfinite(_float32(array)).all())
+    return to_host(chainer.backend.get_array_module(array).isfinite(_float32(array)).all())
 
 
 def _on_host(array):

@@ -39,7 +39,7 @@ def marked(outputs):
     """
     if not _is_backward():
         for y in outputs:
-            setattr(y, _COMPUTED, True)
+            y.__dict__[_COMPUTED] = True  # setattr would compute what is deferred
     return outputs
 
 
