@@ -21,6 +21,7 @@ from mixprec.functions.addition import Addition
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
 from mixprec.rewrite.memory_order import run_in_order_of
+from mixprec.rewrite.outside import marked
 from mixprec.rewrite.places import ADD_RELU, RELU, Unfused, of_sum
 
 _ASKED = "its value is asked for"
@@ -204,6 +205,7 @@ def _compute(deferred, why, total=None):
     object.__setattr__(deferred, "__class__", chainer.Variable)
     deferred.__dict__.clear()
     deferred.__dict__.update(result.__dict__)
+    marked((deferred,))
     deferred._node._variable = weakref.ref(deferred)
     if fused is not None:
         _split(deferred, normalization, *fused)

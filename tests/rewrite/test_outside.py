@@ -59,6 +59,17 @@ def test_variables_that_the_model_keeps(options):
     np.testing.assert_allclose(model.predictor.b.grad.astype("f"), expected, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.parametrize("compute", HALF)
+def test_results_of_fused_layers_that_the_model_keeps(compute):
+    kept = []
+    layers = L.Convolution2D(3, 4, 3), L.BatchNormalization(4), F.relu, lambda h: kept.append(h) or h, L.Linear(None, 2)
+    model = chainer.Sequential(*layers)
+    x = np.ones((2, 3, 5, 5), np.float32)
+    assert mixprec.convert(model, x, compute=compute).fused["ReLU"] == 1
+    loss = F.sum(model(x))
+    assert (loss + F.mean(kept[-1])).dtype == np.float32
+
+
 @pytest.mark.parametrize("hide", [lambda h: lambda: h, lambda h: iter([h]).__next__])
 def test_variables_that_leave_where_results_are_not_looked_into(hide):
     layer = _converted("bfloat16")
