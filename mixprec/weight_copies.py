@@ -194,7 +194,7 @@ def setstate(original):
 
 @patch("chainer.variable:Variable.copydata", when=WHEN)
 def copydata(original):
-    """Without it copyparams takes rounded weights from a model with masters, and does not reach those of another."""
+    """Without it copyparams takes rounded weights from a model with masters, and misses those of its target."""
 
     @functools.wraps(original)
     def copydata(self, var):

@@ -89,7 +89,7 @@ def _after_a_pass(original):
 declare_after_import(
     [f"{hook}.forward_postprocess" for hook in (_SPECTRAL, _STANDARDIZATION)],
     _after_a_pass,
-    "Without it a layer with two of these hooks loses its weight after a pass: the second puts that of the first back.",
+    "Without it a layer with two of these hooks loses its weight: the second brings back what the first made.",
 )
 
 

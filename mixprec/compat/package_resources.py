@@ -1,11 +1,13 @@
 """The part of ``pkg_resources`` that ``chainer.testing`` and old libraries use at run time.
 
-Versions, requirements, entry points, and files of a package that lies in a folder. :mod:`mixprec.old_code` gives it to
-all programs where setuptools has none.
+Versions, requirements, entry points, namespaces, and files of a package that lies in a folder. :mod:`mixprec.old_code`
+gives it to all programs where setuptools has none.
 """
 
 import importlib
 import pathlib
+import pkgutil
+import sys
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -16,6 +18,8 @@ __all__ = [
     "ResolutionError",
     "VersionConflict",
     "WorkingSet",
+    "declare_namespace",
+    "fixup_namespace_packages",
     "get_distribution",
     "iter_entry_points",
     "parse_version",
@@ -25,7 +29,10 @@ __all__ = [
     "resource_listdir",
     "resource_stream",
     "resource_string",
+    "working_set",
 ]
+
+_namespaces = set()
 
 
 class ResolutionError(Exception):
@@ -81,10 +88,29 @@ class WorkingSet:
 
     require = staticmethod(require)
 
+    def __iter__(self):
+        return map(Distribution, metadata.distributions())
+
+
+working_set = WorkingSet()
+
 
 def iter_entry_points(group, name=None):
     """Yields the entry points of a group, or those of one name."""
     yield from metadata.entry_points(group=group, **({} if name is None else {"name": name}))
+
+
+def declare_namespace(packageName):
+    """Lets a package, such as protobuf's ``google``, have folders at several places; called by its ``__init__``."""
+    package = sys.modules[packageName]
+    package.__path__ = pkgutil.extend_path(package.__path__, packageName)
+    _namespaces.add(packageName)
+
+
+def fixup_namespace_packages(path_item, parent=None):
+    """Looks for more folders of such packages when ``sys.path`` has changed; pytest calls it."""
+    for name in _namespaces & sys.modules.keys():
+        declare_namespace(name)
 
 
 def resource_filename(package_or_requirement, resource_name):

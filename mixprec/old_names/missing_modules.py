@@ -5,15 +5,14 @@ compiled.
 """
 
 import importlib.util
+import pathlib
 import sys
 
-from mixprec.compat import package_resources
-from mixprec.old_names import nms_gpu_post
-
+_PACKAGE = pathlib.Path(__file__).parents[1]
 _FILES = {
-    "pkg_resources": package_resources.__file__,
+    "pkg_resources": _PACKAGE / "compat" / "package_resources.py",
     # chainercv's source on PyPI has C code for NumPy 1 only.
-    "chainercv.utils.bbox._nms_gpu_post": nms_gpu_post.__file__,
+    "chainercv.utils.bbox._nms_gpu_post": _PACKAGE / "old_names" / "nms_gpu_post.py",
 }
 
 

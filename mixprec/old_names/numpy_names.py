@@ -163,8 +163,10 @@ def put_back():
 
 
 def at(path):
-    """Returns what NumPy has under a dotted path, or ``None``."""
+    """Returns what NumPy has under a dotted path, or ``None``; without NumPy's warning that it, too, is to go."""
     value = np
-    for name in path.split("."):
-        value = getattr(value, name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of np.char.chararray, from 2.5 on
+        for name in path.split("."):
+            value = getattr(value, name, None)
     return value

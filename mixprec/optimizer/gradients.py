@@ -70,7 +70,7 @@ def install():
     when="setup",
 )
 def _extensions(call):
-    """Without it statistics of gradients are those of gradients times the loss scale, and may be inf in FP16."""
+    """Without it statistics of gradients are multiplied by the loss scale, and may be inf in FP16."""
     seeing = rebound(call, getattr=_unscaled_attribute)
 
     @functools.wraps(call)

@@ -6,7 +6,9 @@ users. :func:`repeatable` is around the passes, and :func:`why_not` says where t
 :mod:`~mixprec.optimizer.scale_search` needs both.
 """
 
+import collections
 import contextlib
+import copy
 import functools
 import threading
 
@@ -105,7 +107,7 @@ class _Gradients:
 
 @patch("chainer._backprop:_backprop_to_all", when=WHEN)
 def _gradients_kept(backprop_to_all):
-    """Without it the gradients of a pass stay: those of other models, of inputs, of a pass inside, as of F.forget."""
+    """Without it gradients of the last pass stay in other models, in inputs, and inside of F.forget."""
 
     @functools.wraps(backprop_to_all)
     def run(outputs, retain_grad, loss_scale):
@@ -130,19 +132,58 @@ def _functions_kept(backprop_step):
 
 @contextlib.contextmanager
 def _as_it_was(function):
-    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before."""
-    adapted = getattr(function, "_function", None)  # of an old-style chainer.Function
-    states = [vars(each) for each in (function, adapted) if isinstance(each, chainer.FunctionNode | chainer.Function)]
+    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before.
+
+    A user's function also has copies of its inputs and outputs. Functions of Chainer and mixprec do not write there.
+    """
+    adapted = getattr(function, "_function", function)  # of an old-style chainer.Function
+    states = [vars(each) for each in {function, adapted} if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
-    arrays = chainer.get_array_types()
     for state in states:
-        state |= {name: value.copy(order="K") for name, value in state.items() if isinstance(value, arrays)}
+        state |= {name: _copied(value) for name, value in state.items()}
+    ours = any(_is_of(adapted, package) for package in ("chainer", "chainermn", "mixprec"))
+    held = [] if ours else [(node, node.data, node.get_variable_or_none()) for node in _retained(function)]
+    copies = {id(array): array.copy(order="K") for _, array, _ in held}
+    for node, array, variable in held:
+        _put(copies[id(array)], node, variable)
     try:
         yield
     finally:
+        for node, array, variable in held:
+            _put(array, node, variable)
         for state, values in zip(states, before, strict=True):
             state.clear()
             state |= values
+
+
+def _retained(function):
+    """Returns the nodes of a function's inputs and outputs that have an array."""
+    nodes = [*function.inputs, *(output() for output in function.outputs)]
+    return [node for node in nodes if node is not None and node.data is not None]
+
+
+def _put(array, node, variable):
+    node.data = array
+    if variable is not None:
+        variable._data[0] = array
+
+
+def _copied(value):
+    """Copies an array, and lists, tuples and dicts that hold arrays; what is something else, as a log, is itself."""
+    if isinstance(value, chainer.get_array_types()):
+        return value.copy(order="K")
+    if type(value) is not tuple and not isinstance(value, list | dict | collections.deque):
+        return value
+    held = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+    copies = {key: _copied(each) for key, each in held.items()}
+    if all(copies[key] is each for key, each in held.items()):
+        return value
+    if type(value) is tuple:
+        return tuple(copies.values())
+    value = copy.copy(value)
+    for key, each in copies.items():
+        value[key] = each
+    return value
 
 
 def _sums_over_processes(function):

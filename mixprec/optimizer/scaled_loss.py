@@ -171,7 +171,7 @@ class ScaledPasses:
                 if is_known and not left:
                     raise ValueError("the iterator of losses has more of them than its length hint says")
                 left -= 1
-                if search is not None and search.takes(loss, left):
+                if search is not None and isinstance(loss, chainer.Variable) and search.takes(loss, left):
                     search.run(self, loss)
                     del loss
                     continue

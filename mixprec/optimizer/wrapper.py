@@ -272,8 +272,6 @@ class MixedPrecisionOptimizer(Delegation):
     def _step(self, lossfun, args, kwds):
         """Runs a step; whether patience has run out is another matter."""
         self._run_passes(lossfun, args, kwds)
-        if lossfun is None and self._scaler.is_searching:
-            self._scaler.end_search()  # a loop of the user's own: its passes are over
         try:
             if self._ranks is not None:
                 self._ranks.finish(self._passes, lossfun is None)
@@ -286,6 +284,8 @@ class MixedPrecisionOptimizer(Delegation):
             self._statistics.forget()
             raise
         self._statistics.forget()
+        if lossfun is None and self._scaler.is_searching:
+            self._scaler.end_search()  # a loop of the user's own: its passes are over
 
     def _run_passes(self, lossfun, args, kwds):
         """Runs the forward and backward passes of a step, if it has a loss function."""

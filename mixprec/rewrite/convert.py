@@ -69,8 +69,8 @@ def convert(
             ``None``: the first calls in training show that.
         compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or what NumPy takes
             for one of these, such as ``np.float16``.
-        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, but for
-            batch normalizations in 16 bits.
+        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, and
+            which do not know bfloat16.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
             only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
@@ -119,6 +119,7 @@ def revert(model: chainer.Link) -> None:
     """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
     Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.
+    Those of a copy of a converted model are float32 already.
 
     Example:
         >>> import chainer.links as L

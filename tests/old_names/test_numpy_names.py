@@ -32,6 +32,15 @@ def test_names_are_not_reached_by_what_numpy_itself_deprecates():
         numpy_names.names()
 
 
+def test_what_numpy_deprecates_in_its_turn_is_reached_in_silence(monkeypatch):
+    """``np.char.chararray`` warns from NumPy 2.5 on."""
+    monkeypatch.setattr(numpy_names, "np", mine := type(np)("mine"))
+    mine.__getattr__ = lambda name: warnings.warn(f"{name} is to go", DeprecationWarning, stacklevel=2) or 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numpy_names.at("chararray") == 1
+
+
 @pytest.mark.core(60)
 @pytest.mark.parametrize(
     ("expression", "expected"),

@@ -1,6 +1,8 @@
 """The opt-in as a whole, in interpreters of its own: nothing without it, and what old programs need with it."""
 
+import importlib
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ def test_nothing_is_put_back_unless_it_is_asked_for(switch):
 def test_modules_that_are_missing_come_last():
     """``find_spec`` of the package of chainercv would import it; its finder is asked alone."""
     code = """
-        import sys, mixprec.old_code
+        import sys, mixprec.old_code, mixprec.compat.package_resources  # and what that imports
         class Without:  # setuptools, as from version 82 on
             def find_spec(name, path=None, target=None):
                 return None
@@ -59,6 +61,23 @@ def test_package_resources_of_what_is_installed():
     with pytest.raises(package_resources.VersionConflict, match=r"chainer 7\.8\.1 is installed"):
         package_resources.require("chainer<5")
     assert {each.name for each in package_resources.iter_entry_points("console_scripts", "f2py")} <= {"f2py"}
+    assert {"numpy", "chainer"} <= {each.key for each in package_resources.working_set}
+
+
+def test_package_resources_declares_namespaces(tmp_path, monkeypatch):
+    """As old protobuf does for ``google``, which falls back to pkgutil only where there is no pkg_resources at all."""
+    monkeypatch.setitem(sys.modules, "pkg_resources", package_resources)
+    for name in ("here", "there"):
+        (package := tmp_path / name / "mixprec_namespace").mkdir(parents=True)
+        (package / "__init__.py").write_text("__import__('pkg_resources').declare_namespace(__name__)")
+        (package / f"{name}.py").write_text("")
+    try:
+        for name in ("here", "there"):
+            monkeypatch.syspath_prepend(tmp_path / name)  # which looks for more folders
+            importlib.import_module(f"mixprec_namespace.{name}")
+    finally:
+        for name in [name for name in sys.modules if name.startswith("mixprec_namespace")]:
+            del sys.modules[name]
 
 
 def test_package_resources_reads_files_of_a_package():

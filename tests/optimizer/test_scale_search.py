@@ -1,4 +1,4 @@
-"""The search for a first loss scale: no first step is lost, and all is as if training had begun at the scale found."""
+"""The search for a first loss scale [11]: no first step is lost, all is as if training had begun at the scale found."""
 
 import contextlib
 import logging
@@ -15,6 +15,7 @@ import mixprec
 from mixprec import announcements, loss_scale
 from mixprec.functions import reset_dropout
 from mixprec.optimizer import scale_search
+from mixprec.optimizer.grad_scales import UnscaledBackward
 from mixprec.training.accumulation import Accumulated
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import Net, batch_of, state_of
@@ -263,6 +264,16 @@ def test_a_loss_that_is_not_finite_and_one_that_never_fits(monkeypatch):
     assert scales[0] == 0.5
     assert (found, optimizer.skipped, optimizer.t) == (scales[-1], 2, 1)
     assert np.isfinite(model.bn.avg_mean).all()
+
+
+def test_a_step_that_is_an_error_has_the_usual_message_and_ends_no_search():
+    model, optimizer = built(Net, scale={"search": True})
+    with pytest.raises(TypeError, match=r"loss must be a chainer\.Variable; found float"):
+        optimizer.update(lambda: 3.0)
+    F.sum(model(np.ones((8, 6), "f"))).backward()
+    with pytest.raises(UnscaledBackward):
+        optimizer.update()
+    assert optimizer._scaler.is_searching
 
 
 def test_the_floor_ends_repeats(monkeypatch):
