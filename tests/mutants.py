@@ -558,7 +558,7 @@ MUTANTS = [
     Mutant("cover-all", "rewrite/between_layers.py", "rewrite/test_odd.py",
            "node.pad, bool(node.cover_all))", "node.pad, False)", "max pooling loses its last windows"),
     Mutant("repeated-forward", "rewrite/outside.py", "rewrite/test_outside.py",
-           "if _backward.enables == chainer.config.enable_backprop:", "if _backward.enables is not None:",
+           " and _backward.enables == chainer.config.enable_backprop", "",
            "F.forget of a function with parameters of a converted model fails in its backward pass"),
     # old_names
     Mutant("all-boxes", "old_names/nms_gpu_post.py", "old_names/test_old_code.py",

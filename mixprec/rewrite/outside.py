@@ -37,7 +37,7 @@ def marked(outputs):
 
     Gradients, which a backward pass in a call computes, are not: sums of them stay in the compute dtype.
     """
-    if not _is_backward():
+    if _backward.enables is None or not _is_backward():
         for y in outputs:
             y.__dict__[_COMPUTED] = True  # setattr would compute what is deferred
     return outputs
