@@ -17,12 +17,15 @@ def lost(array, dtype):
     """Returns what becomes of a float32 array in a 16-bit dtype, in words, or ``None``.
 
     That some small elements among many become 0 is as it should be; here it is at least half of those that are not 0.
+    A bias is as small as that after the first steps of training, and nothing is lost beside activations.
     """
     low, high = LIMITS[np.dtype(dtype)]
     magnitude = abs(array)
     infinite = to_host(((magnitude >= high) & (magnitude < np.inf)).sum())
     if infinite:
         return f"inf in {np.dtype(dtype).name} ({infinite:,} of {array.size:,} elements)"
+    if array.ndim < 2:
+        return None
     zeros, before = to_host((magnitude <= low).sum()), to_host((magnitude == 0).sum())
     if zeros > before and 2 * (zeros - before) >= array.size - before:
         return f"0 in {np.dtype(dtype).name} ({zeros - before:,} of {array.size:,} elements)"

@@ -226,7 +226,8 @@ def test_replacements_inside_of_replacements_do_no_harm():
 
         moments = ("setup", "mixprec.convert")
         replaced = {place: found for place, found in registry.replaced().items() if found[-1].when in moments}
-        for owner, name in replaced:
+        replaced = {(owner, name): found for (owner, name), found in replaced.items() if callable(vars(owner)[name])}
+        for owner, name in replaced:  # and not what stands for a module
             setattr(owner, name, hide(vars(owner)[name]))
         assert len(hidden) > 100
         assert losses() == expected

@@ -116,11 +116,13 @@ def test_metadata_of_the_wheel(wheel):
         "dali",
         "digits",
         "export",
+        "legacy",
         "monitor",
         "mpi",
         "tensorboard",
         "test",
         "test-cupy",
+        "test-legacy",
         "test-plans",
         "torch",
     }

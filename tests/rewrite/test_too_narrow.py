@@ -108,6 +108,7 @@ def test_a_function_that_overflows_is_named_if_the_result_shows_it(function, whe
         ({"outputs": 10}, X, ()),
         ({"outputs": 10}, X[:1], ()),
         ({"outputs": 10, "bias": 4.6}, X, ()),
+        ({"outputs": 10, "bias": 1e-8}, X, ()),
         ({"bias": 1e4}, np.ones((8, 4), np.float32), ()),
         ({"bias": 1e4}, X[:1], ()),
         ({"bias": 20.0, "result": lambda y: F.sigmoid(y * 0.01)}, X, ()),
@@ -115,7 +116,7 @@ def test_a_function_that_overflows_is_named_if_the_result_shows_it(function, whe
         ({"result": lambda y: y * 0 + 7}, X, ()),
         ({"bias": 1e4}, X, ("/out",)),
     ],
-    ids=["scores", "row of scores", "prior", "equal rows", "one row", "sigmoid", "softmax", "same", "kept"],
+    ids=["scores", "row of scores", "prior", "tiny", "equal rows", "one row", "sigmoid", "softmax", "same", "kept"],
 )
 def test_scores_constants_and_what_is_kept_are_not_named(said, net, example, keep, compute):
     assert mixprec.convert(Net(**net), example, compute=compute, keep_float32=keep).too_narrow == []

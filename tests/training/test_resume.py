@@ -150,6 +150,7 @@ def _another(key, value):
         "progressive.batch_sizes": "[3]",
         "snapshot.best": None,
         "capture.mode": "auto",
+        "precision.keep_float32": "['/*']",
         "log.gradient_histogram": "'1 iteration'",
         "log.every": "'3 iterations'",
         "snapshot.every": "'4 iterations'",
