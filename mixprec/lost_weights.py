@@ -46,7 +46,7 @@ def warn_of_lost(name, array, dtype):
 
 
 def path_of(serializer, key):
-    """Returns the path of a parameter in a file, as that of :meth:`chainer.Link.namedparams` of what was saved.
+    """Returns the path of a parameter in a file, as :meth:`chainer.Link.namedparams` of the saved link names it.
 
     Args:
         serializer: of its link; one that wraps another has its attribute ``path``.

@@ -8,7 +8,7 @@ class UnknownName(ValueError):
 
     Args:
         argument: which the pattern is in, ``"rates"``.
-        what: what the names are those of, ``"parameter"``.
+        what: what has these names, ``"parameter"``.
         pattern: the pattern.
         names: all names.
 
@@ -26,7 +26,7 @@ def no_match(what, pattern, names):
     """Returns the end of a message: a pattern fits none of these names, and which patterns are like it.
 
     Args:
-        what: what the names are those of, ``"parameter"``.
+        what: what has these names, ``"parameter"``.
         pattern: one of :func:`fnmatch.fnmatchcase`.
         names: paths such as ``/layer1/conv/W``.
     """

@@ -194,7 +194,7 @@ def setstate(original):
 
 @patch("chainer.variable:Variable.copydata", when=WHEN)
 def copydata(original):
-    """Without it copyparams takes rounded weights from a model with masters, and misses those of its target."""
+    """Without it copyparams takes rounded weights from a model with masters, and misses its target's masters."""
 
     @functools.wraps(original)
     def copydata(self, var):
@@ -223,7 +223,7 @@ def copydata(original):
 
 @patch("chainer.variable:Parameter.addgrad", when=WHEN)
 def addgrad(original):
-    """Without it gradients of a copy in FP32 cannot be added to those of its model in 16 bits."""
+    """Without it gradients of a copy in FP32 cannot be added to gradients of its model in 16 bits."""
 
     @functools.wraps(original)
     def addgrad(self, var):

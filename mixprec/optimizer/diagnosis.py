@@ -94,13 +94,13 @@ def _kept(link):
 
 
 class _FirstNotFinite(chainer.LinkHook):
-    """Looks at the results of links, and by :meth:`made` at those of the functions that links call between other ones.
+    """Looks at results of links, and by :meth:`made` of the functions that links call between other ones.
 
     Attributes:
-        link: the first link whose result is not finite, or that of the first function; ``None`` if there is none.
+        link: the first link whose result is not finite, or that calls the first such function; ``None`` without one.
         function: name of the function, ``None`` if it is the link's own.
         count: :class:`_Count` of the result.
-        dtype: that of the function's result.
+        dtype: dtype of the function's result.
         rounded: name of the dtype to which the link has rounded an input that does not fit, or ``None``.
     """
 

@@ -156,7 +156,7 @@ def start(model, scales=()):
 
 
 def clear_initial(params):
-    """Clears the NaN that Chainer begins gradients with: where steps leave zeros, nobody clears gradients first."""
+    """Clears the NaN that Chainer begins gradients with, as programs do not where steps leave zeros."""
     for param in params:
         if param.array is None or (param.grad is not None and bool(to_host(param.xp.isnan(param.grad).all()))):
             param.cleargrad()

@@ -111,7 +111,7 @@ class _Loading(chainer.Deserializer):
 
 
 def _unowned(param, serialize):
-    """Saves or loads a parameter whose master no optimizer has: that of a copy, or one before its first step."""
+    """Saves or loads a parameter whose master no optimizer has, as in a copy, or before the first step."""
     loaded = serialize(weight_copies.exact(param))
     if loaded is not None:
         weight_copies.write(param, loaded)

@@ -1,4 +1,4 @@
-"""The scales that backward passes, whoever calls them, leave on parameters.
+"""The scales that all backward passes, also of other libraries, leave on parameters.
 
 All code of Chainer that writes, adds, clears or moves a gradient leaves on the parameter by what that gradient is
 scaled (:mod:`~mixprec.optimizer.grad_scales`); :func:`install`, called by ``setup``, sees to that.
@@ -87,7 +87,7 @@ def _leaving_grad_scales(grad):
 
 
 def _writing(write):
-    """A gradient that a function writes itself, as those of ``chainer.static_graph`` do, has the scale of the pass."""
+    """A gradient that a function writes itself, as ``chainer.static_graph`` does, has the scale of the pass."""
 
     @functools.wraps(write)
     def run(self, gradient, **kwargs):
@@ -154,7 +154,7 @@ _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS
 
 
 def _params(leaves):
-    """Returns the parameters with masters among the leaves of a backward pass, but for those of an outer pass."""
+    """Returns the parameters with masters among the leaves of a backward pass, except where an outer pass has them."""
     variables = [node.get_variable_or_none() for node in leaves]
     return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
 

@@ -64,9 +64,9 @@ class ScaleSearch:
         return reason is None
 
     def run(self, passes, loss):
-        """Runs backward passes of a loss until gradients are finite; those of the last one are there.
+        """Runs backward passes of a loss until gradients are finite, and leaves the gradients of the last one.
 
-        The scale is then that of the last one. The host reads one number for each.
+        The scale is then the one of the last pass. The host reads one number for each.
 
         Args:
             passes: :class:`~mixprec.optimizer.scaled_loss.ScaledPasses`.

@@ -64,7 +64,7 @@ def _narrowed(scope, rule, cls, inputs):
 
 
 def _without_float64(scope, inputs):
-    """Returns inputs with those of float64 in float32, if there are narrower ones: plain Chainer would refuse both.
+    """Returns inputs, float64 ones in float32 if there are narrower ones: plain Chainer would refuse both.
 
     NumPy makes float64 where the model does not ask for it. Where all is float64, and parameters are, it is meant.
     """

@@ -152,7 +152,7 @@ def _float32(array):
 
 
 def _is_finite(array):
-    if array.dtype.kind != "f" and not is_half(array.dtype):  # NumPy's kind of bfloat16 is another one
+    if array.dtype.kind != "f" and not is_half(array.dtype):  # bfloat16 is of kind V
         return True
     return to_host(chainer.backend.get_array_module(array).isfinite(_float32(array)).all())
 

@@ -29,7 +29,7 @@ _DATA = (
     *(chainer.Distribution, chainer.utils.CooMatrix, types.SimpleNamespace),
     *(collections.ChainMap, collections.UserDict, collections.UserList),
 )
-_MACHINERY = {"chainer", "chainermn", "cupy", "cupyx", "mixprec", "numpy", "scipy"}  # but for that data
+_MACHINERY = {"chainer", "chainermn", "cupy", "cupyx", "mixprec", "numpy", "scipy"}  # except for that data
 
 
 def outwards(result, scope):

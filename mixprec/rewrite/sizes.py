@@ -1,6 +1,6 @@
 """Rules on NHWC for what moves or repeats pixels: padding, flips, interpolation, and the counterparts of poolings.
 
-Rules are those of :mod:`mixprec.rewrite.layer_rules`. They apply to images that lie in the memory order of (N, H, W, C)
+Rules are made as in :mod:`mixprec.rewrite.layer_rules`. They apply to images in the memory order of (N, H, W, C)
 already; others stay in Chainer's code.
 """
 
