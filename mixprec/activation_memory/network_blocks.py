@@ -15,8 +15,9 @@ import numpy as np
 
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.recomputation import keeping_all
-from mixprec.activation_memory.repeatable_call import mapped, reporting_nothing
+from mixprec.activation_memory.repeatable_call import reporting_nothing
 from mixprec.functions import watching
+from mixprec.nested import mapped
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
 from mixprec.rewrite.state import state_of

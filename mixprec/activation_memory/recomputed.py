@@ -7,9 +7,10 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.activation_memory import cupy_draws, graph_edge
-from mixprec.activation_memory.repeatable_call import RepeatableCall, mapped
+from mixprec.activation_memory.repeatable_call import RepeatableCall
 from mixprec.announcements import announce
 from mixprec.functions import watching
+from mixprec.nested import mapped
 from mixprec.rewrite.repetition import computed
 
 _NOISE = "chainer.functions.noise."

@@ -1,7 +1,6 @@
 """A call that can be made again and does the same: same random numbers, same states of links, same settings."""
 
 import contextlib
-import copy
 import random
 
 import chainer
@@ -12,6 +11,7 @@ from mixprec.activation_memory import graph_edge
 from mixprec.activation_memory.link_attributes import LinkAttributes, seeing
 from mixprec.backends.dropout_state import recording_keys, repeating_keys
 from mixprec.functions import watching
+from mixprec.nested import mapped
 from mixprec.rewrite.repetition import Repetition
 
 # Settings of Chainer that are those of the backward pass.
@@ -102,19 +102,6 @@ class _Held:
 
 def _taken_out(x):
     return x.node.get_variable() if type(x) is _Held else x
-
-
-def mapped(value, function):
-    """Returns lists, tuples and dicts within one another with what a function makes of each other object in them."""
-    if isinstance(value, dict):
-        result = copy.copy(value)  # of its class, such as OrderedDict
-        result.update([(key, mapped(each, function)) for key, each in value.items()])
-        return result
-    if type(value) in (tuple, list):
-        return type(value)([mapped(each, function) for each in value])
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make([mapped(each, function) for each in value])
-    return function(value)
 
 
 def _settings():

@@ -11,6 +11,7 @@ import chainer
 from mixprec import arguments
 from mixprec.dtypes import FLOAT32, is_half
 from mixprec.name_patterns import UnknownName
+from mixprec.nested import mapped
 from mixprec.rewrite.deferred import Deferred, taken
 
 _OURS = "mixprec.links."
@@ -88,16 +89,14 @@ def widened(scope, value, taker):
         value: the value.
         taker: the name of what takes it, for batch normalizations that cannot wait then.
     """
-    if type(value) in (tuple, list):
-        return type(value)(widened(scope, item, taker) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(widened(scope, item, taker) for item in value)
-    if type(value) is dict:
-        return {key: widened(scope, item, taker) for key, item in value.items()}
-    if isinstance(value, chainer.Variable) and is_half(value.dtype):
-        if type(value) is Deferred:
-            taken(value, taker)
-        return scope.cast(value, FLOAT32)
-    if isinstance(value, chainer.get_array_types()) and is_half(value.dtype):
-        return scope.cast(chainer.Variable(value, requires_grad=False), FLOAT32).array
-    return value
+
+    def in_float32(x):
+        if isinstance(x, chainer.Variable) and is_half(x.dtype):
+            if type(x) is Deferred:
+                taken(x, taker)
+            return scope.cast(x, FLOAT32)
+        if isinstance(x, chainer.get_array_types()) and is_half(x.dtype):
+            return scope.cast(chainer.Variable(x, requires_grad=False), FLOAT32).array
+        return x
+
+    return mapped(value, in_float32)
