@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 import tempfile
+from pathlib import Path
 
 TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process may leave one
 
@@ -104,6 +105,13 @@ def read(path, largest, *, follow=True):
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest >> 10} KiB", os.fspath(path))
     return content
+
+
+def cache_folder():
+    """Returns mixprec's folder in the user's cache folder (XDG Base Directory 0.8), a :class:`pathlib.Path`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "mixprec"
 
 
 def write_text(path, text):

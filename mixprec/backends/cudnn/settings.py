@@ -6,17 +6,15 @@ import threading
 
 import chainer
 
+from mixprec import files
 from mixprec.bounds import DAY, MIB
 
 AUTOTUNE = ("off", "heuristic", "measure")
 
 
 def default_cache():
-    """Returns the folder of what is found out once: ``mixprec`` in the user's cache folder (XDG Base Directory 0.8)."""
-    # The specification has relative paths ignored.
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    base = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(base, "mixprec")
+    """Returns the folder of what is found out once."""
+    return str(files.cache_folder())
 
 
 def folder(name):

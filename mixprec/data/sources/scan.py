@@ -4,14 +4,13 @@ import hashlib
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
-from mixprec.files import replacing
+from mixprec.files import cache_folder, replacing
 
 _CHUNK = 64
 
@@ -102,9 +101,8 @@ def _bar(root, total):
 
 
 def _cache_file(root):
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     name = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    return Path(home) / "mixprec" / f"checked-images-{name}.npy"
+    return cache_folder() / f"checked-images-{name}.npy"
 
 
 def _read_cache(path):

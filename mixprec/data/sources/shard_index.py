@@ -4,13 +4,12 @@ import dataclasses
 import hashlib
 import os
 import zipfile
-from pathlib import Path
 
 import numpy as np
 
 from mixprec.announcements import announce
 from mixprec.data.data_error import printable
-from mixprec.files import replacing
+from mixprec.files import cache_folder, replacing
 
 # Part of every entry of the cache: raise it when indices of old shards would be made differently.
 _VERSION = 1
@@ -76,11 +75,6 @@ def cached_index(path, status, read):
         index = read(path)
         _save(cache, key, index)
     return index
-
-
-def cache_folder():
-    """``$XDG_CACHE_HOME/mixprec`` or ``~/.cache/mixprec``, a :class:`pathlib.Path`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "mixprec"
 
 
 def _hash(path):

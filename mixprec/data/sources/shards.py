@@ -16,8 +16,8 @@ from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
-from mixprec.data.sources.shard_index import cache_folder, cached_index
-from mixprec.files import open_regular, write_text
+from mixprec.data.sources.shard_index import cached_index
+from mixprec.files import cache_folder, open_regular, write_text
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 
