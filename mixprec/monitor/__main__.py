@@ -1,7 +1,9 @@
 """``python -m mixprec.monitor RESULTS`` offers the pages to a browser."""
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import sys
 
@@ -10,9 +12,18 @@ from mixprec import interruption
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line, path
+from mixprec.announcements import announce
+from mixprec.command_line import Parser, one_line, path, say
 from mixprec.messages import OneLineError
-from mixprec.monitor.access import Access, AccessError, Guard, is_local, read_password
+from mixprec.monitor import access_token
+from mixprec.monitor.access import Access, Guard
+from mixprec.monitor.connections import Connections
+
+_HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
+
+
+class ServerError(OneLineError):
+    """The pages cannot be offered in this way; the message is one line and says what would be right."""
 
 
 def main(argv):
@@ -23,13 +34,14 @@ def main(argv):
 
     Returns:
         int: exit code: 0; 2 for bad input, with one line on standard error.
+
+    Raises:
+        SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
     parser = Parser(prog="python -m mixprec.monitor", description="Shows in a browser what training does.")
     parser.add_argument("results", type=path("a folder"), help="folder with the results of runs")
     parser.add_argument("--port", type=int, default=8080, help="default: 8080")
-    parser.add_argument("--host", default="127.0.0.1", help="address to bind to; default: 127.0.0.1, this machine only")
-    parser.add_argument("--password-file", type=path("a file"), metavar="F", help="its first line is the password")
-    parser.add_argument("--allow-jobs", action="store_true", help="pages may start and stop runs")
+    parser.add_argument("--allow-jobs", action="store_true", help="who has the token may start and stop runs")
     arguments = parser.parse_args(argv)
     try:
         _serve(arguments)
@@ -45,12 +57,10 @@ def main(argv):
 
 
 def _serve(arguments):
+    given = access_token.take_given(os.environ)
     if not os.path.isdir(arguments.results):
-        raise AccessError(f"{arguments.results}: no such folder; wanted: a folder with results of runs")
-    password = None if arguments.password_file is None else read_password(arguments.password_file)
-    if password is None and not is_local(arguments.host):
-        raise AccessError(f"--host {arguments.host}: others can reach it; give a --password-file, too")
-    _check_port(arguments.host, arguments.port)
+        raise ServerError(f"{arguments.results}: no such folder; wanted: a folder with results of runs")
+    _check_port(arguments.port)
 
     from nicegui import app, ui
 
@@ -59,38 +69,80 @@ def _serve(arguments):
     from mixprec.monitor.server_state import Monitor
 
     monitor = Monitor(arguments.results, Jobs(arguments.results) if arguments.allow_jobs else None)
-    app.add_middleware(Access, guard=Guard(password, arguments.port), host=arguments.host)
+    token, connections = given or access_token.draw(), Connections()
+
+    def guard():
+        # Outside of NiceGUI's own middleware, which has browsers keep each answer, a refusal, too, for a year.
+        app.middleware_stack = Access(app.middleware_stack, Guard(token), connections)
+
+    app.on_startup(guard)
     app.on_startup(lambda: asyncio.to_thread(monitor.runs.refresh))  # the first time takes seconds, of 2,000 runs
     app.on_shutdown(monitor.tasks.end)
     pages.add(monitor)
-    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    print(f"results of {one_line(monitor.runs.root)} at http://{shown}:{arguments.port}/ (Ctrl-C ends it)", flush=True)
-    ui.run(
-        host=arguments.host,
-        port=arguments.port,
-        title="mixprec monitor",
-        favicon="data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>",
-        dark=None,
-        show=False,
-        reload=False,
-        tailwind=False,
-        show_welcome_message=False,
-        binding_refresh_interval=None,
-        proxy_headers=False,  # or a header of a request decides whose wrong passwords are counted
-    )
+    _check_port(arguments.port)  # again, as the imports took seconds: the file of a server that has come first stays
+    with _ended_by_signals(), contextlib.ExitStack() as stack:
+        text = f"results of {one_line(monitor.runs.root)} at http://{_HOST}:{arguments.port}/?token={token}"
+        if given is None:
+            text += _keep(token, arguments.port, stack)
+        say(f"{text}\n(Ctrl-C ends it)")
+        ui.run(
+            host=_HOST,
+            port=arguments.port,
+            title="mixprec monitor",
+            favicon="data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>",
+            dark=None,
+            show=False,
+            reload=False,
+            tailwind=False,
+            show_welcome_message=False,
+            binding_refresh_interval=None,
+            proxy_headers=False,  # or a header of a request decides whose connection it is
+            uvicorn_logging_level="error",  # a warning is a line of log for each bad request of any account
+            **connections.settings(),
+        )
 
 
-def _check_port(host, port):
-    """Raises :class:`AccessError` if nothing can be bound there, which the server would say at length."""
-    if not 0 < port < 1 << 16:
-        raise AccessError(f"--port {port}: no port; allowed: 1 to 65535")
+def _keep(token, port, stack):
+    """Keeps a token in a file until the end, and returns what to say about it."""
+    file = access_token.token_file(port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as tried:
+        stack.enter_context(access_token.kept(token, file))
+    except access_token.TokenError as error:
+        announce("%s; the token is in no file, only in the address", error)
+        return ""
+    return f"\nthe token is in {one_line(file)}, too"
+
+
+@contextlib.contextmanager
+def _ended_by_signals():
+    """In the block SIGTERM raises ``SystemExit``, so that what has been opened is closed, and SIGHUP does the same.
+
+    uvicorn handles SIGTERM itself while it serves, and raises it again afterwards.
+    """
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, end)}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not under nohup
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_port(port):
+    """Raises :class:`ServerError` if nothing can be bound there, which the server would say at length."""
+    if not 0 < port < 1 << 16:
+        raise ServerError(f"--port {port}: no port; allowed: 1 to 65535")
+    try:
+        with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(address)
+            tried.bind((_HOST, port))
     except OSError as error:
-        raise AccessError(f"--host {host} --port {port}: {error.strerror}; give another --port") from error
+        raise ServerError(f"--port {port}: {error.strerror}; give another --port") from error
 
 
 if __name__ == "__main__":

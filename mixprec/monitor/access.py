@@ -1,23 +1,16 @@
 """Who may see the pages, and how much they may send: an ASGI middleware in front of everything that the server has."""
 
-import collections
 import hashlib
 import hmac
-import html
-import ipaddress
-import os
-import secrets
-import time
+import re
 import urllib.parse
 
-from mixprec import files
-from mixprec.messages import OneLineError
+from mixprec.monitor.connections import BODY, HEADER
 
 LARGEST_UPLOAD = 20_000_000  # bytes of a file
 _LARGEST = LARGEST_UPLOAD + (1 << 20)  # bytes of a request
-_ATTEMPTS, _MINUTES = 5, 5  # wrong passwords of one address in so many minutes, before it has to wait
-_ADDRESSES = 10_000  # that are remembered
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+# Another port than the server's is what a tunnel has at its other end.
+_HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::([0-9]{1,5}))?", re.IGNORECASE)
 # All that a page needs comes from this server; a browser refuses to load anything from elsewhere.
 _POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; style-src 'self' 'unsafe-inline'; "
@@ -28,202 +21,178 @@ _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),  # without any, a browser would not say which site a form comes from
 ]
-_FORM = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>mixprec monitor</title><style>:root{{color-scheme:light dark}}body{{font:16px sans-serif;margin:4em auto;
-max-width:20em;padding:0 1em}}input,button{{font:inherit;width:100%;padding:.5em;margin:.3em 0;box-sizing:border-box}}
-</style><h1>mixprec monitor</h1><form method="post" action="/login"><label>Password
-<input type="password" name="password" autofocus autocomplete="current-password"></label><button>Open</button></form>
-<p role="alert">{message}</p></html>"""
-
-
-class AccessError(OneLineError):
-    """The pages cannot be offered in this way; the message is one line and says what would be right."""
-
-
-def is_local(host):
-    """Returns ``True`` if only programs of this machine can reach a server that is bound to ``host``."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def read_password(path):
-    """Returns the password in the first line of a file.
-
-    Raises:
-        AccessError: the file cannot be read, others than its owner can read it, or the password is shorter than 8.
-    """
-    try:
-        password = files.read(path, 4096).decode().partition("\n")[0].strip()
-        mode = os.stat(path).st_mode
-    except (OSError, ValueError) as error:
-        raise AccessError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    if mode & 0o077:
-        raise AccessError(f"{path}: others can read it; chmod 600 {path}")
-    if len(password) < 8:
-        raise AccessError(f"{path}: its first line has {len(password)} characters; a password needs 8 or more")
-    return password
+# The link is for those who followed the address on a page of another site: the browser keeps the cookie back there.
+_ENTRANCE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>mixprec monitor</title><style>:root{color-scheme:light dark}body{font:16px sans-serif;margin:4em auto;
+max-width:30em;padding:0 1em}</style><h1>mixprec monitor</h1><p>These pages are opened by the address with
+<code>?token=</code> that <code>python -m mixprec.monitor</code> printed when it started. The token is also in a file
+in the cache of the account that started it: <code>~/.cache/mixprec/monitor/HOST-PORT.token</code>.</p>
+<p>You came by that address? <a href="">Open the pages</a></p></html>"""
 
 
 class Guard:
-    """Decides who has a session.
+    """Decides who may see the pages: who has the token, or the cookie that a browser was given for it.
 
     Args:
-        password: text, or ``None`` where everybody who can reach the server may see it.
-        port: of the server; cookies are named by it, as browsers keep those of all ports of a host together.
-        clock: function that returns seconds.
+        token: text.
     """
 
-    def __init__(self, password, port=8080, clock=time.monotonic):
-        self._cookie = f"mixprec_monitor_{port}"
-        self._digest = None if password is None else _digest(password)
-        self._clock = clock
-        self._sessions = collections.OrderedDict()
-        self._failures = collections.OrderedDict()  # address -> times of wrong passwords
+    def __init__(self, token):
+        self._token = token.encode()
+        # Browsers keep this instead of the token, which may be a user's own, of other servers, too.
+        self._cookie = hmac.new(self._token, b"cookie", hashlib.sha256).hexdigest().encode()
 
-    def is_open(self, cookies):
-        """Returns ``True`` if a request with these cookies, a ``Cookie`` header, may see the pages."""
-        if self._digest is None:
-            return True
-        # By hand: Python's parser stops at the first cookie of another program that it cannot read.
-        pairs = (cookie.strip().partition("=") for cookie in cookies.split(";"))
-        return any(name == self._cookie and _digest(value) in self._sessions for name, _, value in pairs)
+    def is_token(self, text):
+        """Returns ``True`` if a text is the token."""
+        return hmac.compare_digest(text.encode("utf-8", "surrogatepass"), self._token)
 
-    def login(self, address, password):
-        """Returns the cookie of a new session; ``None`` if the password is wrong, or the address has to wait.
+    def is_open(self, headers, port):
+        """Returns ``True`` if a request may see the pages.
 
         Args:
-            address: where the request comes from.
-            password: what was entered.
+            headers: dict of its headers, with names in small letters.
+            port: that it asks for, text: browsers keep the cookies of all ports of a host together.
         """
-        if self.seconds_to_wait(address):
-            return None
-        if self._digest is None or not hmac.compare_digest(_digest(password), self._digest):
-            self._failures.setdefault(address, []).append(self._clock())
-            self._failures.move_to_end(address)
-            while len(self._failures) > _ADDRESSES:
-                self._failures.popitem(last=False)
-            return None
-        self._failures.pop(address, None)
-        token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = None
-        while len(self._sessions) > 1000:
-            self._sessions.popitem(last=False)
-        return f"{self._cookie}={token}; Path=/; HttpOnly; SameSite=Strict"
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(bearer.strip()):
+            return True
+        # By hand: Python's parser stops at the first cookie of another program that it cannot read.
+        pairs = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
+        return any(
+            name == _cookie_name(port) and hmac.compare_digest(value.encode("latin-1"), self._cookie)
+            for name, _, value in pairs
+        )
 
-    def seconds_to_wait(self, address):
-        """Returns in how many seconds an address may try again, 0 if now."""
-        now = self._clock()
-        recent = [at for at in self._failures.get(address, []) if now - at < 60 * _MINUTES]
-        if address in self._failures:
-            self._failures[address] = recent
-        return 0 if len(recent) < _ATTEMPTS else 60 * _MINUTES - (now - recent[-_ATTEMPTS])
+    def cookie(self, port):
+        """Returns the header that gives a browser its cookie."""
+        return f"{_cookie_name(port)}={self._cookie.decode()}; Path=/; HttpOnly; SameSite=Strict"
 
 
-def _digest(text):
-    # Passwords of unequal length become digests of equal length, which are compared in constant time.
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+def _cookie_name(port):
+    return f"mixprec_monitor_{port}"
 
 
 class Access:
-    """The middleware: a password where there is one, no requests by pages of other sites, none that is too large.
+    """The middleware: nothing without the token, no requests by pages of other sites, none that is too large.
+
+    A request must ask for this machine by a name of its own: a page of another site could otherwise have its own name
+    lead to 127.0.0.1 ("DNS rebinding"), and read what it is answered.
 
     Args:
         app: ASGI application behind it.
         guard: :class:`Guard`.
-        host: that the server is bound to. If it is one of this machine, requests must name it so: a page of another
-            site could otherwise have its own name lead to 127.0.0.1 ("DNS rebinding"), and read what it is answered.
+        connections: :class:`mixprec.monitor.connections.Connections`.
     """
 
-    def __init__(self, app, guard, host):
-        self._app, self._guard = app, guard
-        self._names = (*_LOCAL, host) if is_local(host) else None
+    def __init__(self, app, guard, connections):
+        self._app, self._guard, self._connections = app, guard, connections
 
     async def __call__(self, scope, receive, send):
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            refused = self._refused(headers)
-        except ValueError:  # of urlsplit: brackets that do not match
-            refused = 400, "Host or Origin cannot be read"
-        is_page = scope["type"] == "http"
-        is_open = self._guard.is_open(headers.get("cookie", ""))
-        if is_page and refused is not None:
-            await _answer(send, *refused)
-        elif is_page and not is_open:
-            await self._login(scope, receive, send)
-        elif is_page:
-            await self._app(scope, _limited(receive), _with_headers(send))
-        elif refused is not None or not is_open:
-            await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refused(self, headers):
-        host = headers.get("host", "")
-        if self._names is not None and urllib.parse.urlsplit(f"//{host}").hostname not in self._names:
-            return 400, "the server is asked for by a name that is not its own"
-        origin = headers.get("origin")
-        if origin is not None and urllib.parse.urlsplit(origin).netloc != host:
-            return 403, "a page of another site asks"
-        length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > _LARGEST:
-            return 413, f"at most {LARGEST_UPLOAD / 1e6:g} MB"
-        return None
+    async def _http(self, scope, receive, send):
+        headers = _headers(scope)
+        port, refused = _checked(headers)
+        if refused is not None:
+            await _answer(send, *refused)
+        elif scope["method"] in ("GET", "HEAD") and self._has_token(scope):
+            more = [(b"location", _without_token(scope)), (b"set-cookie", self._guard.cookie(port).encode())]
+            await _answer(send, 303, "", more=more)
+        elif not self._guard.is_open(headers, port):
+            more = [(b"www-authenticate", b"Bearer")]
+            await _answer(send, 401, _ENTRANCE, kind=b"text/html; charset=utf-8", more=more)
+        elif not _is_length(headers.get("content-length", "0")):
+            await _answer(send, 413, f"at most {LARGEST_UPLOAD / 1e6:g} MB")
+        else:
+            has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+            self._connections.owes(scope.get("client"), BODY if has_body else None)
+            await self._app(scope, self._received(scope, receive), self._sent(scope, send))
 
-    async def _login(self, scope, receive, send):
-        address = (scope.get("client") or ("",))[0]
-        if scope["path"] != "/login" or scope["method"] != "POST":
-            await _answer(send, 401, _FORM.format(message=""), html_=True)
-            return
-        body = await _body(receive, 4096)
-        entered = urllib.parse.parse_qs(body.decode("latin-1")).get("password", [""])[0]
-        cookie = self._guard.login(address, entered)
-        if cookie is not None:
-            await _answer(send, 303, "", more=[(b"location", b"/"), (b"set-cookie", cookie.encode())])
-            return
-        wait = self._guard.seconds_to_wait(address)
-        message = f"Too many wrong passwords; try again in {wait:.0f} s." if wait else "This is not the password."
-        await _answer(send, 429 if wait else 401, _FORM.format(message=html.escape(message)), html_=True)
+    async def _websocket(self, scope, receive, send):
+        headers = _headers(scope)
+        port, refused = _checked(headers)
+        try:
+            if refused is not None or not self._guard.is_open(headers, port):
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            self._connections.owes(scope.get("client"), None)
+            await self._app(scope, receive, send)
+        finally:
+            self._connections.gone(scope.get("client"))
+
+    def _has_token(self, scope):
+        return any(self._guard.is_token(value) for value in map(_token, _query(scope)) if value is not None)
+
+    def _received(self, scope, receive):
+        """Returns ``receive``, which breaks off a request that sends more than its header said, or has no header."""
+        size = 0
+
+        async def received():
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > _LARGEST:
+                return {"type": "http.disconnect"}
+            if message["type"] == "http.request" and not message.get("more_body"):
+                self._connections.owes(scope.get("client"), None)
+            return message
+
+        return received
+
+    def _sent(self, scope, send):
+        async def sent(message):
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                self._connections.owes(scope.get("client"), HEADER)  # before the next request can come
+            await send(message)
+
+        return sent
 
 
-def _limited(receive):
-    """Returns ``receive`` of a request, which breaks off one that sends more than its header said, or has no header."""
-    size = 0
-
-    async def limited():
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        return {"type": "http.disconnect"} if size > _LARGEST else message
-
-    return limited
+def _headers(scope):
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-def _with_headers(send):
-    async def with_headers(message):
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
-        await send(message)
-
-    return with_headers
-
-
-async def _body(receive, most):
-    body = b""
-    while len(body) <= most:
-        message = await receive()
-        body += message.get("body", b"")
-        if not message.get("more_body"):
-            break
-    return body[:most]
+def _checked(headers):
+    """Returns the port that is asked for, and ``None`` or the status and text of a refusal."""
+    host = headers.get("host", "")
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return None, (400, "the server is asked for by a name that is not its own")
+    if headers.get("origin", f"http://{host}").lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
+        return None, (403, "a page of another site asks")
+    return found[1] or "80", None
 
 
-async def _answer(send, status, text, *, html_=False, more=()):
-    kind = b"text/html; charset=utf-8" if html_ else b"text/plain; charset=utf-8"
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *_HEADERS, *more]
+def _is_length(text):
+    return text.isdecimal() and len(text) < 20 and int(text) <= _LARGEST
+
+
+def _query(scope):
+    return scope.get("query_string", b"").decode("latin-1").split("&")
+
+
+def _token(part):
+    """Returns the value of a part of a query if it is the token's, otherwise ``None``."""
+    name, _, value = part.partition("=")
+    return urllib.parse.unquote(value) if name == "token" else None
+
+
+def _without_token(scope):
+    query = "&".join(part for part in _query(scope) if _token(part) is None)
+    # One slash: what follows two would be the name of another host.
+    path = "/" + urllib.parse.quote(scope["path"].lstrip("/"))
+    return (f"{path}?{query}" if query else path).encode("latin-1")
+
+
+async def _answer(send, status, text, *, kind=b"text/plain; charset=utf-8", more=()):
+    """Answers and closes the connection, whatever else the client was about to send."""
+    headers = [(b"content-type", kind), (b"connection", b"close"), (b"cache-control", b"no-store"), *_HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).parents[2]
+TOKEN = "token-of-the-tests"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -26,13 +27,17 @@ class Server:
     Args:
         results: folder with results.
         options: more arguments.
+        descriptors: number of them that it may have.
     """
 
-    def __init__(self, results, *options):
+    def __init__(self, results, *options, descriptors=None):
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "mixprec.monitor", str(results), "--port", str(self.port), *options]
+        if descriptors is not None:
+            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
         environment = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
+        environment["MIXPREC_MONITOR_TOKEN"] = TOKEN
         self.process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -44,7 +49,7 @@ class Server:
                     return self
             except urllib.error.HTTPError as error:
                 error.close()
-                return self  # it wants a password
+                return self  # it wants the token
             except OSError:
                 if self.process.poll() is not None:
                     raise AssertionError(self.process.communicate()[0]) from None

@@ -1,14 +1,29 @@
 """Who may see the pages."""
 
 import asyncio
-import urllib.parse
 
 import pytest
 
 from mixprec.monitor import __main__ as command
-from mixprec.monitor.access import LARGEST_UPLOAD, Access, AccessError, Guard, is_local, read_password
+from mixprec.monitor.access import LARGEST_UPLOAD, Access, Guard
+from mixprec.monitor.connections import BODY, HEADER
 
-PASSWORD = "correct horse ü"
+TOKEN = "correct-horse.battery~staple"
+BEARER = f"Bearer {TOKEN}"
+COOKIE = Guard(TOKEN).cookie("8080").partition(";")[0]
+
+
+class Owed:
+    """Stands for the connections: keeps what each still has to send."""
+
+    def __init__(self):
+        self.said = []
+
+    def owes(self, client, part):
+        self.said.append(part)
+
+    def gone(self, client):
+        self.said.append("gone")
 
 
 async def _pages(scope, receive, send):
@@ -26,14 +41,16 @@ async def _pages(scope, receive, send):
     await send({"type": "http.response.body", "body": b"pages " + body})
 
 
-def _ask(access, path="/", *, kind="http", method="GET", body=(b"",), address="10.0.0.1", **headers):
+def _ask(path="/", *, kind="http", method="GET", body=(b"",), owed=None, **headers):
     """Returns the messages that are sent: a list."""
+    path, _, query = path.partition("?")
     headers = {"host": "localhost:8080", **{name.replace("_", "-"): value for name, value in headers.items()}}
     scope = {
         "type": kind,
         "path": path,
+        "query_string": query.encode(),
         "method": method,
-        "client": (address, 1),
+        "client": ("127.0.0.1", 1),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
     }
     parts = [{"type": "http.request", "body": part, "more_body": n < len(body)} for n, part in enumerate(body, 1)]
@@ -45,154 +62,210 @@ def _ask(access, path="/", *, kind="http", method="GET", body=(b"",), address="1
     async def send(message):
         sent.append(message)
 
-    asyncio.run(access(scope, receive, send))
+    asyncio.run(Access(_pages, Guard(TOKEN), owed or Owed())(scope, receive, send))
     return sent
+
+
+def _asked(path="/", **keywords):
+    """Asks with the token."""
+    return _ask(path, authorization=BEARER, **keywords)
 
 
 def _status(sent):
     return sent[0].get("status", sent[0]["type"]) if sent else None
 
 
-def _login(access, password, **keywords):
-    body = urllib.parse.urlencode({"password": password}).encode()
-    return _ask(access, "/login", method="POST", body=(body,), **keywords)
-
-
-def _cookie(sent):
-    return dict(sent[0]["headers"])[b"set-cookie"].decode().partition(";")[0]
-
-
-def test_without_password_a_program_of_this_machine_sees_the_pages():
-    sent = _ask(Access(_pages, Guard(None), "127.0.0.1"))
+def test_who_has_the_token_sees_the_pages():
+    sent = _asked()
     assert (_status(sent), sent[1]["body"]) == (200, b"pages ")
     policy = dict(sent[0]["headers"])[b"content-security-policy"].decode()
     assert "connect-src 'self'" in policy
     assert "http" not in policy
+    assert _status(_ask(authorization=f"bearer  {TOKEN}")) == 200
+    assert _status(_asked(kind="websocket")) == "websocket.accept"
+
+
+@pytest.mark.parametrize("path", ["/", "/run", "/_nicegui/static/x.js", "/favicon.ico", "/docs", "/login", "//x"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_without_the_token_nothing_is_seen_except_the_entrance(path, method):
+    sent = _ask(path, method=method)
+    assert _status(sent) == 401
+    assert b"pages </" not in sent[1]["body"]
+    assert b"printed when it started" in sent[1]["body"]
+    headers = dict(sent[0]["headers"])
+    assert (headers[b"connection"], headers[b"cache-control"]) == (b"close", b"no-store")
+    assert TOKEN.encode() not in repr(sent).encode()
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "", "127.0.0.1.evil", "a:b:c"]
+    "headers",
+    [
+        {},
+        {"authorization": f"Bearer {TOKEN[:-1]}"},
+        {"authorization": f"Bearer {TOKEN}x"},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer \xfc"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": TOKEN},
+        {"cookie": "mixprec_monitor_8080="},
+        {"cookie": "mixprec_monitor_8080=\xfc"},
+        {"cookie": f"mixprec_monitor_8080={TOKEN}"},
+        {"cookie": COOKIE[:-1]},
+        {"cookie": COOKIE.replace("8080", "8081")},
+    ],
+)
+def test_what_is_not_the_token_opens_nothing(headers):
+    assert _status(_ask(**headers)) == 401
+    assert _status(_ask(kind="websocket", **headers)) == "websocket.close"
+
+
+def test_the_address_gives_a_browser_its_cookie_and_loses_the_token():
+    sent = _ask(f"/run?name=a%2Fb&token={TOKEN}&x=1?")
+    assert _status(sent) == 303
+    headers = dict(sent[0]["headers"])
+    assert headers[b"location"] == b"/run?name=a%2Fb&x=1?"
+    cookie, *settings = headers[b"set-cookie"].decode().split("; ")
+    assert settings == ["Path=/", "HttpOnly", "SameSite=Strict"]
+    assert cookie == COOKIE
+    assert TOKEN not in repr(sent)
+    assert _status(_ask(cookie=f"other=1; {cookie}")) == 200
+    assert _status(_ask(cookie=f'path=/; x={{"a":1}}; foo; a b=\xfc; {cookie}')) == 200
+    assert _status(_ask(kind="websocket", cookie=cookie)) == "websocket.accept"
+    assert _status(_ask(f"/?token={TOKEN}", method="HEAD")) == 303
+
+
+def test_the_cookie_has_the_port_that_the_browser_asks_for():
+    # Two tunnels to two machines have other ports here, where the server's are the same.
+    sent = _ask(f"/?token={TOKEN}", host="localhost:9001")
+    cookie = dict(sent[0]["headers"])[b"set-cookie"].decode().partition(";")[0]
+    assert cookie.startswith("mixprec_monitor_9001=")
+    assert _status(_ask(cookie=cookie, host="localhost:9001")) == 200
+    assert _status(_ask(cookie=cookie)) == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "location"),
+    [
+        ("//evil.example/", b"/evil.example/"),
+        ("///evil.example", b"/evil.example"),
+        ("/\\evil.example", b"/%5Cevil.example"),
+        ("http://evil.example/", b"/http%3A//evil.example/"),
+        ("/a\r\nx: y", b"/a%0D%0Ax%3A%20y"),
+        ("/ü", b"/%C3%BC"),
+    ],
+)
+def test_the_redirection_stays_here(path, location):
+    sent = _ask(f"{path}?token={TOKEN}")
+    assert (_status(sent), dict(sent[0]["headers"])[b"location"]) == (303, location)
+
+
+def test_a_token_in_the_address_is_for_pages_only():
+    assert _status(_ask(f"/?token={TOKEN}", method="POST")) == 401
+    assert _status(_ask(f"/?token={TOKEN}", kind="websocket")) == "websocket.close"
+    for query in ("token=", "token", f"token={TOKEN}x", f"tokens={TOKEN}", f"Token={TOKEN}", "token=%FF%00"):
+        assert _status(_ask(f"/?{query}")) == 401
+    assert _status(_ask("/?token=of-before", cookie=COOKIE)) == 200
+    assert _status(_ask(f"/?token={TOKEN.replace('~', '%7E')}")) == 303
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:80",
+        "localhost.evil.example",
+        "",
+        "127.0.0.1.evil",
+        "a:b:c",
+        "127.0.0.1:80:90",
+        "127.0.0.1:",
+        "127.0.0.1:x",
+        "127.0.0.1:123456",
+        "127.0.0.1:8080@evil.example",
+        "user@127.0.0.1:8080",
+        "127.0.0.1/evil",
+        "127.0.0.1 ",
+        "127.0.0.1\n",
+        "127.0.0.2",
+        "127.1",
+        "::1",
+        "[::1",
+        "[::1]]",
+        "[",
+        "localhost.",
+        "0.0.0.0:8080",
+    ],
 )
 def test_a_name_that_leads_here_is_not_enough(host):
-    access = Access(_pages, Guard(None), "127.0.0.1")
-    assert _status(_ask(access, host=host)) == 400
-    assert _status(_ask(access, kind="websocket", host=host)) == "websocket.close"
+    assert _status(_asked(host=host)) == 400
+    assert _status(_ask(f"/?token={TOKEN}", host=host)) == 400
+    assert _status(_asked(kind="websocket", host=host)) == "websocket.close"
 
 
-@pytest.mark.parametrize("name", ["host", "origin"])
-def test_names_that_cannot_be_read_are_refused(name):
-    for value in ("[", "[::1", "http://["):
-        assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), **{name: value})) in (400, 403)
-
-
-def test_the_address_that_the_server_is_bound_to_is_its_name():
-    assert _status(_ask(Access(_pages, Guard(None), "127.0.0.2"), host="127.0.0.2:8080")) == 200
-    assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), host="127.0.0.2:8080")) == 400
-
-
-@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:8080", "[::1]:8080", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:9000", "[::1]:8080", "LOCALHOST"])
 def test_names_of_this_machine(host):
-    assert _status(_ask(Access(_pages, Guard(None), "127.0.0.1"), host=host)) == 200
+    assert _status(_asked(host=host)) == 200
+    assert _status(_asked(host=host, origin=f"http://{host}")) == 200
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-def test_pages_of_other_sites_are_refused(kind):
-    access = Access(_pages, Guard(None), "127.0.0.1")
-    assert _status(_ask(access, kind=kind, origin="http://evil.example")) in (403, "websocket.close")
-    assert _status(_ask(access, kind=kind, origin="http://localhost:9999")) in (403, "websocket.close")
-    assert _status(_ask(access, kind=kind, origin="null")) in (403, "websocket.close")
-    assert _status(_ask(access, kind=kind, origin="http://localhost:8080")) in (200, "websocket.accept")
-
-
-def test_with_a_password_nothing_is_seen_before_it_is_given():
-    access = Access(_pages, Guard(PASSWORD), "0.0.0.0")
-    for path in ("/", "/run", "/_nicegui/static/x.js", "/login"):
-        sent = _ask(access, path, host="any.name")
-        assert _status(sent) == 401
-        assert b"pages" not in sent[1]["body"]
-    assert _status(_ask(access, kind="websocket")) == "websocket.close"
-    assert _status(_ask(access, kind="websocket", cookie="mixprec_monitor_8080=x")) == "websocket.close"
-
-
-def test_the_right_password_opens_a_session():
-    access = Access(_pages, Guard(PASSWORD), "0.0.0.0")
-    sent = _login(access, PASSWORD)
-    assert _status(sent) == 303
-    assert {"HttpOnly", "SameSite=Strict"} <= set(dict(sent[0]["headers"])[b"set-cookie"].decode().split("; "))
-    cookie = _cookie(sent)
-    assert _status(_ask(access, cookie=f"other=1; {cookie}")) == 200
-    assert _status(_ask(access, cookie=f'path=/; x={{"a":1}}; foo; a b=\xfc; {cookie}')) == 200
-    assert _status(_ask(access, kind="websocket", cookie=cookie)) == "websocket.accept"
-    assert _status(_ask(access, cookie=cookie[:-1])) == 401
-
-
-@pytest.mark.parametrize("password", ["", "x", PASSWORD[:-1], PASSWORD + " ", PASSWORD.upper()])
-def test_a_wrong_password_does_not(password):
-    sent = _login(Access(_pages, Guard(PASSWORD), "0.0.0.0"), password)
-    assert _status(sent) == 401
-    assert b"set-cookie" not in dict(sent[0]["headers"])
-
-
-def test_an_address_that_guesses_has_to_wait():
-    now = 1000.0
-    guard = Guard(PASSWORD, clock=lambda: now)
-    access = Access(_pages, guard, "0.0.0.0")
-    assert [_status(_login(access, "wrong")) for _ in range(6)] == [401, 401, 401, 401, 429, 429]
-    assert _status(_login(access, PASSWORD)) == 429
-    assert _status(_login(access, PASSWORD, address="10.0.0.2")) == 303
-    now += 299
-    assert _status(_login(access, PASSWORD)) == 429
-    now += 2
-    assert _status(_login(access, PASSWORD)) == 303
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://localhost:9999",
+        "null",
+        "",
+        "[",
+        "http://[",
+        "localhost:8080",
+        "http://localhost:8080@evil.example",
+        "http://user@localhost:8080",
+        "ftp://localhost:8080",
+    ],
+)
+def test_pages_of_other_sites_are_refused(kind, origin):
+    assert _status(_asked(kind=kind, origin=origin)) in (403, "websocket.close")
+    assert _status(_asked(kind=kind, origin="http://localhost:8080")) in (200, "websocket.accept")
 
 
 def test_what_is_too_large_is_not_read():
-    access = Access(_pages, Guard(None), "127.0.0.1")
-    assert _status(_ask(access, method="POST", content_length=str(2 * LARGEST_UPLOAD))) == 413
-    assert _status(_ask(access, method="POST", content_length="-1")) == 413
+    for length in (str(2 * LARGEST_UPLOAD), "-1", "\xb2", "", 5000 * "9"):
+        assert _status(_asked(method="POST", content_length=length)) == 413
     part = bytes(1 << 20)
-    assert _status(_ask(access, method="POST", body=[part] * 20)) == 200
-    assert _ask(access, method="POST", body=[part] * 22) == []  # it has not said so before: broken off
+    assert _status(_asked(method="POST", body=[part] * 20)) == 200
+    assert _asked(method="POST", body=[part] * 22) == []  # it has not said so before: broken off
 
 
 @pytest.mark.parametrize(
-    ("hosts", "local"),
-    [(("127.0.0.1", "localhost", "::1", "127.5.5.5"), True), (("0.0.0.0", "::", "10.0.0.1", "", "node7"), False)],
+    ("request_", "said"),
+    [
+        ({"authorization": BEARER}, [None, None, HEADER]),
+        ({"authorization": BEARER, "body": [b"a", b"b"], "content_length": "2"}, [BODY, None, HEADER]),
+        ({"authorization": BEARER, "body": [b"a", b"b"], "transfer_encoding": "chunked"}, [BODY, None, HEADER]),
+        ({"content_length": "2"}, []),
+        ({"authorization": BEARER, "kind": "websocket"}, [None, "gone"]),
+        ({"kind": "websocket"}, ["gone"]),
+    ],
 )
-def test_is_local(hosts, local):
-    assert {is_local(host) for host in hosts} == {local}
-
-
-def test_password_files(tmp_path):
-    path = tmp_path / "password"
-    path.write_text(f"{PASSWORD}\nsecond line\n")
-    path.chmod(0o644)
-    with pytest.raises(AccessError, match="others can read it; chmod 600"):
-        read_password(str(path))
-    path.chmod(0o600)
-    assert read_password(str(path)) == PASSWORD
-    path.write_text("short\n")
-    with pytest.raises(AccessError, match="5 characters"):
-        read_password(str(path))
-    with pytest.raises(AccessError, match="No such file"):
-        read_password(str(tmp_path / "none"))
+def test_only_the_token_gives_a_connection_more_time(request_, said):
+    owed = Owed()
+    _ask(owed=owed, **request_)
+    assert owed.said == said
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["{results}/none"], "no such folder; wanted: a folder with results of runs"),
-        (["{results}", "--host", "0.0.0.0"], "others can reach it; give a --password-file, too"),
-        (["{results}", "--host", "0.0.0.0", "--password-file", "{results}/none"], "cannot be read"),
         (["{results}", "--port", "70000"], "no port; allowed: 1 to 65535"),
-        (["{results}", "--host", "203.0.113.7", "--password-file", "{results}/password"], "give another --port"),
+        (["{results}", "--port", "0"], "no port; allowed: 1 to 65535"),
         (["{results}", "--port", "x"], "invalid int value"),
+        (["{results}", "--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0"),
         ([""], "it is empty; give a folder"),
     ],
 )
 def test_bad_arguments_are_one_line(tmp_path, capsys, arguments, message):
-    (tmp_path / "password").write_text("long enough")
-    (tmp_path / "password").chmod(0o600)
     try:
         code = command.main([argument.format(results=tmp_path) for argument in arguments])
     except SystemExit as error:

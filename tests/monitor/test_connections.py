@@ -1,0 +1,157 @@
+"""Connections that send no whole request."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from mixprec.monitor.connections import BODY, HEADER, Connections
+from tests.monitor.server import TOKEN, Server
+
+BEARER = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+FLOODS = {
+    "half a header": b"GET / HTTP/1.1\r\nHo",
+    "a body with the token": b"POST / HTTP/1.1\r\nContent-Length: 9\r\n" + BEARER + b"\r\n",
+    "nothing": b"",
+    "half a handshake": b"GET /_nicegui_ws/socket.io/ HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n",
+    "no handshake": b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "a body without": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n",
+    "idle with the token": b"POST / HTTP/1.1\r\nContent-Length: 0\r\n" + BEARER + b"\r\n",
+    "idle without": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a long header": b"GET / HTTP/1.1\r\nX: " + 100_000 * b"x",
+}
+KINDS = ["half a header", "all"]
+
+
+class Transport:
+    """Stands for a connection."""
+
+    def __init__(self, client, unsent=0):
+        self.client, self.unsent, self.closed = client, unsent, False
+
+    def get_extra_info(self, name):
+        return {"peername": self.client}[name]
+
+    def get_write_buffer_size(self):
+        return self.unsent
+
+    def close(self):
+        self.closed = True
+
+
+def _send(connection, data):
+    with contextlib.suppress(OSError):  # it is closed already
+        connection.setblocking(False)
+        connection.send(data)
+
+
+def _seconds_of_a_page(server):
+    request = urllib.request.Request(server.address, headers={"Authorization": f"Bearer {TOKEN}"})
+    begin = time.monotonic()
+    with urllib.request.urlopen(request, timeout=20) as page:
+        assert b"mixprec: Runs" in page.read()
+    return time.monotonic() - begin
+
+
+def _told(story, **settings):
+    """Runs a story, an async function of connections with short times; returns what it returns."""
+
+    async def told():
+        return await story(Connections({HEADER: 0.2, BODY: 0.4}, **settings))
+
+    return asyncio.run(told())
+
+
+def test_a_connection_without_a_whole_request_is_closed_in_time():
+    async def story(connections):
+        silent, busy, slow = (Transport(("127.0.0.1", port)) for port in (1, 2, 3))
+        for transport in (silent, busy, slow):
+            connections.made(transport)
+        connections.owes(busy.client, None)
+        connections.owes(slow.client, BODY)
+        await asyncio.sleep(0.3)
+        early = silent.closed, busy.closed, slow.closed
+        await asyncio.sleep(0.4)
+        return early, (silent.closed, busy.closed, slow.closed)
+
+    assert _told(story) == ((True, False, False), (True, False, True))
+
+
+def test_an_idle_connection_has_the_time_of_a_header():
+    async def story(connections):
+        idle = Transport(("127.0.0.1", 1))
+        connections.made(idle)
+        connections.owes(idle.client, None)
+        connections.owes(idle.client, HEADER)
+        await asyncio.sleep(0.5)
+        return idle.closed
+
+    assert _told(story)
+
+
+def test_an_answer_on_its_way_is_waited_for():
+    async def story(connections):
+        slow = Transport(("127.0.0.1", 1), unsent=1)
+        connections.made(slow)
+        await asyncio.sleep(0.5)
+        before, slow.unsent = slow.closed, 0
+        await asyncio.sleep(0.5)
+        return before, slow.closed
+
+    assert _told(story) == (False, True)
+
+
+def test_too_many_close_the_oldest_of_those_that_owe_the_same():
+    async def story(connections):
+        opened = [Transport(("127.0.0.1", port)) for port in range(8)]
+        for transport in opened[:2]:
+            connections.made(transport)
+        connections.owes(opened[0].client, None)  # it is answered
+        connections.owes(opened[1].client, BODY)
+        for transport in opened[2:]:
+            connections.made(transport)
+        return [transport.closed for transport in opened]
+
+    assert _told(story, most=3) == [False, False, True, True, True, False, False, False]
+
+
+def test_what_is_gone_is_forgotten():
+    async def story(connections):
+        gone, other = Transport(("127.0.0.1", 1)), Transport(("127.0.0.1", 1))
+        connections.made(gone)
+        connections.gone(gone.client)
+        connections.owes(gone.client, HEADER)
+        connections.gone(None)
+        connections.made(other)  # from the same port
+        connections.owes(other.client, None)
+        await asyncio.sleep(0.5)
+        return gone.closed, other.closed
+
+    assert _told(story) == (False, False)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("flood", KINDS)
+def test_a_new_client_is_answered_whatever_hundreds_of_others_hold_back(tmp_path, flood):
+    floods = FLOODS.values() if flood == "all" else [FLOODS[flood]]
+    with Server(tmp_path, descriptors=256) as server:
+        usual = _seconds_of_a_page(server)
+        with contextlib.ExitStack() as held:
+            connections = []
+            for _, begin in zip(range(400), itertools.cycle(floods), strict=False):
+                connections.append(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+                held.enter_context(connections[-1])
+                _send(connections[-1], begin)
+            seconds = [_seconds_of_a_page(server)]
+            for _ in range(3):
+                time.sleep(1)
+                for connection in connections:
+                    _send(connection, b"x")
+                seconds.append(_seconds_of_a_page(server))
+        print(f"{flood}: a page after {max(seconds):.2f} s; without them {usual:.2f} s")
+        assert max(seconds) < 10  # it is below 1; a server without descriptors answers nothing
+    assert server.printed.count("\n") < 10, server.printed
