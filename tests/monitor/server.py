@@ -28,18 +28,19 @@ class Server:
         results: folder with results.
         options: more arguments.
         descriptors: number of them that it may have.
+        environment: dict of what it has besides the usual; the token, if none is given.
     """
 
-    def __init__(self, results, *options, descriptors=None):
+    def __init__(self, results, *options, descriptors=None, environment=None):
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "mixprec.monitor", str(results), "--port", str(self.port), *options]
         if descriptors is not None:
             command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
-        environment = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
-        environment["MIXPREC_MONITOR_TOKEN"] = TOKEN
+        usual = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
+        more = {"MIXPREC_MONITOR_TOKEN": TOKEN} if environment is None else environment
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=ROOT, env={**usual, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
 
     def __enter__(self):
@@ -58,7 +59,11 @@ class Server:
         raise AssertionError(self.process.communicate()[0])
 
     def __exit__(self, *error):
-        self.process.send_signal(signal.SIGINT)
+        self.end(signal.SIGINT)
+
+    def end(self, number):
+        """Sends a signal and waits until the process has ended."""
+        self.process.send_signal(number)
         self.printed, _ = self.process.communicate(timeout=60)
 
     def memory(self):
