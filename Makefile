@@ -45,7 +45,7 @@ $(BIN)/mpiexec: | install
 	@echo "install: MPI"
 	@$(INSTALL) --no-build-isolation --editable ".[mpi]"
 
-monitor: install ## pages in a browser about the runs in results, at http://127.0.0.1:8080
+monitor: install ## pages in a browser about the runs in results, at the address that it prints
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
 		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
 	@mkdir -p results

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.monitor.server import ENV, ROOT, Server, train
+from tests.monitor.server import ENV, ROOT, TOKEN, Server, train
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WAIT = 120_000  # milliseconds: for processes that import Chainer on a machine that does other work, too
@@ -51,7 +51,7 @@ def browser():
 
 @pytest.fixture
 def watched(browser):
-    """``(open, problems)``: opens a page whose errors, and requests to other hosts, are gathered."""
+    """``(open, problems)``: opens the pages; errors, and requests to other hosts, are gathered."""
     problems = []
 
     def opened(address, **settings):
@@ -62,6 +62,7 @@ def watched(browser):
         here = (address, address.replace("http", "ws", 1), "data:", "blob:")
         page.on("request", lambda request: request.url.startswith(here) or problems.append(request.url))
         page.set_default_timeout(WAIT)
+        page.goto(f"{address}/?token={TOKEN}")
         return page
 
     return opened, problems
@@ -164,19 +165,22 @@ def test_narrow_and_dark(results, watched):
         assert problems == []
 
 
-def test_a_password(results, watched, tmp_path):
-    opened, _ = watched
-    password = tmp_path / "password"
-    password.write_text("correct horse\n")
-    password.chmod(0o600)
-    with Server(results / "results", "--host", "0.0.0.0", "--password-file", str(password)) as server:
-        page = opened(server.address)
+def test_a_token(results, browser):
+    with Server(results / "results") as server:
+        page = browser.new_page()
+        page.set_default_timeout(WAIT)
         page.goto(server.address)
-        page.get_by_label("Password").fill("wrong horse")
-        page.get_by_role("button", name="Open").click()
-        page.get_by_text("This is not the password.").wait_for()
-        page.get_by_label("Password").fill("correct horse")
-        page.get_by_role("button", name="Open").click()
+        page.get_by_text("printed when it started").wait_for()
+        page.goto(f"{server.address}/run?name=digits/a&token={TOKEN}")
+        page.locator("canvas").first.wait_for()
+        assert page.url == f"{server.address}/run?name=digits/a"
+
+        # A browser that follows the address on a page of another site keeps the new cookie back for one request.
+        page = browser.new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(f"data:text/html,<a href='{server.address}/?token={TOKEN}'>training</a>")
+        page.get_by_role("link").click()
+        page.get_by_role("link", name="Open the pages").click()
         page.get_by_role("link", name="digits/a", exact=True).wait_for()
 
 

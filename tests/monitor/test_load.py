@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.monitor.made_runs import make_run
-from tests.monitor.server import ENV, ROOT, Server, train
+from tests.monitor.server import ENV, ROOT, TOKEN, Server, train
 
 pytestmark = pytest.mark.sweep
 TABS = 20
@@ -33,13 +33,18 @@ class Tab:
         import httpx
         import socketio
 
-        async with httpx.AsyncClient(base_url=self._server.address, timeout=60) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with httpx.AsyncClient(base_url=self._server.address, timeout=60, headers=headers) as client:
             page = (await client.get(self._path)).text
         names = {"client_id": re.search(r"'client_id': '([0-9a-f-]+)'", page)[1], "next_message_id": 0}
         socket = socketio.AsyncClient()
         socket.on("update", self._update)
         await socket.connect(
-            self._server.address, socketio_path="/_nicegui_ws/socket.io", transports=["websocket"], wait_timeout=60
+            self._server.address,
+            headers=headers,
+            socketio_path="/_nicegui_ws/socket.io",
+            transports=["websocket"],
+            wait_timeout=60,
         )
         stack.push_async_callback(socket.disconnect)
         assert await socket.call("handshake", {**names, "tab_id": str(uuid.uuid4()), "document_id": str(uuid.uuid4())})
