@@ -41,7 +41,7 @@ def main(argv):
     parser = Parser(prog="python -m mixprec.monitor", description="Shows in a browser what training does.")
     parser.add_argument("results", type=path("a folder"), help="folder with the results of runs")
     parser.add_argument("--port", type=int, default=8080, help="default: 8080")
-    parser.add_argument("--allow-jobs", action="store_true", help="pages may start and stop runs, for all who have the token")
+    parser.add_argument("--allow-jobs", action="store_true", help="who has the token may start and stop runs")
     arguments = parser.parse_args(argv)
     try:
         _serve(arguments)
