@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 import time
+import traceback
 
 import numpy as np
 
@@ -95,7 +96,12 @@ def find(environment=None):
         )
     else:
         if MPI.COMM_WORLD.size == place.size:
-            return Together(MPI)
+            try:
+                return Together(MPI)
+            except BaseException:  # the others wait for this one
+                print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                time.sleep(_ARRIVAL)
+                MPI.COMM_WORLD.Abort(1)
         problem = (
             f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
             "mpiexec of that MPI"
@@ -131,7 +137,7 @@ class Alone:
         return self
 
     def quietly(self, parse, argv):
-        """Returns what a command-line parser returns; of several ranks only one says what is wrong."""
+        """Returns what a command-line parser returns. Of several ranks one speaks, and ``--help`` returns ``None``."""
         return parse(argv)
 
     def first(self, function, *args):
@@ -143,6 +149,9 @@ class Alone:
 
     def connect(self):
         """Makes ``communicator``, ChainerMN's."""
+
+    def works_in(self, out):
+        """To be called when the run has the lock of its results folder, which is then cleared if rank 0 is killed."""
 
     def gather(self, value):
         """Returns the values of all ranks, on all ranks, in their order."""
@@ -204,15 +213,17 @@ class Together:
 
     def quietly(self, parse, argv):
         """See :class:`Alone`."""
-        said, arguments = io.StringIO(), None
+        said, help_, arguments = io.StringIO(), io.StringIO(), None
         with self.together():
             try:
-                with contextlib.redirect_stderr(said):
+                with contextlib.redirect_stderr(said), contextlib.redirect_stdout(help_):
                     arguments = parse(argv)
             except SystemExit as end:
-                if not end.code:  # --help
-                    raise
-                raise RanksError(said.getvalue().strip().removeprefix("error: ")) from None
+                if end.code:
+                    raise RanksError(said.getvalue().strip().removeprefix("error: ")) from None
+        self.compare({"--help": arguments is None})
+        if self.is_first:
+            print(end=help_.getvalue(), flush=True)
         return arguments
 
     @contextlib.contextmanager
@@ -263,6 +274,11 @@ class Together:
 
         self.communicator = chainermn.create_communicator("naive")
 
+    def works_in(self, out):
+        """See :class:`Alone`."""
+        if self.is_first:
+            rank_watch.works_in(self._here, out)
+
     def gather(self, value):
         """See :class:`Alone`."""
         return self._comm.allgather(value)
@@ -289,11 +305,16 @@ class Together:
         rank_watch.leave(self._here, [self.rank])
 
     def fail(self, line, code):
-        """See :class:`Alone`. Other ranks, which may wait for this one, are ended."""
-        if not self.is_first:
-            time.sleep(_MOMENT)
-        print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        time.sleep(_ARRIVAL)
-        rank_watch.leave(self._here, self._here)
-        self._mpi.COMM_WORLD.Abort(code)
+        """See :class:`Alone`. Other ranks, which may wait for this one, are ended; of those that fail, one says why."""
+        try:
+            if not self.is_first:
+                time.sleep(_MOMENT)
+            if rank_watch.is_first_to_fail(self._here):
+                print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
+            else:
+                time.sleep(_MOMENT)  # that one ends this rank
+            sys.stdout.flush()
+            time.sleep(_ARRIVAL)
+        finally:  # also if nothing can be printed
+            rank_watch.leave(self._here, self._here)
+            self._mpi.COMM_WORLD.Abort(code)
