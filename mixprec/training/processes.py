@@ -203,6 +203,8 @@ class Together:
         self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
         if self.rank == min(self._here):
             rank_watch.start(self._here)
+        self._comm.Barrier()
+        rank_watch.tie(self._here, self.rank)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
         if not self.is_first:
             logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 says the same

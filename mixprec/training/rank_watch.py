@@ -16,9 +16,11 @@ import subprocess
 import sys
 import time
 
-_claim = []
+_kept = []  # descriptors that are open until the process ends
 _NOT_OURS = OSError, ValueError, LookupError, AttributeError  # of a file that is gone, or holds something else
-_FOLDER = b"in "  # how a message begins that names the results folder; others are ranks
+_folders = {}  # pipes to watches that this process has started, by the number of their first rank's process
+_LEAVE, _TIE = b"leave", b"tie"  # messages
+_HIGH = 128  # the kernel closes high descriptors of a process that ends before low ones
 
 
 def start(ranks):
@@ -35,15 +37,35 @@ def start(ranks):
             descriptors.append(os.pidfd_open(process))
             files.callback(os.close, descriptors[-1])
             words.append(f"{descriptors[-1]}:{rank}:{process}")
+        folder, _folders[min(ranks.values())] = os.pipe()
+        files.callback(os.close, folder)
         # In a session of its own it is left alone when the launcher ends the ranks.
         watch = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(messages.fileno()), *words],
-            stdin=subprocess.DEVNULL,
+            stdin=folder,
             stdout=subprocess.DEVNULL,
             pass_fds=descriptors,
             start_new_session=True,
         )
         watch.returncode = 0  # nothing waits for it
+
+
+def tie(ranks, rank):
+    """Lets the watch see the end of a rank, which calls this, before the launcher does, and ends the others.
+
+    A process closes its files, the launcher's among them, before it is gone. On a loaded machine others may be gone by
+    then. So the watch sees a file of each rank as well, or its process alone where a process may not have many files.
+
+    Args:
+        ranks: as for :func:`start`, which the first rank has called.
+        rank: of this process.
+    """
+    with contextlib.suppress(OSError), _socket() as messages:
+        ours, of_watch = socket.socketpair()
+        with ours, of_watch:
+            _kept.append(fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _HIGH))
+            messages.connect(_address(ranks))  # Python 3.11's send_fds leaves an address out
+            socket.send_fds(messages, [b"%b %d" % (_TIE, rank)], [of_watch.fileno()])
 
 
 def leave(ranks, which):
@@ -54,7 +76,7 @@ def leave(ranks, which):
         which: ranks, iterable.
     """
     with contextlib.suppress(OSError), _socket() as messages:
-        messages.sendto(" ".join(map(str, which)).encode(), _address(ranks))
+        messages.sendto(b"%b %b" % (_LEAVE, " ".join(map(str, which)).encode()), _address(ranks))
 
 
 def works_in(ranks, out):
@@ -64,8 +86,8 @@ def works_in(ranks, out):
         ranks: as for :func:`start`.
         out: results folder.
     """
-    with contextlib.suppress(OSError), _socket() as messages:
-        messages.sendto(_FOLDER + os.fsencode(os.path.abspath(out)), _address(ranks))
+    with contextlib.suppress(OSError, KeyError):  # there is no watch
+        os.write(_folders[min(ranks.values())], os.fsencode(os.path.abspath(out)) + b"\0")
 
 
 def is_first_to_fail(ranks):
@@ -74,11 +96,12 @@ def is_first_to_fail(ranks):
     Args:
         ranks: as for :func:`start`.
     """
-    _claim.append(_socket())  # open until the process ends
-    try:
-        _claim[-1].bind(f"{_address(ranks)}-failed")
-    except OSError as error:
-        return error.errno != errno.EADDRINUSE
+    with _socket() as claim:
+        try:
+            claim.bind(f"{_address(ranks)}-failed")
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+        _kept.append(claim.detach())
     return True
 
 
@@ -92,28 +115,45 @@ def _address(ranks):
 
 def _watch(messages, words):
     """Waits for the end of all ranks; names the first one that has not said why. The launcher ends those after it."""
-    processes, ends = {}, select.epoll()  # epoll gives them in the order in which they ended, also if that is long ago
+    processes, ends, ties = {}, select.epoll(), {}  # which gives ends in their order, also if they are long ago
     for descriptor, rank, process in (map(int, word.split(":")) for word in words):
         processes[descriptor] = rank, process
         ends.register(descriptor, select.EPOLLIN)
-    left, is_lost, out = set(), False, None
+    numbers = dict(processes.values())
+    ends.register(messages, select.EPOLLIN)
+    os.set_blocking(0, False)
+    ended, left, is_named = [], set(), False
     while processes:
         ((descriptor, _),) = ends.poll(maxevents=1)
-        ends.unregister(descriptor)
-        rank, process = processes.pop(descriptor)
         while select.select([messages], [], [], 0)[0]:
-            message = messages.recv(1 << 16)
-            if message.startswith(_FOLDER):
-                out = message[len(_FOLDER) :]
-            else:
-                left.update(map(int, message.split()))
-        if rank not in left and not is_lost:
-            who = f"rank {rank}: process {process} on {os.uname().nodename}"
+            (kind, _, text), passed = _message(messages)
+            if passed is not None:
+                ties[passed] = int(text)
+                ends.register(passed, select.EPOLLIN)
+            elif kind == _LEAVE:
+                left.update(map(int, text.split()))
+        if descriptor == messages.fileno():
+            continue
+        ends.unregister(descriptor)
+        if descriptor in ties:
+            ended.append(ties[descriptor])
+            continue
+        rank, process = processes.pop(descriptor)
+        ended.append(rank)
+        lost = [rank for rank in ended if rank not in left]
+        if lost and not is_named:
+            who = f"rank {lost[0]}: process {numbers[lost[0]]} on {os.uname().nodename}"
             os.write(2, f"{who} was killed, or has crashed; all ranks end\n".encode())
-            is_lost = True
-        if rank == 0 and out is not None:
+            is_named = True
+        if rank == 0:
             with contextlib.suppress(*_NOT_OURS):
-                _clear(out, process)
+                _clear(os.read(0, 1 << 16).split(b"\0")[-2], process)
+
+
+def _message(messages):
+    """Returns a message in three parts, kind, space, text, and the descriptor that came with it, or ``None``."""
+    data, descriptors, _, _ = socket.recv_fds(messages, 1 << 16, 1)
+    return data.partition(b" "), *(descriptors or [None])
 
 
 def _clear(out, process):

@@ -41,33 +41,43 @@ def _kill(process):
     process.communicate()
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_watch_that_looks_late_names_the_rank_that_ended_first(order, monkeypatch, capfd):
-    """The launcher has ended the other one by then, as on a loaded machine."""
-    processes = _two_processes()
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_watch_that_looks_late_names_the_rank_that_ended_first(first, tied, monkeypatch, capfd):
+    """The launcher has ended the other one by then, as on a loaded machine, and that even before the first was gone."""
+    processes, select_epoll = _two_processes(), select.epoll
+    order = (1 - first, first) if tied else (first, 1 - first)
+    ranks = {rank: process.pid for rank, process in zip((1, 2), processes, strict=True)}
+    monkeypatch.setattr(os, "set_blocking", lambda *args: None)  # of standard input, which is this process's own here
+    monkeypatch.setattr(rank_watch, "_kept", [])
 
     class Late:
         def __init__(self):
             self._epoll = select_epoll()
             self.register, self.unregister = self._epoll.register, self._epoll.unregister
+            self._calls = 0
 
         def poll(self, maxevents):
-            for place in order:
-                if processes[place].returncode is None:
+            self._calls += 1
+            if self._calls == 2 or not tied:  # in the first one the files of the ranks come
+                while rank_watch._kept:
+                    os.close(rank_watch._kept.pop(0 if first == 0 else -1))
+                for place in order if processes[0].returncode is None else ():
                     _kill(processes[place])
             return self._epoll.poll(maxevents=maxevents)
 
-    select_epoll = select.epoll
     monkeypatch.setattr(select, "epoll", Late)
     descriptors = [os.pidfd_open(process.pid) for process in processes]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as messages:
-            rank_watch._watch(messages, [f"{descriptors[rank]}:{rank}:{processes[rank].pid}" for rank in range(2)])
+            messages.bind(rank_watch._address(ranks))
+            for rank in (1, 2) if tied else ():
+                rank_watch.tie(ranks, rank)
+            rank_watch._watch(messages, [f"{descriptors[rank - 1]}:{rank}:{ranks[rank]}" for rank in (1, 2)])
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    first = order[0]
-    line = f"rank {first}: process {processes[first].pid} on {os.uname().nodename} was killed, or has crashed"
+    line = f"rank {first + 1}: process {ranks[first + 1]} on {os.uname().nodename} was killed, or has crashed"
     assert capfd.readouterr().err == f"{line}; all ranks end\n"
 
 
@@ -106,8 +116,8 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, text):
 
 
 def test_one_of_several_ranks_that_fail_says_why(monkeypatch):
-    monkeypatch.setattr(rank_watch, "_claim", [])
+    monkeypatch.setattr(rank_watch, "_kept", [])
     ranks = {0: os.getpid()}
     assert [rank_watch.is_first_to_fail(ranks) for _ in range(3)] == [True, False, False]
-    for claim in rank_watch._claim:
-        claim.close()
+    for claim in rank_watch._kept:
+        os.close(claim)
