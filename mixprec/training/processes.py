@@ -5,7 +5,6 @@ process, it is :class:`Alone`, and mpi4py is not imported.
 """
 
 import contextlib
-import dataclasses
 import io
 import logging
 import os
@@ -19,13 +18,8 @@ import numpy as np
 from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.messages import OneLineError, one_line
 from mixprec.training import rank_watch
+from mixprec.training.launched import place_in
 
-_LAUNCHERS = (  # variables with rank and number of ranks: Open MPI; MPICH, Intel MPI and SLURM's PMI-2; SLURM's PMIx
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ()),
-    ("PMI_RANK", "PMI_SIZE", ()),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("PMIX_RANK",)),  # a batch script has SLURM's variables, and is no rank
-)
-_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
 _ARRIVAL = 0.2  # seconds in which the launcher reads what was printed; at an abort it drops the rest
 
@@ -44,36 +38,6 @@ class Refused(Exception):
     def __init__(self, line):
         super().__init__(line)
         self.line = line
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a process among those that a launcher has started.
-
-    Attributes:
-        rank: 0 to size - 1.
-        size: number of processes.
-        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def place_in(environment):
-    """Returns the :class:`Place` that a launcher of MPI has left in environment variables; ``None`` if there is none.
-
-    Example:
-        >>> place_in({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
-        Place(rank=3, size=4, local_rank=1)
-        >>> place_in({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the batch script itself
-    """
-    for rank, size, others in _LAUNCHERS:
-        if all(environment.get(name, "").isdigit() for name in (rank, size, *others)):
-            local = next((environment[name] for name in _LOCAL if environment.get(name, "").isdigit()), "0")
-            return Place(int(environment[rank]), int(environment[size]), int(local))
-    return None
 
 
 def find(environment=None):
@@ -203,7 +167,7 @@ class Together:
         self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
         if self.rank == min(self._here):
             rank_watch.start(self._here)
-        self._comm.Barrier()
+        self._comm.allgather(None)  # there is a watch now
         rank_watch.tie(self._here, self.rank)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
         if not self.is_first:

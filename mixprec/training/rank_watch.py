@@ -61,10 +61,10 @@ def tie(ranks, rank):
         rank: of this process.
     """
     with contextlib.suppress(OSError), _socket() as messages:
+        messages.connect(_address(ranks))  # Python 3.11's send_fds leaves an address out
         ours, of_watch = socket.socketpair()
         with ours, of_watch:
             _kept.append(fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _HIGH))
-            messages.connect(_address(ranks))  # Python 3.11's send_fds leaves an address out
             socket.send_fds(messages, [b"%b %d" % (_TIE, rank)], [of_watch.fileno()])
 
 
