@@ -62,7 +62,10 @@ class MpiTransport(Transport):
 
     def _meet(self):
         """Waits until all ranks are here: what follows does not look whether one has left."""
-        _Request(self._turns, self._comm.Ibarrier()).join()
+        work, soon = _Request(self._turns, self._comm.Ibarrier()), time.perf_counter() + LONGEST
+        while not work.done and time.perf_counter() < soon:
+            pass  # as MPI itself waits
+        work.join()
 
 
 class _Request(Work):

@@ -1,12 +1,11 @@
 """The training command as one of two ranks, one of which leaves: ``leaving_rank.py WAY:RANK:PLACE ARGUMENTS``.
 
-WAY is how it leaves, PLACE where. Without such a word, ``none``, nothing happens.
+WAY is how it leaves, PLACE where. RANK is its number, ``all``, or ``others`` for all but rank 0. After ``none`` nothing
+happens.
 """
 
 import argparse
 import asyncio
-import json
-import os
 import sys
 
 import chainer
@@ -186,14 +185,10 @@ PLACES = {
     "best": lambda: before(snapshots.BestSnapshot, "__call__", lambda extension, trainer: trained(4)),
     "finish": lambda: before(training_run, "_finish"),
     "weights": lambda: before(training_run, "_save_weights"),
-    "end": lambda: before(command, "_main", lambda *args: False),
 }
 
 
 def leave():
-    """Leaves; what there is to be said of the program itself stands in a file by then."""
-    with open(f"left{faulty_rank.RANK}.json", "w", encoding="utf-8") as file:
-        json.dump(os.getpid(), file)
     WAYS[WAY]()
 
 
@@ -201,7 +196,7 @@ def main(fault, *argv):
     global WAY, PLACE
     WAY, _, where = fault.partition(":")
     rank, _, PLACE = where.partition(":")
-    if rank == str(faulty_rank.RANK) or rank == "all":
+    if rank in (str(faulty_rank.RANK), "all") or (rank == "others" and faulty_rank.RANK):
         _count()
         PLACES[PLACE]()
     return faulty_rank.main("none", *argv)

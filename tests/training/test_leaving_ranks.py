@@ -44,10 +44,8 @@ WAYS = {  # with the exit code, and what is said of it
     "exit3:1:rehearsal": (3, EXIT),
     "exit3:0:about": (3, EXIT),
     "exit0:1:build": (1, "SystemExit: 0"),
-    "exit3:all:forward": (3, EXIT),
+    "exit3:all:forward": (3, EXIT),  # rank 0 says it
 }
-# Ranks that others do not wait for any more: what rank 0 has written is whole.
-LAST = ("exit3:1:finalize",)
 
 
 @pytest.fixture
@@ -56,9 +54,9 @@ def work(tmp_path):
     return tmp_path
 
 
-def _run(work, fault, *settings, arguments=()):
+def _run(work, fault, *settings, ranks=2, arguments=()):
     options = {"fault": fault, "program": ("leaving_rank",), "arguments": arguments}
-    return rank_runs.run(work, 2, "out", "training.epochs=1", *settings, **options)
+    return rank_runs.run(work, ranks, "out", "training.epochs=1", *settings, **options)
 
 
 @pytest.mark.sweep
@@ -107,6 +105,13 @@ def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
     assert re.fullmatch(words + ABORTED, done.stderr), done.stderr
     assert done.returncode == code
     _assert_nothing_is_left_of_it(work / "out")
+
+
+@pytest.mark.long
+def test_one_of_several_ranks_that_leave_says_so(work):
+    done = _run(work, "exit3:others:forward", "training.batch_size=1", ranks=3)
+    assert re.fullmatch(ENDED.format(EXIT) + ABORTED, done.stderr), done.stderr
+    assert done.returncode == 3
 
 
 @pytest.mark.long
