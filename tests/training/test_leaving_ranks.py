@@ -122,7 +122,7 @@ def test_a_module_that_ends_the_process_on_one_rank_is_bad_input(work):
     )
     done = _run(work, "none", "model.arch=net:Net")
     words = (
-        r"rank 1: error: --set: 'model.arch' is 'net:Net': importing net failed: GeneratorExit: at home .*line 5\)\n"
+        r"rank 1: error: --set: 'model.arch' is 'net:Net': importing net failed: GeneratorExit: at home .*line 6\)\n"
     )
     assert re.fullmatch(words, done.stderr), done.stderr
     assert done.returncode == 2
