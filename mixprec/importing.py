@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 
 from mixprec.config.config_error import hint, nearest
-from mixprec.messages import OneLineError, one_line
+from mixprec.messages import OneLineError, one_line, text_of
 
 _LONGEST = 400  # characters of a message that is not ours
 _MIXPREC = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
@@ -35,14 +35,16 @@ def load(module, attribute):
         object
 
     Raises:
-        ImportPathError: there is no such module, importing it raised or wanted to end the process, or there is no such
-            attribute.
+        ImportPathError: there is no such module, importing it raised, be it ``SystemExit``, or there is no such
+            attribute. Ctrl-C is let through.
     """
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:
         found = importlib.import_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ImportPathError(_missing(error.name)) from error
         raise ImportPathError(f"importing {module} failed: {described(error)}") from error
@@ -54,14 +56,16 @@ def load(module, attribute):
         except AttributeError as error:
             near = nearest(name, [each for each in dir(found) if not each.startswith("_")])
             raise ImportPathError(f"{module} has no attribute {attribute}{where}{hint(near)}") from error
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ImportPathError(f"{module} has no attribute {attribute}: {described(error)}") from error
     return found
 
 
 def described(error):
     """Returns class, message and place of an exception from a user's code, as one line."""
-    text, place = str(error), _place(error)
+    text, place = text_of(error), _place(error)
     if isinstance(error, SyntaxError) and error.filename:
         text, place = error.msg, f" ({_shown(error.filename)}, line {error.lineno})"
     text = one_line(" ".join(text.split()), _LONGEST)

@@ -23,6 +23,14 @@ def printable(text):
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def text_of(error):
+    """Returns ``str(error)``, and ``""`` where that raises itself, as it may in an exception of the user's."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def one_line(text, limit=_LIMIT):
     """Returns ``text`` in one printable line of at most ``limit`` characters.
 
@@ -34,7 +42,7 @@ def one_line(text, limit=_LIMIT):
         >>> one_line("a very long line, with " + 100 * "x" + " in it", limit=40)
         'a very long line, with ...xxxxxxxx in it'
     """
-    line = printable(str(text))
+    line = printable(text_of(text))
     if len(line) <= limit:
         return line
     tail = (limit - 3) * 2 // 5

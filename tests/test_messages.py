@@ -49,3 +49,11 @@ def test_two_dashes_are_no_value_of_an_argument():
 def test_a_wrong_argument_is_one_printable_line():
     called = call(Parser(prog="x").parse_args, HOSTILE)
     assert called == (2, "", f"error: unrecognized arguments: {ESCAPED} (see --help)\n")
+
+
+def test_an_exception_whose_text_raises_has_none():
+    class Speechless(Exception):
+        def __str__(self):
+            raise ValueError
+
+    assert one_line(Speechless()) == ""

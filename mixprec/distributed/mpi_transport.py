@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import lend
+from mixprec.distributed.leaving import Turns
 from mixprec.distributed.transport import Transport, Work
 from mixprec.dtypes import is_half
 
@@ -33,13 +34,14 @@ class MpiTransport(Transport):
     def __init__(self, mpi_comm):
         self._comm, give_back = lend(mpi_comm)
         self.rank, self.size = self._comm.rank, self._comm.size
+        self._turns = Turns(self._comm)
         self._under_way = []
         weakref.finalize(self, _leave, self._under_way, give_back)
 
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
         self.progress()  # forgets those that are done, also where no backward pass asks
-        work = _Sum(self._comm, array)
+        work = _Request(self._turns, _post(self._comm, array), array)
         self._under_way.append(work)
         return work
 
@@ -50,16 +52,26 @@ class MpiTransport(Transport):
 
     def broadcast(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.broadcast`."""
+        self._meet()
         self._comm.Bcast(array.reshape(-1).view(np.uint8), root=0)
 
     def gather(self, value):
         """See :meth:`~mixprec.distributed.transport.Transport.gather`."""
+        self._meet()
         return self._comm.allgather(value)
 
+    def _meet(self):
+        """Waits until all ranks are here: what follows does not look whether one has left."""
+        work, soon = _Request(self._turns, self._comm.Ibarrier()), time.perf_counter() + LONGEST
+        while not work.done and time.perf_counter() < soon:
+            pass  # as MPI itself waits
+        work.join()
 
-class _Sum(Work):
-    def __init__(self, comm, array):
-        self._request = _post(comm, array)  # None when the sum is there
+
+class _Request(Work):
+    def __init__(self, turns, request, array=None):
+        self._turns, self._turn = turns, turns.take()
+        self._request = request  # None when it is done
         self._array = array  # held: mpi4py does not, for a sum in place
 
     @property
@@ -71,6 +83,8 @@ class _Sum(Work):
     def join(self):
         pause = SHORTEST
         while not self.done:
+            if pause == LONGEST:
+                self._turns.check(self._turn)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
 

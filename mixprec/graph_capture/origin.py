@@ -9,6 +9,8 @@ import traceback
 
 import chainer
 
+from mixprec.messages import text_of
+
 # Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
 LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
 # Parts of CuPy's messages while a stream captures, and their meanings.
@@ -41,7 +43,7 @@ def cause_of(error):
     lines = [_described(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame)]
     nodes = [frame.f_locals.get("self") for frame, _ in frames]
     names = [type(node).__name__ for node in nodes if isinstance(node, chainer.FunctionNode)]
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(text_of(error).split()) or type(error).__name__
     for cause, meaning in _MEANINGS.items():
         if cause in text:
             text = f"{meaning} ({text})"

@@ -10,6 +10,7 @@ import numpy as np
 
 from mixprec.dtypes import BFLOAT16, is_half
 from mixprec.functions import watching
+from mixprec.messages import text_of
 from mixprec.optimizer import gradients
 from mixprec.optimizer.grad_scales import ZERO
 from mixprec.without_masters import CONVERSION
@@ -67,7 +68,7 @@ def _first_layer(model, statistics, lossfun, args, kwds):
                 if hook.link is not None:
                     break
     except Exception as error:  # a loss function that gives another answer, or none, when it is called again
-        return f"a second look at the batch failed ({type(error).__name__}: {' '.join(str(error).split())})"
+        return f"a second look at the batch failed ({type(error).__name__}: {' '.join(text_of(error).split())})"
     return None if hook.link is None else _described(hook, model)
 
 

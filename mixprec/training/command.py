@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 
 import mixprec
-from mixprec import interruption
+from mixprec import importing, interruption
 from mixprec.backends.capture_error import CaptureError
 from mixprec.command_line import Parser, one_line
 from mixprec.loss_scale import LossScaleExhausted
@@ -41,18 +41,29 @@ def main(argv, networks):
         return _refused(refused)
     try:
         return _main(argv, networks, ranks)
-    except Exception:
+    except BaseException as error:  # whatever it is, other ranks wait for this one
         if ranks.size == 1:
             raise
-        return ranks.fail(traceback.format_exc(), 1)
+        return ranks.fail(*_way_out(error))
     finally:
         ranks.leave()
+
+
+def _way_out(error):
+    """Returns what a rank is to say that leaves by an exception which is no failure of a run, and the exit code."""
+    if isinstance(error, Exception):
+        return traceback.format_exc(), 1
+    code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    # One that ends well by itself is a failure of the run all the same: the others have lost it.
+    return f"ended by {importing.described(error)}; {_GO_ON}, if there is one", code % 256 or 1
 
 
 def _main(argv, networks, ranks):
     try:
         ranks.compare({f"the version of {each.__name__}": each.__version__ for each in (mixprec, chainer, np)})
         arguments = _parse(argv, ranks)
+        if arguments is None:
+            return 0
         with interruption.raised_once():
             carry_out(arguments, networks, ranks)
     except processes.Refused as refused:
@@ -101,5 +112,6 @@ def _parse(argv, ranks):
         help="check and build everything, time a few steps, print what is needed, and stop; writes nothing but caches",
     )
     arguments = ranks.quietly(parser.parse_args, argv)
-    arguments.config = config_path(arguments.config)
+    if arguments is not None:
+        arguments.config = config_path(arguments.config)
     return arguments

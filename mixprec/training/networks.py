@@ -108,9 +108,9 @@ def _of_user(settings, called, function, *arguments, **keywords):
     """Calls what belongs to the user."""
     try:
         return function(*arguments, **keywords)
-    except MemoryError:
+    except (MemoryError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ConfigError(_named(settings), f"{called} it raises {importing.described(error)}") from error
 
 

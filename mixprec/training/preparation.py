@@ -187,6 +187,7 @@ def _find_results(arguments, config, ranks, lock):
     is_new = not os.path.isdir(out)
     if not is_new and not arguments.dry_run:  # which writes nothing
         lock.enter_context(locked(out))
+        ranks.works_in(out)
     snapshot = output.snapshot_to_resume(out, arguments.resume)
     changes = [] if snapshot is None else snapshot_settings.compare(snapshot, config, ranks.size)
     return out, is_new, snapshot, changes

@@ -5,26 +5,21 @@ process, it is :class:`Alone`, and mpi4py is not imported.
 """
 
 import contextlib
-import dataclasses
 import io
 import logging
 import os
 import platform
 import sys
 import time
+import traceback
 
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.messages import OneLineError, one_line
 from mixprec.training import rank_watch
+from mixprec.training.launched import place_in
 
-_LAUNCHERS = (  # variables with rank and number of ranks: Open MPI; MPICH, Intel MPI and SLURM's PMI-2; SLURM's PMIx
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ()),
-    ("PMI_RANK", "PMI_SIZE", ()),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("PMIX_RANK",)),  # a batch script has SLURM's variables, and is no rank
-)
-_LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
 _ARRIVAL = 0.2  # seconds in which the launcher reads what was printed; at an abort it drops the rest
 
@@ -43,36 +38,6 @@ class Refused(Exception):
     def __init__(self, line):
         super().__init__(line)
         self.line = line
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The place of a process among those that a launcher has started.
-
-    Attributes:
-        rank: 0 to size - 1.
-        size: number of processes.
-        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-
-
-def place_in(environment):
-    """Returns the :class:`Place` that a launcher of MPI has left in environment variables; ``None`` if there is none.
-
-    Example:
-        >>> place_in({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
-        Place(rank=3, size=4, local_rank=1)
-        >>> place_in({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the batch script itself
-    """
-    for rank, size, others in _LAUNCHERS:
-        if all(environment.get(name, "").isdigit() for name in (rank, size, *others)):
-            local = next((environment[name] for name in _LOCAL if environment.get(name, "").isdigit()), "0")
-            return Place(int(environment[rank]), int(environment[size]), int(local))
-    return None
 
 
 def find(environment=None):
@@ -95,7 +60,12 @@ def find(environment=None):
         )
     else:
         if MPI.COMM_WORLD.size == place.size:
-            return Together(MPI)
+            try:
+                return Together(MPI)
+            except BaseException:  # the others wait for this one
+                print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                time.sleep(_ARRIVAL)
+                MPI.COMM_WORLD.Abort(1)
         problem = (
             f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
             "mpiexec of that MPI"
@@ -131,7 +101,7 @@ class Alone:
         return self
 
     def quietly(self, parse, argv):
-        """Returns what a command-line parser returns; of several ranks only one says what is wrong."""
+        """Returns what a command-line parser returns. Of several ranks one speaks, and ``--help`` returns ``None``."""
         return parse(argv)
 
     def first(self, function, *args):
@@ -143,6 +113,9 @@ class Alone:
 
     def connect(self):
         """Makes ``communicator``, ChainerMN's."""
+
+    def works_in(self, out):
+        """To be called when the run has the lock of its results folder, which is then cleared if rank 0 is killed."""
 
     def gather(self, value):
         """Returns the values of all ranks, on all ranks, in their order."""
@@ -194,6 +167,8 @@ class Together:
         self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
         if self.rank == min(self._here):
             rank_watch.start(self._here)
+        self._comm.allgather(None)  # there is a watch now
+        rank_watch.tie(self._here, self.rank)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
         if not self.is_first:
             logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 says the same
@@ -204,15 +179,17 @@ class Together:
 
     def quietly(self, parse, argv):
         """See :class:`Alone`."""
-        said, arguments = io.StringIO(), None
+        said, help_, arguments = io.StringIO(), io.StringIO(), None
         with self.together():
             try:
-                with contextlib.redirect_stderr(said):
+                with contextlib.redirect_stderr(said), contextlib.redirect_stdout(help_):
                     arguments = parse(argv)
             except SystemExit as end:
-                if not end.code:  # --help
-                    raise
-                raise RanksError(said.getvalue().strip().removeprefix("error: ")) from None
+                if end.code:
+                    raise RanksError(said.getvalue().strip().removeprefix("error: ")) from None
+        self.compare({"--help": arguments is None})
+        if self.is_first:
+            print(end=help_.getvalue(), flush=True)
         return arguments
 
     @contextlib.contextmanager
@@ -263,6 +240,11 @@ class Together:
 
         self.communicator = chainermn.create_communicator("naive")
 
+    def works_in(self, out):
+        """See :class:`Alone`."""
+        if self.is_first:
+            rank_watch.works_in(self._here, out)
+
     def gather(self, value):
         """See :class:`Alone`."""
         return self._comm.allgather(value)
@@ -289,11 +271,16 @@ class Together:
         rank_watch.leave(self._here, [self.rank])
 
     def fail(self, line, code):
-        """See :class:`Alone`. Other ranks, which may wait for this one, are ended."""
-        if not self.is_first:
-            time.sleep(_MOMENT)
-        print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        time.sleep(_ARRIVAL)
-        rank_watch.leave(self._here, self._here)
-        self._mpi.COMM_WORLD.Abort(code)
+        """See :class:`Alone`. Other ranks, which may wait for this one, are ended; of those that fail, one says why."""
+        try:
+            if not self.is_first:
+                time.sleep(_MOMENT)
+            if rank_watch.is_first_to_fail(self._here):
+                print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
+            else:
+                time.sleep(_MOMENT)  # that one ends this rank
+            sys.stdout.flush()
+            time.sleep(_ARRIVAL)
+        finally:  # also if nothing can be printed
+            rank_watch.leave(self._here, self._here)
+            self._mpi.COMM_WORLD.Abort(code)

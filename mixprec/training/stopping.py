@@ -10,7 +10,6 @@ from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
 from mixprec.backends.transfers import to_host
-from mixprec.training.snapshots import WriteError
 
 
 class Stopped(Exception):
@@ -18,7 +17,7 @@ class Stopped(Exception):
 
     Attributes:
         in_evaluation: whether an evaluation was broken off, which is then the first thing that the resumed run does.
-        failure: the :class:`~mixprec.training.snapshots.WriteError` if there is no snapshot; ``None`` if there is.
+        failure: the error if there is no snapshot; ``None`` if there is.
     """
 
     def __init__(self, *, in_evaluation=False):
@@ -86,7 +85,7 @@ class Stopping(extension.Extension):
             return
         try:
             self._snapshot(trainer)
-        except WriteError as error:
+        except Exception as error:  # Chainer would print it and go on: nothing written, and other ranks in wait
             exception.failure = error
 
     def finalize(self):

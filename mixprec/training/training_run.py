@@ -100,6 +100,7 @@ def _begin(run, trainer, lock):
     needs.check_disk(run.config, trainer, len(run.train), run.out, run.ranks.size)
     if run.is_new:  # or was, when this run began
         lock.enter_context(output.created(run.out))
+        run.ranks.works_in(run.out)
         if output.snapshot_to_resume(run.out, run.arguments.resume) != run.snapshot:
             raise output.OutputError(f"{run.out}: another run has used it meanwhile; start again")
     print("\n".join([*run.describe(trainer), f"results: {one_line(run.out)}"]), flush=True)

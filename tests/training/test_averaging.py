@@ -332,6 +332,19 @@ def _stoppable(out, stop_at=None):
     return trainer
 
 
+def test_a_snapshot_of_a_stopped_run_that_fails_is_the_failure_of_the_run(tmp_path, monkeypatch):
+    """Chainer prints what is raised there, and goes on: no snapshot, and other ranks would wait for this one."""
+    stopped, error = _stoppable(tmp_path, stop_at=2), ZeroDivisionError("of an extension")
+
+    def fail(self, trainer):
+        raise error
+
+    monkeypatch.setattr(type(stopped.get_extension("_Snapshot")), "__call__", fail)
+    with pytest.raises(Stopped) as raised:
+        stopped.run(show_loop_exception_msg=False)
+    assert raised.value.failure is error
+
+
 def test_a_run_that_is_stopped_in_an_evaluation_has_its_own_weights_in_the_snapshot(tmp_path):
     """The resumed run evaluates the same averages, which have not moved twice."""
     _stoppable(tmp_path / "whole").run()

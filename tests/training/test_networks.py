@@ -92,6 +92,15 @@ def ends(classes):
     raise SystemExit(7)
 
 
+class Own(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+def speechless(classes):
+    raise Own
+
+
 def more(classes, depth):
     return SmallNet(classes)
 
@@ -240,6 +249,7 @@ BAD = {
     "nets:more": "it is called with the number of classes, more(3), and takes (classes, depth): missing a required",
     "nets:raises": "called with 3 it raises LookupError: nothing here\\x1b[1m!!!",
     "nets:ends": "called with 3 it raises SystemExit: 7 (nets.py, line ",
+    "nets:speechless": "called with 3 it raises Own (nets.py, line ",
     "nets:number": f"called with 3 it returns int{LINK}",
     "nets:classifier": f"called with 3 it returns Classifier{LINK}",
     "nets:Nothing": "called with 3 it returns a Nothing without parameters to train",

@@ -12,7 +12,7 @@ import pytest
 
 from mixprec import config as configs
 from mixprec.data.data_error import DataError
-from mixprec.training import devices, images, processes, rank_states, snapshots
+from mixprec.training import devices, images, launched, processes, rank_states, snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator
 
@@ -35,8 +35,8 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ],
 )
 def test_the_place_is_that_of_the_launchers_environment(environment, place):
-    found = processes.place_in(environment)
-    assert found == (None if place is None else processes.Place(*place))
+    found = launched.place_in(environment)
+    assert found == (None if place is None else launched.Place(*place))
 
 
 @pytest.mark.parametrize("environment", [{}, {"PMI_RANK": "0", "PMI_SIZE": "1"}])

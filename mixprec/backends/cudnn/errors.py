@@ -2,6 +2,8 @@
 
 import re
 
+from mixprec.messages import text_of
+
 # In the text of an error: there is not enough memory, says cuDNN, or CUDA below it.
 _NO_MEMORY = re.compile("ALLOC(ATION)?_FAILED|OUT_OF_MEMORY|cudaErrorMemoryAllocation")
 
@@ -16,7 +18,7 @@ class BrokenDevice(RuntimeError):
 
 def lacks_memory(error):
     """Whether an exception says that there is not enough memory, which may be otherwise the next time."""
-    return isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(text_of(error)) is not None
 
 
 def one_line(error):

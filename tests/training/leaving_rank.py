@@ -1,0 +1,206 @@
+"""The training command as one of two ranks, one of which leaves: ``leaving_rank.py WAY:RANK:PLACE ARGUMENTS``.
+
+WAY is how it leaves, PLACE where. RANK is its number, ``all``, or ``others`` for all but rank 0. After ``none`` nothing
+happens.
+"""
+
+import argparse
+import asyncio
+import sys
+
+import chainer
+from chainer.training import extension
+
+from mixprec.data.loaders.iterator import ImageIterator
+from mixprec.optimizer import wrapper
+from mixprec.training import command, preparation, processes, snapshots, training_run, updater
+from mixprec.training.evaluation import Evaluator
+from mixprec.training.rank_states import RankStates
+from tests.training import faulty_rank
+
+
+class Own(BaseException):
+    """A way out of one's own."""
+
+    def __str__(self):
+        raise ValueError("no words")
+
+
+class Speechless(Own, Exception):
+    """An error of one's own."""
+
+
+def _raise(error):
+    raise error
+
+
+def _twice():
+    try:
+        sys.exit(3)
+    finally:
+        raise Own
+
+
+def _in_generator():
+    def end():
+        yield sys.exit(3)
+
+    next(end())
+
+
+def _parse():
+    argparse.ArgumentParser("net").parse_args(["--nothing"])
+
+
+WAYS = {
+    "none": lambda: None,
+    "exit0": lambda: sys.exit(0),
+    "exit": sys.exit,
+    "exit3": lambda: sys.exit(3),
+    "exit256": lambda: sys.exit(256),
+    "text": lambda: sys.exit("too cold"),
+    "parse": _parse,
+    "generator": lambda: _raise(GeneratorExit()),
+    "in_generator": _in_generator,
+    "own": lambda: _raise(Own()),
+    "speechless": lambda: _raise(Speechless()),
+    "cancelled": lambda: _raise(asyncio.CancelledError()),
+    "interrupt": lambda: _raise(KeyboardInterrupt()),
+    "iteration": lambda: _raise(StopIteration()),
+    "twice": _twice,
+}
+STEP = 3
+
+
+def before(owner, name, when=lambda *args: True):
+    """Lets the rank leave when a function is called, and before it does anything."""
+    original = getattr(owner, name)
+
+    def leaving(*args, **kwds):
+        if when(*args):
+            leave()
+        return original(*args, **kwds)
+
+    setattr(owner, name, leaving)
+
+
+class Leaving(extension.Extension):
+    """An extension that leaves."""
+
+    priority = 50
+
+    def __init__(self, place):
+        self._place = place
+
+    def trigger(self, trainer):
+        if self._place == "trigger" and trainer.updater.iteration == STEP:
+            leave()
+        return True
+
+    def __call__(self, trainer):
+        if self._place == "extension" and trainer.updater.iteration == STEP:
+            leave()
+
+    def initialize(self, trainer):
+        if self._place == "initialize":
+            leave()
+
+    def finalize(self):
+        if self._place == "finalize":
+            leave()
+
+    def serialize(self, serializer):
+        if self._place == "serialize" and not isinstance(serializer, chainer.Deserializer):
+            leave()
+
+
+def _extend():
+    build = preparation.build_trainer
+
+    def built(*args):
+        trainer = build(*args)
+        trainer.extend(Leaving(PLACE), name="leaving")
+        return trainer
+
+    preparation.build_trainer = built
+
+
+def _hook():
+    class Hook(chainer.LinkHook):
+        name = "leaving"
+
+        def forward_preprocess(self, args):
+            if trained(STEP):
+                leave()
+
+    made = faulty_rank.Small.__init__
+
+    def init(self, *args, **kwds):
+        made(self, *args, **kwds)
+        self.linear.add_hook(Hook())
+
+    faulty_rank.Small.__init__ = init
+
+
+_steps = 0
+
+
+def trained(steps):
+    return _steps >= steps
+
+
+def _count():
+    update = updater.TimedUpdater.update
+
+    def counted(self):
+        global _steps
+        _steps += 1
+        update(self)
+
+    updater.TimedUpdater.update = counted
+
+
+PLACES = {
+    "find": lambda: before(processes, "duplicate"),
+    "parser": lambda: before(command.Parser, "parse_args"),
+    "build": lambda: before(faulty_rank.Small, "__init__"),
+    "connect": lambda: before(processes.Together, "connect"),
+    "about": lambda: before(training_run, "_write_about"),
+    "rehearsal": lambda: before(training_run.rehearsal, "rehearse"),
+    "forward": lambda: before(faulty_rank.Small, "forward", lambda *args: trained(STEP)),
+    "link hook": _hook,
+    "update": lambda: before(wrapper.MixedPrecisionOptimizer, "update", lambda *args: trained(STEP)),
+    "extension": _extend,
+    "trigger": _extend,
+    "initialize": _extend,
+    "finalize": _extend,
+    "serialize": _extend,
+    "loader": lambda: before(ImageIterator, "__next__", lambda *args: trained(STEP)),
+    "evaluation": lambda: before(Evaluator, "evaluate"),
+    "evaluation batch": lambda: before(
+        faulty_rank.Small, "forward", lambda *args: trained(STEP) and not chainer.config.train
+    ),
+    "writer": lambda: before(snapshots.AtomicWriter, "save"),
+    "states": lambda: before(RankStates, "in_files"),
+    "best": lambda: before(snapshots.BestSnapshot, "__call__", lambda extension, trainer: trained(4)),
+    "finish": lambda: before(training_run, "_finish"),
+    "weights": lambda: before(training_run, "_save_weights"),
+}
+
+
+def leave():
+    WAYS[WAY]()
+
+
+def main(fault, *argv):
+    global WAY, PLACE
+    WAY, _, where = fault.partition(":")
+    rank, _, PLACE = where.partition(":")
+    if rank in (str(faulty_rank.RANK), "all") or (rank == "others" and faulty_rank.RANK):
+        _count()
+        PLACES[PLACE]()
+    return faulty_rank.main("none", *argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Ranks of the training command that leave in every way, from every place: all end, with one line that names the rank.
+
+What is said of an ordinary exception, and of a rank that is killed, is in ``test_ranks_command``.
+"""
+
+import json
+import re
+import time
+
+import pytest
+
+from tests.circles import first
+from tests.training import rank_runs
+
+ABORTED = r"(Abort\(\d+\) on node .*\n)?"  # MPICH's own line, which may not get out in time
+ENDED = r"rank \d: ended by {}( \(\S+leaving_rank.py, line \d+\))?; --resume auto goes on from .*\n"
+EXIT = "SystemExit: 3"
+
+WAYS = {  # with the exit code, and what is said of it
+    "exit3:1:forward": (3, EXIT),
+    "exit0:0:evaluation batch": (1, "SystemExit: 0"),  # the run has failed: it has lost a rank
+    "own:1:update": (1, "Own"),  # its text raises, too
+    "generator:0:extension": (1, "GeneratorExit"),
+    "exit:1:states": (1, "SystemExit"),
+    "text:1:forward": (1, "SystemExit: too cold"),
+    "exit256:1:forward": (1, "SystemExit: 256"),  # of which a shell sees 0
+    "in_generator:1:forward": (3, EXIT),
+    "cancelled:1:forward": (1, "CancelledError"),
+    "twice:1:forward": (1, "Own"),
+    "parse:1:forward": (2, "SystemExit: 2"),
+    "exit3:1:link hook": (3, EXIT),
+    "exit3:0:trigger": (3, EXIT),
+    "exit3:1:initialize": (3, EXIT),
+    "exit3:0:finalize": (3, EXIT),
+    "exit3:1:loader": (3, EXIT),
+    "exit3:1:evaluation": (3, EXIT),
+    "exit3:0:serialize": (3, EXIT),
+    "exit3:0:writer": (3, EXIT),
+    "exit3:1:best": (3, EXIT),
+    "exit3:0:best": (3, EXIT),
+    "exit3:0:finish": (3, EXIT),
+    "exit3:0:weights": (3, EXIT),
+    "exit3:1:connect": (3, EXIT),
+    "exit3:1:rehearsal": (3, EXIT),
+    "exit3:0:about": (3, EXIT),
+    "exit0:1:build": (1, "SystemExit: 0"),
+    "exit3:all:forward": (3, EXIT),  # rank 0 says it
+}
+
+
+@pytest.fixture
+def work(tmp_path):
+    rank_runs.make_work(tmp_path)
+    return tmp_path
+
+
+def _run(work, fault, *settings, ranks=2, arguments=()):
+    options = {"fault": fault, "program": ("leaving_rank",), "arguments": arguments}
+    return rank_runs.run(work, ranks, "out", "training.epochs=1", *settings, **options)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", first(5, WAYS))
+def test_each_way_out_ends_all_ranks_with_one_line(work, fault):
+    done = _run(work, fault)
+    code, words = WAYS[fault]
+    said = ""
+    if fault.startswith("parse"):  # by argparse itself
+        said = r"usage: net .*\nnet: error: .*\n"
+    assert re.fullmatch(said + ENDED.format(words) + ABORTED, done.stderr), done.stderr
+    rank = fault.split(":")[1]
+    assert f"rank {0 if rank == 'all' else rank}: " in done.stderr
+    assert done.returncode == code
+    _assert_nothing_is_left_of_it(work / "out")
+
+
+def _assert_nothing_is_left_of_it(out):
+    """Of rank 0, which the launcher ends as well: its files are cleared within a moment."""
+    deadline = time.monotonic() + 30
+    while True:
+        left = {path.name for path in out.iterdir()} if out.exists() else set()
+        state = json.loads((out / "status.json").read_text())["state"] if "status.json" in left else "failed"
+        found = {name for name in left if name == "run.lock" or name.startswith(".tmp-")}
+        if (found, state) == (set(), "failed"):
+            return
+        assert time.monotonic() < deadline, (found, state)
+        time.sleep(0.05)
+
+
+OTHERS = {
+    "speechless:1:forward": (1, r"rank 1: Traceback (?s:.*)\S*Speechless: <exception str\(\) failed>\n\n"),
+    "iteration:1:loader": (1, r"rank 1: Traceback (?s:.*)\nStopIteration\n\n"),
+    "interrupt:1:forward": (130, r"rank 1: interrupted; --resume auto goes on .*\n"),
+    "exit3:1:find": (1, r"rank 1: Traceback (?s:.*)\nSystemExit: 3\n\n"),
+    "exit3:1:parser": (2, r"rank 1: error: \n"),
+    "exit0:1:parser": (2, r"error: --help is False on rank 0 and True on rank 1: all ranks must have the same\n"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("fault", first(1, OTHERS))
+def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
+    done = _run(work, fault)
+    code, words = OTHERS[fault]
+    assert re.fullmatch(words + ABORTED, done.stderr), done.stderr
+    assert done.returncode == code
+    _assert_nothing_is_left_of_it(work / "out")
+
+
+@pytest.mark.long
+def test_one_of_several_ranks_that_leave_says_so(work):
+    done = _run(work, "exit3:others:forward", "training.batch_size=1", ranks=3)
+    assert re.fullmatch(ENDED.format(EXIT) + ABORTED, done.stderr), done.stderr
+    assert done.returncode == 3
+
+
+@pytest.mark.long
+def test_a_module_that_ends_the_process_on_one_rank_is_bad_input(work):
+    (work / "net.py").write_text(
+        "import os\nfrom models import MODELS\n\nNet = MODELS['resnet18']\n"
+        "if os.environ['PMI_RANK'] == '1':\n    raise GeneratorExit('at home')\n"
+    )
+    done = _run(work, "none", "model.arch=net:Net")
+    words = (
+        r"rank 1: error: --set: 'model.arch' is 'net:Net': importing net failed: GeneratorExit: at home .*line 6\)\n"
+    )
+    assert re.fullmatch(words, done.stderr), done.stderr
+    assert done.returncode == 2
+
+
+@pytest.mark.long
+def test_help_of_all_ranks_is_printed_once(work):
+    done = _run(work, "none", arguments=("--help",))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Trains an image classifier") == 1
