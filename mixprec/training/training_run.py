@@ -15,6 +15,7 @@ from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
 from mixprec.training.averaging import averaged_weights
+from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.stopping import Stopped
@@ -138,6 +139,7 @@ def _finish(config, trainer, first, out, ranks):
         replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
         print(f"capture: {replays}; more in {one_line(report)}")
     with states.evaluated(optimizer.target, average):
+        trainer.get_extension(SoundLosses.name).check_end(trainer)
         if ranks.is_first:
             _save_weights(weights, optimizer)
     if not ranks.is_first:
