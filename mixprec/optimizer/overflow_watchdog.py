@@ -55,6 +55,4 @@ class OverflowWatchdog:
         if in_row >= self._scaler.patience:
             where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
             scale = "" if self._scaler.course is None else f"{self._scaler.course}; "
-            raise LossScaleExhausted(
-                f"{in_row} steps in a row overflowed, as many as patience allows; {scale}{where}"
-            )
+            raise LossScaleExhausted(f"{in_row} steps in a row overflowed, as many as patience allows; {scale}{where}")
