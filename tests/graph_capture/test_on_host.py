@@ -141,7 +141,7 @@ def test_launches_count_overflows_in_a_row_with_a_constant_scale(loss_scale):
     assert run.optimizer._scaler.arrays[0] is count
     assert (run.optimizer._scaler.overflows_in_row, run.optimizer.skipped) == (3, 5)
     assert run.step.replays == 2 + 6
-    with pytest.raises(mixprec.LossScaleExhausted, match="^4 steps in a row overflowed"):
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^4 steps in a row overflowed"):
         run.run([bad])
 
 

@@ -88,7 +88,7 @@ def test_chainers_trainer_ends_where_training_has_diverged(loss_scale):
     data = chainer.datasets.TupleDataset(X, np.zeros(8, np.int32))
     updater = chainer.training.updaters.StandardUpdater(chainer.iterators.SerialIterator(data, 4), optimizer)
     trainer = chainer.training.Trainer(updater, (100, "iteration"))
-    with pytest.raises(mixprec.LossScaleExhausted, match="^50 steps in a row overflowed"):
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^50 steps in a row overflowed"):
         trainer.run(show_loop_exception_msg=False)
     assert (updater.iteration, optimizer.skipped, optimizer.t) == (49, 50, 0)
 
@@ -105,9 +105,11 @@ def test_a_copy_of_a_version_without_patience_has_it():
     del optimizer._scaler.__dict__["patience"]
     optimizer._watchdog._steps = None  # as that version has pickled it
     optimizer = pickle.loads(pickle.dumps(optimizer))
-    with pytest.raises(mixprec.LossScaleExhausted, match="^50 steps in a row overflowed"):
-        for _ in range(50):
-            optimizer.update(optimizer.target, X * np.float32(np.nan))
+    bad = X * np.float32(np.nan)
+    for _ in range(49):
+        optimizer.update(optimizer.target, bad)
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^50 steps in a row overflowed"):
+        optimizer.update(optimizer.target, bad)
 
 
 def test_the_first_layer_whose_activation_is_not_finite():
