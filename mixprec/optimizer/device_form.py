@@ -90,7 +90,8 @@ class DeviceForm(UpdateForm):
 
     def _hold(self, state):
         """Returns an array of shape () on the device of the batch, itself if it is there."""
-        return self._launcher.full((), state.item(), state.dtype) if on_host(state) else state
+        is_here = not on_host(state) and self._launcher.holds(state)
+        return state if is_here else self._launcher.full((), state.item(), state.dtype)
 
     def _share_gradients(self):
         """Whether two parameters have one gradient (``a + b``): zeros for one would come too early for the other."""

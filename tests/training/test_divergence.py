@@ -101,6 +101,7 @@ def _assert_sound(path):
     assert all(np.isfinite(array).all() and np.abs(array).max() < 1e4 for array in model.values())
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_a_learning_rate_of_a_million(train, mode, compute):
@@ -114,6 +115,7 @@ def test_a_learning_rate_of_a_million(train, mode, compute):
             _assert_sound(out / name)
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_patience_runs_out_in_any_mode(train, mode, compute):
@@ -126,6 +128,7 @@ def test_patience_runs_out_in_any_mode(train, mode, compute):
     _assert_sound(out / "snapshot_best.npz")
 
 
+@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("doom", "words"),
     [
@@ -161,6 +164,7 @@ def test_steps_that_are_all_skipped_train_nothing(train):
     _assert_failed(code, error, out, "training has diverged: at its end, in iteration 18, all steps were skipped")
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_weights_that_only_the_last_step_has_spoilt(train, monkeypatch, value):
     """No loss knows of them."""
@@ -185,6 +189,7 @@ def test_snapshots_are_those_of_a_sound_network_and_the_best_is_one_of_them(trai
     _assert_sound(out / "snapshot_best.npz")
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("accuracy", [math.nan, 1.0])
 def test_the_best_snapshot_with_an_accuracy_or_a_loss_of_nan(train, monkeypatch, accuracy):
     """NaN is no best; nor is a network whose loss is NaN, whatever its accuracy, also in a run that was resumed."""
@@ -204,6 +209,7 @@ def test_the_best_snapshot_with_an_accuracy_or_a_loss_of_nan(train, monkeypatch,
         assert arrays["extensions/BestSnapshot/value"] == len(finished) / 10 > 0.2
 
 
+@pytest.mark.core(1)
 @pytest.mark.parametrize("stop", [None, 3 * STEPS + 2 * 2])
 def test_a_run_that_has_diverged_is_not_done_when_it_is_resumed(train, stop):
     """Nor if SIGTERM came in its last step, which writes a snapshot of what is there."""
