@@ -13,6 +13,7 @@ from chainer import serializers
 from mixprec import files
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
+from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
 from mixprec.training.averaging import averaged_weights
 from mixprec.training.divergence import SoundLosses
@@ -31,10 +32,10 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def _failing(out):
-    """Around training, where a gone image is no bad input any more, nor is what happens to the results folder."""
+    """Around training, where a gone image is no bad input any more, nor a matrix or the results folder."""
     try:
         yield
-    except DataError as error:
+    except (DataError, DampingTooSmall) as error:
         raise Failed(str(error)) from error
     except MemoryError as error:
         raise Failed(f"out of memory ({error}); --dry-run says what a run needs") from error

@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from mixprec import files
+from mixprec.kfac.sharing import DampingTooSmall
+from mixprec.optimizer.step import OptimizerStep
 from mixprec.training import command, surroundings
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
@@ -162,6 +164,15 @@ def test_steps_that_are_all_skipped_train_nothing(train):
     keys = ("precision.compute=float16", "loss_scale.mode=static", f"loss_scale.init_scale={2.0**100}")
     code, _, error, out = train(*keys)
     _assert_failed(code, error, out, "training has diverged: at its end, in iteration 18, all steps were skipped")
+
+
+def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monkeypatch):
+    def spoilt(self):
+        raise DampingTooSmall("KFAC: second moments of /norm are not positive definite: set a larger damping")
+
+    monkeypatch.setattr(OptimizerStep, "_preconditioned", spoilt)
+    code, _, error, out = train("optimizer.preconditioner=kfac")
+    _assert_failed(code, error, out, "KFAC: second moments of .* set a larger damping; --resume auto goes on from")
 
 
 @pytest.mark.core(1)
