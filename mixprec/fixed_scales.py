@@ -1,15 +1,57 @@
 """Loss scales that stay what they are, beside the one that moves (:mod:`mixprec.loss_scale`, which has the methods)."""
 
+import math
 from typing import Any
 
 import numpy as np
 from chainer import AbstractSerializer, backend
 
 from mixprec import arguments
+from mixprec.patience import Patience, check_serializer
 
 
-class NoLossScale:
+class _FixedScale(Patience):
+    """What both have: of a step they count only whether it was skipped."""
+
+    is_searching: bool = False
+
+    def adjust(self, overflow: Any) -> None:
+        """Counts overflows in a row; the scale is constant.
+
+        Args:
+            overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (), which is
+                not read.
+
+        Raises:
+            TypeError: ``overflow`` is neither.
+        """
+        if self._is_clean_on_host(overflow):
+            self._forget_count()
+        else:
+            self._count(overflow)
+
+    def reset(self) -> None:
+        """Goes back to the first step: no overflow in a row."""
+        self._forget_count()
+
+    def serialize(self, serializer: AbstractSerializer) -> None:
+        """Saves or loads the number of overflows in a row, 0 where it is not; all else comes from the program."""
+        check_serializer(serializer)
+        try:
+            self._serialize_count(serializer)
+        except (KeyError, ValueError):  # of Chainer's npz and HDF5 serializers: no such name
+            self._forget_count()
+
+
+class NoLossScale(_FixedScale):
     """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped.
+
+    Args:
+        patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
+            ``None`` switches that off.
+
+    Raises:
+        ValueError: ``patience`` is less than 1, or more than 2^31 - 1.
 
     Example:
         >>> import chainer
@@ -21,31 +63,25 @@ class NoLossScale:
     """
 
     value: float = 1.0
-    patience: int | None = None
-    is_searching: bool = False
+    course: None = None
+
+    def __init__(self, patience: int | None = 50) -> None:
+        super().__init__(patience)
 
     def factor(self, device: backend.Device) -> None:
         """Returns ``None``: there is nothing to multiply by."""
 
-    def adjust(self, overflow: Any) -> None:
-        """Does nothing: the scale is always 1."""
 
-    def reset(self) -> None:
-        """Does nothing: there is no state."""
-
-    def serialize(self, serializer: AbstractSerializer) -> None:
-        """There is nothing to save."""
-        check_serializer(serializer)
-
-
-class StaticLossScale:
+class StaticLossScale(_FixedScale):
     """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.
 
     Args:
         value: the scale, a power of two (others would change the gradients' mantissas).
+        patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
+            ``None`` switches that off.
 
     Raises:
-        ValueError: ``value`` is not a positive power of two.
+        ValueError: ``value`` is not a positive power of two, or ``patience`` is out of its range.
 
     Example:
         >>> import chainer
@@ -56,10 +92,8 @@ class StaticLossScale:
         (1024.0, False)
     """
 
-    patience: int | None = None
-    is_searching: bool = False
-
-    def __init__(self, value: float) -> None:
+    def __init__(self, value: float, patience: int | None = 50) -> None:
+        super().__init__(patience)
         self.value: float = arguments.power_of_two("value", value)
         self._factors = {}
 
@@ -70,20 +104,10 @@ class StaticLossScale:
             self._factors[device.name] = device.send(np.array(self.value, np.float32))
         return self._factors[device.name]
 
-    def adjust(self, overflow: Any) -> None:
-        """Does nothing: the scale is constant."""
-
-    def reset(self) -> None:
-        """Does nothing: the scale is constant."""
-
-    def serialize(self, serializer: AbstractSerializer) -> None:
-        """There is nothing to save: the value comes from the program."""
-        check_serializer(serializer)
-
-
-def check_serializer(serializer):
-    """Raises TypeError unless it is one."""
-    arguments.instance("serializer", serializer, AbstractSerializer, "a chainer.AbstractSerializer")
+    @property
+    def course(self) -> str:
+        """Where the scale is, in words."""
+        return f"the loss scale is always 2^{round(math.log2(self.value))}"
 
 
 def check_device(device):

@@ -7,34 +7,43 @@ Small gradients flush to zero in float16. Multiplying the loss by a power of two
 number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The methods:
 
 - ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
-- ``adjust(overflow)``: advances the state by one step, after its gradients were checked.
+- ``adjust(overflow)``: advances the state by one step, after its gradients were checked; all three count overflows in
+  a row, which is what :mod:`mixprec.patience` is about.
 - ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
 ``value`` is the scale of the next step as the host sees it, ``patience`` the number of overflows in a row that are too
-many, and ``is_searching`` whether an overflow in the next step lets its backward pass run again, at a smaller scale.
+many, ``course`` where the scale has come, in words or ``None``, and ``is_searching`` whether an overflow in the next
+step lets its backward pass run again, at a smaller scale.
+
+An object belongs to one optimizer, whose steps it counts.
 """
 
 import contextlib
-from collections.abc import Callable
+import math
 from typing import Any
 
 import numpy as np
-from chainer import AbstractSerializer, Deserializer, backend, get_array_types
+from chainer import AbstractSerializer, Deserializer, backend
 
 from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
-from mixprec.fixed_scales import NoLossScale, StaticLossScale, check_device, check_serializer
+from mixprec.fixed_scales import NoLossScale, StaticLossScale, check_device
+from mixprec.patience import Patience, check_serializer
 
 _SEARCH_BACKOFF = 0.25
 
 
 class LossScaleExhausted(RuntimeError):
-    """Overflows in so many steps in a row that no loss scale can help: the network itself has diverged."""
+    """Overflows in so many steps in a row that waiting cannot help: the network itself has diverged.
+
+    Any loss scale counts them, :class:`NoLossScale` and :class:`StaticLossScale`, too. With a static one the message
+    names the scale, which may be too large.
+    """
 
 
-class DynamicLossScale:
+class DynamicLossScale(Patience):
     """A scale that grows while gradients are finite and backs off when they are not.
 
     With floor and cap out of the way and ``hysteresis=1`` the sequence is that of PyTorch's ``GradScaler``::
@@ -55,7 +64,8 @@ class DynamicLossScale:
         floor: the scale never falls below it; ``None`` switches that off.
         cap: the scale never rises above it; ``None`` switches that off.
         hysteresis: number of overflows, since the scale last grew, from which on it backs off.
-        patience: number of overflows in a row after which :attr:`exhausted` is true.
+        patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None``
+            switches that off.
         search: whether the first steps are spared: until gradients are finite for the first time, ``update(lossfun)``
             runs the backward pass again at a quarter of the scale, at most 8 times, rather than skip the step.
             ``docs/numerics.md`` says where it does not.
@@ -76,6 +86,8 @@ class DynamicLossScale:
         16384.0
     """
 
+    state = ("value", "clean", "hysteresis_left", "overflows_in_row")  # value in float64, the others in int32
+
     def __init__(
         self,
         init: float = 2.0**16,
@@ -85,9 +97,10 @@ class DynamicLossScale:
         floor: float | None = 2.0**-14,
         cap: float | None = 2.0**24,
         hysteresis: int = 1,
-        patience: int = 50,
+        patience: int | None = 50,
         search: bool = False,
     ) -> None:
+        super().__init__(patience)
         self.init: float = arguments.power_of_two("init", init)
         self.growth: float = arguments.power_of_two("growth", growth)
         self.backoff: float = arguments.power_of_two("backoff", backoff)
@@ -95,7 +108,6 @@ class DynamicLossScale:
         self.cap: float | None = None if cap is None else arguments.power_of_two("cap", cap)
         self.interval: int = arguments.whole("interval", interval, 1, INT32)
         self.hysteresis: int = arguments.whole("hysteresis", hysteresis, 1, INT32)
-        self.patience: int = arguments.whole("patience", patience, 1, INT32)
         self.search: bool = arguments.flag("search", search)
         if self.growth <= 1:
             raise ValueError(f"growth must be greater than 1; found {self.growth!r}")
@@ -113,14 +125,9 @@ class DynamicLossScale:
         return float(to_host(self._value))
 
     @property
-    def overflows_in_row(self) -> int:
-        """Number of steps in a row, up to the last one, that overflowed; read from the device if it is there."""
-        return int(to_host(self._overflows_in_row))
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the last ``patience`` steps all overflowed."""
-        return self.overflows_in_row >= self.patience
+    def course(self) -> str:
+        """Where the scale is, in words; reads it likewise."""
+        return f"the loss scale has come down to 2^{round(math.log2(self.value))}"
 
     def factor(self, device: backend.Device) -> Any:
         """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
@@ -137,21 +144,14 @@ class DynamicLossScale:
         Raises:
             TypeError: ``overflow`` is neither.
         """
-        is_array = isinstance(overflow, get_array_types())
-        if (overflow.shape != () or overflow.dtype != bool) if is_array else not isinstance(overflow, (bool, np.bool_)):
-            raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
-        if not is_array and not overflow and type(self._clean) is np.ndarray and self._clean + 1 < self.interval:
-            # Most steps on the host; in the general way they would take a tenth of a batched update.
+        if self._is_clean_on_host(overflow) and self._clean + 1 < self.interval:
             self._clean = np.array(self._clean + 1, np.int32)
-            self._overflows_in_row = np.array(0, np.int32)
+            self._forget_count()
             return
-        if not is_array:
-            overflow = backend.get_array_module(self._value).asarray(overflow)
+        overflow = self._count(overflow)
         device = backend.get_device_from_array(overflow)
         xp = device.xp
-        value, clean, left, row = (
-            device.send(state) for state in (self._value, self._clean, self._hysteresis_left, self._overflows_in_row)
-        )
+        value, clean, left = (device.send(state) for state in (self._value, self._clean, self._hysteresis_left))
         clean = clean + 1
         full = clean == self.interval
         left = xp.where(overflow, xp.maximum(left - 1, 0), xp.where(full, self.hysteresis, left))
@@ -160,7 +160,6 @@ class DynamicLossScale:
         self._value = xp.where(overflow, xp.where(left == 0, less, value), xp.where(full, more, value))
         self._clean = xp.where(overflow | full, 0, clean).astype(np.int32, copy=False)
         self._hysteresis_left = left.astype(np.int32, copy=False)
-        self._overflows_in_row = xp.where(overflow, row + 1, 0).astype(np.int32, copy=False)
 
     @property
     def is_searching(self) -> bool:
@@ -181,26 +180,10 @@ class DynamicLossScale:
         """Ends the search for a first scale, for good."""
         self._is_searching = False
 
-    def held_by(self, hold: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
-        """Hands the state to the batched update on a device, which advances it in place.
-
-        Args:
-            hold: puts an array of shape () where it is needed.
-
-        Returns:
-            value (float64), clean, hysteresis_left and overflows_in_row (int32), arrays of shape ().
-        """
-        self._value, self._clean, self._hysteresis_left, self._overflows_in_row = map(hold, self.arrays)
-        return self.arrays
-
-    @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
-        """The state: value, clean, hysteresis_left, overflows_in_row."""
-        return self._value, self._clean, self._hysteresis_left, self._overflows_in_row
-
     def reset(self) -> None:
         """Goes back to the first step: ``init``, and all counters as in the beginning."""
-        self._set(self.init, 0, self.hysteresis, 0)
+        self._set(self.init, 0, self.hysteresis)
+        self._forget_count()
         self._is_searching = self.search
 
     def serialize(self, serializer: AbstractSerializer) -> None:
@@ -214,8 +197,8 @@ class DynamicLossScale:
             float(stored(serializer, "value", self._value)),
             int(stored(serializer, "clean", self._clean)),
             int(stored(serializer, "hysteresis_left", self._hysteresis_left)),
-            int(stored(serializer, "overflows_in_row", self._overflows_in_row)),
         )
+        self._serialize_count(serializer)
         if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
             self._set(self._bounded(state[0]), *state[1:])
             self._is_searching = self.search
@@ -229,11 +212,10 @@ class DynamicLossScale:
         value = value if self.floor is None else max(value, self.floor)
         return value if self.cap is None else min(value, self.cap)
 
-    def _set(self, value, clean, hysteresis_left, overflows_in_row):
+    def _set(self, value, clean, hysteresis_left):
         self._value = np.array(value, np.float64)
         self._clean = np.array(clean, np.int32)
         self._hysteresis_left = np.array(hysteresis_left, np.int32)
-        self._overflows_in_row = np.array(overflows_in_row, np.int32)
 
 
 def as_loss_scale(loss_scale):

@@ -17,7 +17,9 @@ FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     nested arguments command_line master_arrays name_patterns without_masters native
-    backends old_code fixed_scales
+    backends old_code
+    patience
+    fixed_scales
     policy loss_scale lost_weights
     functions bridge
     links startup environment

@@ -1,6 +1,9 @@
 """Loss scales: exact sequences, limits, state, and errors that name the argument."""
 
+import copy
+import functools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -186,10 +189,64 @@ def test_static_scale_must_be_a_power_of_two():
         StaticLossScale(1000)
 
 
-@pytest.mark.parametrize("scale", [NoLossScale(), StaticLossScale(8.0)])
+def _fixed(**settings):
+    return NoLossScale(**settings), StaticLossScale(8.0, **settings)
+
+
+@pytest.mark.parametrize("scale", _fixed())
 def test_constant_scales_do_not_move(scale):
     value = scale.value
     for overflow in (True, False, True):
         scale.adjust(overflow)
     assert scale.value == value
-    assert scale.patience is None
+    assert scale.patience == DynamicLossScale().patience == 50
+
+
+@given(
+    overflows=st.lists(st.booleans(), max_size=30),
+    where=st.sampled_from([bool, np.bool_, np.array, device_stand_in.array]),
+)
+def test_constant_scales_count_overflows_in_a_row(overflows, where):
+    """The count goes where the outcome of a step is, and nothing is read for it."""
+    for scale in _fixed(patience=3):
+        in_row = 0
+        for overflow in overflows:
+            device_stand_in.DeviceArray.reads = 0
+            scale.adjust(where(overflow))
+            assert device_stand_in.DeviceArray.reads == 0
+            in_row = in_row + 1 if overflow else 0
+            assert (scale.overflows_in_row, scale.exhausted) == (in_row, in_row >= 3)
+        scale.reset()
+        assert scale.overflows_in_row == 0
+
+
+@pytest.mark.parametrize("scale", [*_fixed(patience=None), DynamicLossScale(patience=None)])
+def test_patience_can_be_switched_off(scale):
+    for _ in range(60):
+        scale.adjust(True)
+    assert (scale.overflows_in_row, scale.exhausted) == (60, False)
+
+
+@pytest.mark.parametrize("scale", _fixed())
+def test_a_file_or_a_pickle_of_a_version_without_the_count_has_none(scale):
+    scale.adjust(True)
+    saved = serializers.DictionarySerializer()
+    scale.serialize(saved)
+    restored = copy.deepcopy(scale)
+    restored.serialize(serializers.NpzDeserializer(saved.target))
+    assert restored.overflows_in_row == 1
+    restored.serialize(serializers.NpzDeserializer({}))
+    assert restored.overflows_in_row == 0
+
+    old = copy.copy(scale)
+    del old.__dict__["patience"], old.__dict__["_overflows_in_row"]
+    old = pickle.loads(pickle.dumps(old))
+    old.adjust(True)
+    assert (old.patience, old.overflows_in_row) == (50, 1)
+
+
+@pytest.mark.parametrize("make", [NoLossScale, functools.partial(StaticLossScale, 2)])
+@pytest.mark.parametrize("patience", [0, 2**31, 1.5, "50", True])
+def test_the_patience_of_constant_scales_is_a_whole_number(make, patience):
+    with pytest.raises((TypeError, ValueError), match="patience must be a whole number from 1 to 2147483647; found"):
+        make(patience=patience)

@@ -94,7 +94,9 @@ class LossScale:
         "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=between(1, INT32)
     )
     patience: int = key(
-        "Number of overflows in a row after which training stops with an error.", 50, limit=between(1, INT32)
+        "Number of overflows in a row, in any mode, after which training stops with an error.",
+        50,
+        limit=between(1, INT32),
     )
     search: bool = key(
         "In dynamic mode, until gradients are finite for the first time, an overflow runs the backward pass again at a "

@@ -17,9 +17,8 @@ from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.graph_capture.wishes import agreed
-from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS
+from mixprec.optimizer.batch.scaling import constants_of
 from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.optimizer.scale_search import give_up
 
@@ -149,9 +148,8 @@ class TrainingStep(Capturable):
         applied = step.batch.applied
         arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
         arrays |= dict(zip(("skipped", "last_step_skipped"), counter.arrays, strict=True))
-        if isinstance(scaler, DynamicLossScale):
-            names = ("value", "clean", "hysteresis_left", "overflows_in_row")
-            arrays |= {f"{name} of the loss scale": array for name, array in zip(names, scaler.arrays, strict=True)}
+        of_scale = zip(scaler.state, scaler.arrays, strict=True)
+        arrays |= {f"{name} of the loss scale": array for name, array in of_scale}
         if self._optimizer._preconditioner is not None:
             arrays |= self._optimizer._preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
@@ -286,10 +284,7 @@ class TrainingSession(GraphSession):
             objects.append(self._ranks.memory)
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
-        if isinstance(scaler, DynamicLossScale):
-            objects += scaler.arrays
-            objects += [getattr(scaler, name) for name in SCALE_CONSTANTS]
-        return objects
+        return [*objects, *scaler.arrays, *constants_of(scaler).values()]
 
 
 class _Parts(NamedTuple):

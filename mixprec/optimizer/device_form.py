@@ -3,9 +3,8 @@
 import weakref
 
 from mixprec.backends.transfers import on_host
-from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import SCALE_CONSTANTS, Scaling
+from mixprec.optimizer.batch.scaling import Scaling
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 from mixprec.optimizer.update_form import UpdateForm
 
@@ -63,10 +62,7 @@ class DeviceForm(UpdateForm):
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         counters = counter.held_by(self._hold)
-        scaling = None
-        if isinstance(scaler, DynamicLossScale):
-            constants = {name: getattr(scaler, name) for name in SCALE_CONSTANTS}
-            scaling = Scaling(*scaler.held_by(self._hold), **constants)
+        scaling = Scaling.of(scaler, self._hold)
         zeroes = self._zero_gradients and not self._share_gradients()
         self.zeroed = set(map(id, self._params)) if zeroes else ()
         self.batch.update(None if skip is self._skip else skip, scaling, counters, zeroes)
@@ -94,7 +90,8 @@ class DeviceForm(UpdateForm):
 
     def _hold(self, state):
         """Returns an array of shape () on the device of the batch, itself if it is there."""
-        return self._launcher.full((), state.item(), state.dtype) if on_host(state) else state
+        is_here = not on_host(state) and self._launcher.holds(state)
+        return state if is_here else self._launcher.full((), state.item(), state.dtype)
 
     def _share_gradients(self):
         """Whether two parameters have one gradient (``a + b``): zeros for one would come too early for the other."""

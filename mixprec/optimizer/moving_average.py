@@ -95,10 +95,11 @@ class _OnHost:
 
     def update(self, decay, steps, skipped):
         weight = np.float32(1 - min(decay, (1 + int(steps)) / (10 + int(steps))))
-        for value, average in self._pairs:
-            difference = value - average
-            difference *= weight
-            average += difference
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which says so itself
+            for value, average in self._pairs:
+                difference = value - average
+                difference *= weight
+                average += difference
         return np.array(steps + 1, np.int64)
 
 

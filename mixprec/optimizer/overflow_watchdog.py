@@ -1,7 +1,5 @@
 """The end of training that has diverged, where :class:`~mixprec.MixedPrecisionOptimizer` looks at each ``update()``."""
 
-import math
-
 from mixprec.backends.transfers import to_host_async
 from mixprec.loss_scale import LossScaleExhausted
 from mixprec.optimizer import diagnosis
@@ -13,7 +11,7 @@ class OverflowWatchdog:
     """Stops training that has diverged. The host looks when patience may have run out: rarely, and never late.
 
     Args:
-        scaler: the loss scale, which counts overflows in a row; one without a ``patience`` is never looked at.
+        scaler: the loss scale, which counts overflows in a row; with ``patience=None`` it is never looked at.
         rank: of this process among several, which all look in the same step, or an error would leave others waiting.
     """
 
@@ -56,7 +54,5 @@ class OverflowWatchdog:
         self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
         if in_row >= self._scaler.patience:
             where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
-            raise LossScaleExhausted(
-                f"{in_row} steps in a row overflowed, as many as patience allows; the loss scale has come down to "
-                f"2^{round(math.log2(self._scaler.value))}; {where}"
-            )
+            scale = "" if self._scaler.course is None else f"{self._scaler.course}; "
+            raise LossScaleExhausted(f"{in_row} steps in a row overflowed, as many as patience allows; {scale}{where}")

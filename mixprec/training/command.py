@@ -14,9 +14,10 @@ from mixprec.loss_scale import LossScaleExhausted
 from mixprec.messages import OneLineError
 from mixprec.recipes import config_path
 from mixprec.training import processes, snapshots
+from mixprec.training.divergence import Diverged
 from mixprec.training.training_run import Failed, carry_out
 
-_FAILED = (LossScaleExhausted, CaptureError, snapshots.WriteError)
+_FAILED = (LossScaleExhausted, Diverged, CaptureError, snapshots.WriteError)
 _GO_ON = "--resume auto goes on from the last snapshot"
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 
+import numpy as np
 from chainer import reporter
 from chainer.training import extensions
 
@@ -110,7 +111,8 @@ class Summary(reporter.Summary):
 
     def _add_first(self):
         value, weight = (part.value if isinstance(part, HostCopy) else part for part in self._coming.popleft())
-        super().add(value, weight)
+        with np.errstate(over="ignore", invalid="ignore"):  # of losses that diverge; their squares are not logged
+            super().add(value, weight)
 
 
 class DictSummary(reporter.DictSummary):
@@ -134,7 +136,8 @@ class DictSummary(reporter.DictSummary):
 
 def _mean(sums):
     values, weights = zip(*sums, strict=True)
-    return sum(values[1:], values[0]) / sum(weights[1:], weights[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return sum(values[1:], values[0]) / sum(weights[1:], weights[0])
 
 
 def _line(entry):

@@ -123,9 +123,9 @@ def attribute(optimizer_name):
 
 def _loss_scale(settings):
     if settings.mode == "none":
-        return mixprec.NoLossScale()
+        return mixprec.NoLossScale(settings.patience)
     if settings.mode == "static":
-        return mixprec.StaticLossScale(settings.init_scale)
+        return mixprec.StaticLossScale(settings.init_scale, settings.patience)
     return mixprec.DynamicLossScale(
         init=settings.init_scale,
         growth=settings.growth_factor,

@@ -82,13 +82,23 @@ class BestSnapshot(chainer_extension.Extension):
         in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
         decide: function from a flag to that of rank 0, which alone knows the file. All ranks observe the same value.
         is_first: whether this is rank 0, which writes.
+        allowed: function that returns whether a trainer's state is worth a snapshot. A network whose loss is NaN has an
+            accuracy like any other.
     """
 
     trigger = 1, "iteration"
     priority = -99  # before the regular snapshot: a kill between the two must not lose it
 
-    def __init__(self, out, key=_ACCURACY, in_files=contextlib.nullcontext, decide=bool, is_first=True):
-        self._in_files, self._decide, self._is_first = in_files, decide, is_first
+    def __init__(
+        self,
+        out,
+        key=_ACCURACY,
+        in_files=contextlib.nullcontext,
+        decide=bool,
+        is_first=True,
+        allowed=lambda trainer: True,
+    ):
+        self._in_files, self._decide, self._is_first, self._allowed = in_files, decide, is_first, allowed
         self._path = os.path.join(out, BEST)
         self._key = key
         self._value = -math.inf
@@ -97,7 +107,7 @@ class BestSnapshot(chainer_extension.Extension):
         if self._key not in trainer.observation:
             return
         value = float(trainer.observation[self._key])
-        if self._decide(value > self._value):
+        if self._decide(value > self._value) and self._allowed(trainer):
             self._value = value
             folder, name = os.path.split(self._path)
             with self._in_files(trainer):

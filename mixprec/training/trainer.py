@@ -15,6 +15,7 @@ from mixprec import graph_capture
 from mixprec.training import snapshots
 from mixprec.training.averaging import WeightAverage
 from mixprec.training.console import ProgressBar, Shown, Table
+from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.gradient_histogram import GradientHistogram
 from mixprec.training.heartbeat import Heartbeat
@@ -92,13 +93,14 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     def at(interval):
         return _EveryAndAtTheEnd(interval, config.training.epochs)
 
-    heartbeat = Heartbeat(config.training.epochs, steps)
+    heartbeat, losses = Heartbeat(config.training.epochs, steps), SoundLosses(ranks)
 
     def before_batch():
         stopping.check()
         heartbeat.evaluating()  # on rank 0, where it has been initialized
 
-    each_snapshot, weights = at(config.snapshot.trigger), optimizer.evaluated
+    each_snapshot = _EveryAndAtTheEnd(config.snapshot.trigger, config.training.epochs, losses.allow_snapshot)
+    weights = optimizer.evaluated
     if config.training.ema_decay is not None:
         average = WeightAverage(optimizer, config.training.ema_decay)
         trainer.extend(average)
@@ -130,6 +132,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
                 in_files=states.in_files,
                 decide=lambda flag: ranks.any(ranks.is_first and flag),
                 is_first=ranks.is_first,
+                allowed=losses.allow_snapshot,
             )
             trainer.extend(best)
     log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
@@ -144,6 +147,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         end = config.kfac.damping if config.kfac.end_damping is None else config.kfac.end_damping
         trainer.extend(Damping(kfac, config.kfac.damping, end, config.training.epochs))
     trainer.extend(snapshot, trigger=each_snapshot)
+    trainer.extend(losses)
     trainer.extend(stopping)
     trainer.extend(Settings(config, ranks.size))
     if ranks.size > 1:
@@ -179,12 +183,13 @@ def _report(trainer, config, optimizer, log, lr, steps, images, has_validation, 
 
 
 class _EveryAndAtTheEnd(triggers.IntervalTrigger):
-    """An interval, and the end of training wherever it falls."""
+    """An interval, and the end of training wherever it falls; each time only if ``allowed`` by a trainer."""
 
-    def __init__(self, interval, epochs):
+    def __init__(self, interval, epochs, allowed=lambda trainer: True):
         super().__init__(*interval)
-        self._epochs = epochs
+        self._epochs, self._allowed = epochs, allowed
 
     def __call__(self, trainer):
         called = self._previous_iteration == trainer.updater.iteration  # in this iteration, before a resume
-        return super().__call__(trainer) or (trainer.updater.epoch_detail >= self._epochs and not called)
+        due = super().__call__(trainer) or (trainer.updater.epoch_detail >= self._epochs and not called)
+        return due and self._allowed(trainer)

@@ -13,8 +13,10 @@ from chainer import serializers
 from mixprec import files
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
+from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
 from mixprec.training.averaging import averaged_weights
+from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.stopping import Stopped
@@ -30,10 +32,10 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def _failing(out):
-    """Around training, where a gone image is no bad input any more, nor is what happens to the results folder."""
+    """Around training, where a gone image is no bad input any more, nor a matrix or the results folder."""
     try:
         yield
-    except DataError as error:
+    except (DataError, DampingTooSmall) as error:
         raise Failed(str(error)) from error
     except MemoryError as error:
         raise Failed(f"out of memory ({error}); --dry-run says what a run needs") from error
@@ -139,6 +141,7 @@ def _finish(config, trainer, first, out, ranks):
         replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
         print(f"capture: {replays}; more in {one_line(report)}")
     with states.evaluated(optimizer.target, average):
+        trainer.get_extension(SoundLosses.name).check_end(trainer)
         if ranks.is_first:
             _save_weights(weights, optimizer)
     if not ranks.is_first:

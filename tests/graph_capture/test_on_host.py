@@ -1,5 +1,7 @@
 """Captured training on the stand-in device: what :mod:`tests.graph_capture.test_gpu` does not ask of a GPU as well."""
 
+import copy
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -128,6 +130,19 @@ def test_other_loss_scales_and_zeros(loss_scale):
 
 
 # --- between steps
+
+
+@pytest.mark.parametrize("loss_scale", [mixprec.NoLossScale(patience=4), mixprec.StaticLossScale(64, patience=4)])
+def test_launches_count_overflows_in_a_row_with_a_constant_scale(loss_scale):
+    """A graph advances the count in its place, and training ends as in eager steps."""
+    run, bad = Run(REQUIRED, loss_scale=copy.deepcopy(loss_scale)).run(range(FIRST_REPLAY + 2)), 9
+    (count,) = run.optimizer._scaler.arrays
+    run.run([bad, bad, 10, bad, bad, bad])
+    assert run.optimizer._scaler.arrays[0] is count
+    assert (run.optimizer._scaler.overflows_in_row, run.optimizer.skipped) == (3, 5)
+    assert run.step.replays == 2 + 6
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^4 steps in a row overflowed"):
+        run.run([bad])
 
 
 def test_weights_are_loaded_into_a_run(tmp_path):

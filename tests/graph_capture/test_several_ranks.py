@@ -438,7 +438,10 @@ def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
 
 
 @pytest.mark.sweep
-def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, monkeypatch):
+@pytest.mark.parametrize(
+    "scale", [mixprec.DynamicLossScale(init=2.0**7, patience=4), mixprec.NoLossScale(4), mixprec.StaticLossScale(8, 4)]
+)
+def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, monkeypatch, scale):
     """A number that was fetched arrives sooner on one rank than on another."""
     fetch = overflow_watchdog.to_host_async
 
@@ -459,8 +462,7 @@ def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, mo
             train()
         return len(run.observed)
 
-    scale = {"loss_scale": mixprec.DynamicLossScale(init=2.0**7, patience=4)}
-    first, second = ranks(program, {}, **scale)
+    first, second = ranks(program, {}, loss_scale=scale)
     assert first.result == second.result <= 7 + 4 + 16
     assert first.step.replays > 3
 

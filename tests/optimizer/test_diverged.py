@@ -1,5 +1,7 @@
 """Promise 9: ``LossScaleExhausted`` says which gradients, and which layer, stopped being finite."""
 
+import copy
+import pickle
 import re
 
 import chainer
@@ -25,12 +27,12 @@ class Net(chainer.Chain):
         return F.sum(self.third(self.second(F.relu(self.bn(self.first(x))))))
 
 
-def _optimizer(patience=2):
+def _optimizer(patience=2, scale=None, compute="float16", batched=True):
     np.random.seed(0)
     model = chainer.Sequential(Net())
-    mixprec.convert(model)
-    scale = mixprec.DynamicLossScale(init=2.0**8, patience=patience)
-    return mixprec.MixedPrecisionOptimizer(optimizers.SGD(), scale).setup(model)
+    mixprec.convert(model, compute=compute)
+    scale = scale or mixprec.DynamicLossScale(init=2.0**8, patience=patience)
+    return mixprec.MixedPrecisionOptimizer(optimizers.SGD(), scale, batched=batched).setup(model)
 
 
 def _message(optimizer, *arguments):
@@ -55,6 +57,59 @@ def test_patience_many_overflows_in_a_row_and_no_fewer():
         optimizer.update(optimizer.target, bad)
     assert optimizer.skipped == 5
     assert optimizer.loss_scale == 2.0**3
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("compute", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (mixprec.NoLossScale(patience=3), "; gradients that"),
+        (mixprec.StaticLossScale(2.0**4, patience=3), "; the loss scale is always 2^4; gradients that"),
+    ],
+)
+def test_patience_without_a_scale_that_moves(scale, words, compute, batched):
+    """The message speaks of a scale only where there is one."""
+    optimizer = _optimizer(scale=copy.deepcopy(scale), compute=compute, batched=batched)
+    bad = X * np.float32(np.nan)
+    for batch in (bad, bad, X, bad, bad):
+        optimizer.update(optimizer.target, batch)
+    with pytest.raises(mixprec.LossScaleExhausted) as error:
+        optimizer.update(optimizer.target, bad)
+    assert str(error.value).startswith(f"3 steps in a row overflowed, as many as patience allows{words}")
+    assert optimizer.skipped == 5
+
+
+@pytest.mark.parametrize("loss_scale", [None, 16])
+def test_chainers_trainer_ends_where_training_has_diverged(loss_scale):
+    """With what most programs write, in FP32: a number, or no loss scale at all."""
+    model = L.Classifier(L.Linear(4, 3), lossfun=lambda y, t: F.sum(y) * np.float32(np.nan))
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), loss_scale).setup(model)
+    data = chainer.datasets.TupleDataset(X, np.zeros(8, np.int32))
+    updater = chainer.training.updaters.StandardUpdater(chainer.iterators.SerialIterator(data, 4), optimizer)
+    trainer = chainer.training.Trainer(updater, (100, "iteration"))
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^50 steps in a row overflowed"):
+        trainer.run(show_loop_exception_msg=False)
+    assert (updater.iteration, optimizer.skipped, optimizer.t) == (49, 50, 0)
+
+
+def test_without_patience_training_goes_on():
+    optimizer = _optimizer(scale=mixprec.NoLossScale(patience=None))
+    for _ in range(60):
+        optimizer.update(optimizer.target, X * np.float32(np.nan))
+    assert (optimizer.skipped, optimizer.t) == (60, 0)
+
+
+def test_a_copy_of_a_version_without_patience_has_it():
+    optimizer = _optimizer(scale=mixprec.NoLossScale())
+    del optimizer._scaler.__dict__["patience"]
+    optimizer._watchdog._steps = None  # as that version has pickled it
+    optimizer = pickle.loads(pickle.dumps(optimizer))
+    bad = X * np.float32(np.nan)
+    for _ in range(49):
+        optimizer.update(optimizer.target, bad)
+    with pytest.raises(mixprec.LossScaleExhausted, match=r"^50 steps in a row overflowed"):
+        optimizer.update(optimizer.target, bad)
 
 
 def test_the_first_layer_whose_activation_is_not_finite():

@@ -10,7 +10,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec import loss_scale
+from mixprec import loss_scale, patience
 from mixprec.optimizer import fallback_form, running_statistics
 from mixprec.optimizer import step as optimizer_step
 from mixprec.optimizer.batch import device_batch
@@ -39,7 +39,7 @@ def reads(launcher, monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, fallback_form, running_statistics, optimizer_step, device_batch):
+    for module in (loss_scale, patience, fallback_form, running_statistics, optimizer_step, device_batch):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():
@@ -416,6 +416,22 @@ def test_what_was_written_into_a_parameter_reaches_its_master(launcher):
 def test_patience_on_the_device(reads):
     optimizer = new_optimizer("SGD", device_stand_in.send, patience=4)
     _run(optimizer, (1, 1, 3, 3, 3))
+    with pytest.raises(mixprec.LossScaleExhausted, match="4 steps in a row"):
+        _run(optimizer, [3])
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("scale", [mixprec.NoLossScale(patience=4), mixprec.StaticLossScale(2.0**8, patience=4)])
+def test_patience_of_a_constant_scale_on_the_device(reads, scale, batched):
+    """The kernel that updates counts in place, and the host looks when patience may have run out."""
+    optimizer = new_optimizer("SGD", device_stand_in.send, scale=copy.deepcopy(scale), batched=batched)
+    _run(optimizer, [1])
+    (count,) = optimizer._scaler.arrays
+    _run(optimizer, (1, 3))
+    assert reads() == 0
+    _run(optimizer, (3, 3))
+    assert (optimizer._scaler.arrays[0] is count) == batched
+    assert optimizer._scaler.overflows_in_row == 3
     with pytest.raises(mixprec.LossScaleExhausted, match="4 steps in a row"):
         _run(optimizer, [3])
 

@@ -7,7 +7,7 @@ import pytest
 from chainer import optimizer_hooks
 
 import mixprec
-from mixprec import loss_scale
+from mixprec import loss_scale, patience
 from mixprec.optimizer import fallback_form, running_statistics
 from mixprec.optimizer import step as optimizer_step
 from tests.stand_ins import device_stand_in
@@ -29,7 +29,7 @@ def reads(monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, fallback_form, running_statistics, optimizer_step):
+    for module in (loss_scale, patience, fallback_form, running_statistics, optimizer_step):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():

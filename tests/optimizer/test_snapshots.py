@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import io
 import itertools
 import pickle
@@ -128,7 +129,7 @@ def _part(optimizer, part):
     return optimizer if part == "optimizer" else optimizer.target
 
 
-def _optimizer(kind="float16", inner="Adam", *, lazy=False, seed=0, patience=50):
+def _optimizer(kind="float16", inner="Adam", *, lazy=False, seed=0, patience=50, loss_scale=None):
     np.random.seed(seed)
     model = L.Classifier(Net(lazy))
     if kind == "bfloat16":
@@ -138,7 +139,8 @@ def _optimizer(kind="float16", inner="Adam", *, lazy=False, seed=0, patience=50)
     if kind != "plain":
         if kind != "bfloat16":
             mixprec.convert(model, compute=kind)
-        loss_scale = mixprec.DynamicLossScale(init=INITIAL_SCALE, interval=2, hysteresis=2, patience=patience)
+        if loss_scale is None:
+            loss_scale = mixprec.DynamicLossScale(init=INITIAL_SCALE, interval=2, hysteresis=2, patience=patience)
         optimizer = mixprec.MixedPrecisionOptimizer(optimizer, loss_scale)
     return optimizer.setup(model)
 
@@ -288,6 +290,26 @@ def test_overflows_before_the_save_count_towards_patience(storage):
     storage.load(resumed)
     with pytest.raises(mixprec.LossScaleExhausted, match="3 steps in a row"):
         _run(resumed, "x", first=3)
+
+
+@pytest.mark.parametrize("scale", [mixprec.NoLossScale, functools.partial(mixprec.StaticLossScale, 4)])
+def test_overflows_before_the_save_count_with_a_constant_scale_too(storage, scale):
+    """In a file of a version that did not count them there are none."""
+    storage.save(_run(_optimizer(loss_scale=scale(50)), ".xx"))
+    resumed = _optimizer(seed=1, loss_scale=scale(3))
+    storage.load(resumed)
+    with pytest.raises(mixprec.LossScaleExhausted, match="3 steps in a row"):
+        _run(resumed, "x", first=3)
+
+    arrays = storage.read("optimizer")
+    del arrays["mixprec/loss_scale/overflows_in_row"]
+    storage.write("optimizer", arrays)
+    resumed = _optimizer(seed=1, loss_scale=scale(3))
+    storage.load(resumed)
+    assert resumed.skipped == 2
+    _run(resumed, "xx", first=3)
+    with pytest.raises(mixprec.LossScaleExhausted, match="3 steps in a row"):
+        _run(resumed, "x", first=5)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids="-then-".join)

@@ -25,12 +25,12 @@ class Net(chainer.Chain):
         return self.out(F.relu(self.bn(self.hidden(x))))
 
 
-def new_optimizer(name, place, hooks=(), batched=True, rates=None, **settings):
+def new_optimizer(name, place, hooks=(), batched=True, rates=None, scale=None, **settings):
     np.random.seed(0)
     model = Net()
     mixprec.convert(model, **CHAINERS)
     place(model)
-    scale = mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
+    scale = scale or mixprec.DynamicLossScale(init=2.0**8, interval=2, **settings)
     inner = getattr(mixprec if hasattr(mixprec, name) else optimizers, name)()
     optimizer = mixprec.MixedPrecisionOptimizer(inner, scale, batched=batched, rates=rates).setup(model)
     for hook in hooks:

@@ -61,6 +61,18 @@ def test_averages_are_those_of_float64(kinds, skipped, decay, seed):
         np.testing.assert_allclose(average.averages[name], value, rtol=0, atol=8 * len(skipped) * largest * 2.0**-24)
 
 
+def test_an_average_of_a_run_that_diverges_gives_no_warning():
+    """The run itself says in one line that it has diverged."""
+    value = np.ones(2, np.float32)
+    average = MovingAverage(0.9)
+    average.follow({"variance": value})
+    for number in (3e38, -3e38, np.inf, np.inf):
+        value[0] = number
+        average.update(np.bool_(False))
+    assert not np.isfinite(average.averages["variance"][0])
+    assert average.averages["variance"][1] == 1
+
+
 def test_without_the_first_steps_it_is_the_average_of_torch():
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     random = np.random.RandomState(0)

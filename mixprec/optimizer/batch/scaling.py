@@ -1,11 +1,13 @@
-"""A dynamic loss scale that the kernel ``update`` moves: its state on the device, and the arguments of the launch."""
+"""The loss scale that the kernel ``update`` moves: its state on the device, and the arguments of the launch."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """The state of a :class:`~mixprec.DynamicLossScale`, arrays of shape () on the device that a step moves in place.
+    """The state of a loss scale, arrays of shape () on the device that a step moves in place.
+
+    All but ``overflows_in_row`` is ``None`` if the scale is no :class:`~mixprec.DynamicLossScale`.
 
     Attributes:
         value: the scale, float64.
@@ -14,20 +16,27 @@ class Scaling:
         interval, hysteresis: ints.
     """
 
-    value: object
-    clean: object
-    hysteresis_left: object
-    overflows_in_row: object
-    growth: float
-    backoff: float
-    floor: float | None
-    cap: float | None
-    interval: int
-    hysteresis: int
+    value: object = None
+    clean: object = None
+    hysteresis_left: object = None
+    overflows_in_row: object = None
+    growth: float | None = None
+    backoff: float | None = None
+    floor: float | None = None
+    cap: float | None = None
+    interval: int | None = None
+    hysteresis: int | None = None
+
+    @classmethod
+    def of(cls, scaler, hold):
+        """Returns that of a loss scale, whose state ``hold`` puts on the device."""
+        return cls(**scaler.held_by(hold), **constants_of(scaler))
 
 
-# Those of its attributes that no step moves; a DynamicLossScale has the same names.
-SCALE_CONSTANTS = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
+def constants_of(scaler):
+    """Returns by name what no step moves of a loss scale, and a launch gets as numbers."""
+    names = ("growth", "backoff", "floor", "cap", "interval", "hysteresis")
+    return {name: getattr(scaler, name) for name in names if hasattr(scaler, name)}
 
 
 def arguments_of(scaling):
@@ -38,8 +47,10 @@ def arguments_of(scaling):
         hysteresis as ints.
     """
     if scaling is None:
-        return [None] * 4, [0.0] * 4 + [0] * 2
+        scaling = Scaling()
     state = [scaling.value, scaling.clean, scaling.hysteresis_left, scaling.overflows_in_row]
+    if scaling.value is None:
+        return state, [0.0] * 4 + [0] * 2
     floor = 0.0 if scaling.floor is None else scaling.floor
     cap = float("inf") if scaling.cap is None else scaling.cap
     constants = [float(x) for x in (scaling.growth, scaling.backoff, floor, cap)]

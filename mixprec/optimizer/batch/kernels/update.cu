@@ -1,10 +1,10 @@
 // The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end
 // numbers that rules carry, counters and loss scale advance.
 
-// The same as mixprec.loss_scale.DynamicLossScale.adjust.
+// The same as mixprec.loss_scale.DynamicLossScale.adjust; what all loss scales count stands in `update`.
 __device__ __forceinline__ void adjust(
-    bool overflow, double* value, int* clean, int* left, int* in_row, double growth, double backoff, double floor,
-    double cap, int interval, int hysteresis) {
+    bool overflow, double* value, int* clean, int* left, double growth, double backoff, double floor, double cap,
+    int interval, int hysteresis) {
     const bool full = *clean + 1 == interval;
     *left = overflow ? (*left > 1 ? *left - 1 : 0) : full ? hysteresis : *left;
     const double less = *value * backoff, more = *value * growth;
@@ -14,7 +14,6 @@ __device__ __forceinline__ void adjust(
         *value = more < cap ? more : cap;
     }
     *clean = overflow || full ? 0 : *clean + 1;
-    *in_row = overflow ? *in_row + 1 : 0;
 }
 
 template <int W>
@@ -103,5 +102,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
         *skipped += skips;
         *last_skipped = skips;
     }
-    if (value) adjust(skips, value, clean, left, in_row, growth, backoff, floor, cap, interval, hysteresis);
+    if (in_row) *in_row = skips ? *in_row + 1 : 0;
+    if (value) adjust(skips, value, clean, left, growth, backoff, floor, cap, interval, hysteresis);
 }
