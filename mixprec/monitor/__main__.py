@@ -5,10 +5,10 @@ import os
 import socket
 import sys
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
 from mixprec.messages import OneLineError
@@ -63,8 +63,14 @@ def _serve(arguments):
     app.on_startup(lambda: asyncio.to_thread(monitor.runs.refresh))  # the first time takes seconds, of 2,000 runs
     app.on_shutdown(monitor.tasks.end)
     pages.add(monitor)
-    shown = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    print(f"results of {one_line(monitor.runs.root)} at http://{shown}:{arguments.port}/ (Ctrl-C ends it)", flush=True)
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    address = f"http://{host}:{arguments.port}/"
+    with standard_streams.view("the pages are served all the same"):
+        print(f"results of {one_line(monitor.runs.root)} at {address} (Ctrl-C ends it)", flush=True)
+        _run(ui, arguments)
+
+
+def _run(ui, arguments):
     ui.run(
         host=arguments.host,
         port=arguments.port,
@@ -94,4 +100,4 @@ def _check_port(host, port):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(lambda: main(sys.argv[1:])))
+    sys.exit(command_process.run(lambda: main(sys.argv[1:])))

@@ -69,7 +69,8 @@ def _watch(messages, words):
         lost = [f"rank {rank}: process {process}" for rank, process in sorted(ended) if rank not in left]
         if lost:
             line = f"{', '.join(lost)} on {os.uname().nodename} was killed, or has crashed; all ranks end\n"
-            os.write(2, line.encode())
+            with contextlib.suppress(OSError):  # nothing reads it
+                os.write(2, line.encode())
             return
 
 
