@@ -112,6 +112,25 @@ def guard():
         setattr(sys, attribute, _safe(attribute, number if number in closed else None))
 
 
+@contextlib.contextmanager
+def guarded():
+    """Makes the streams safe for a block: where no :func:`guard` was, or others have been put in their place.
+
+    What is lost there is said in a block of :func:`view` or :func:`raising` only.
+    """
+    before = {attribute: getattr(sys, attribute) for attribute in _NAMES}
+    safe = {attribute: _safe(attribute) for attribute in _NAMES}
+    for attribute, stream in safe.items():
+        setattr(sys, attribute, stream)
+    try:
+        yield
+    finally:
+        _flush()
+        for attribute, stream in safe.items():
+            if getattr(sys, attribute) is stream:
+                setattr(sys, attribute, before[attribute])
+
+
 def run(main):
     """Calls the main function of a command whose streams are guarded; returns its exit code.
 
@@ -141,7 +160,7 @@ def view(rest):
     Args:
         rest: the end of that line: what goes on, and where the rest is.
     """
-    with _guarded():
+    with guarded():
         before, _Block.rest = _Block.rest, rest
         try:
             yield
@@ -160,7 +179,7 @@ def raising(when):
     Raises:
         PrintError: in the block, or at its end.
     """
-    with _guarded():
+    with guarded():
         before, _Block.is_raised = _Block.is_raised, when
         try:
             yield
@@ -185,22 +204,6 @@ def bars_are_off():
     ``tqdm`` takes a ``sys.stderr`` that is ``None``, as in a service, for a terminal, and fails.
     """
     return True if sys.stderr is None else None
-
-
-@contextlib.contextmanager
-def _guarded():
-    """Makes streams safe for a block: of a process that is no command of mixprec's, or that has replaced them."""
-    before = {attribute: getattr(sys, attribute) for attribute in _NAMES}
-    safe = {attribute: _safe(attribute) for attribute in _NAMES}
-    for attribute, stream in safe.items():
-        setattr(sys, attribute, stream)
-    try:
-        yield
-    finally:
-        _flush()
-        for attribute, stream in safe.items():
-            if getattr(sys, attribute) is stream:
-                setattr(sys, attribute, before[attribute])
 
 
 def _safe(attribute, closed=None):
