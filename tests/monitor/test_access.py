@@ -1,12 +1,19 @@
 """Who may see the pages."""
 
 import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
 import urllib.parse
+import urllib.request
 
 import pytest
 
 from mixprec.monitor import __main__ as command
 from mixprec.monitor.access import LARGEST_UPLOAD, Access, AccessError, Guard, is_local, read_password
+from tests.monitor import server
 
 PASSWORD = "correct horse ü"
 
@@ -202,3 +209,24 @@ def test_bad_arguments_are_one_line(tmp_path, capsys, arguments, message):
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("state", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_the_server_goes_on_when_its_output_cannot_be_written(tmp_path, state):
+    pytest.importorskip("nicegui")
+    port = server.free_port()
+    words = [sys.executable, "-m", "mixprec.monitor", tmp_path, "--port", str(port)]
+    process = subprocess.Popen(["bash", "-c", f'exec "$@" {state}', "bash", *words], cwd=server.ROOT, env=server.ENV)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=60) as page:
+                assert page.status == 200
+                break
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
