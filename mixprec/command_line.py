@@ -1,20 +1,11 @@
 """Parts that the commands behind the scripts share."""
 
 import argparse
-import os
 import sys
 
-from mixprec.messages import OneLineError, one_line
+from mixprec.messages import one_line
 
-__all__ = ["Parser", "PrintError", "ReaderGone", "one_line", "path", "say"]
-
-
-class PrintError(OneLineError):
-    """Standard output cannot be written, as on a full disk; the message is one line."""
-
-
-class ReaderGone(PrintError):
-    """Nobody reads standard output any more, as behind ``| head``."""
+__all__ = ["Parser", "one_line", "path"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,19 +39,3 @@ def path(kind):
         return text
 
     return given
-
-
-def say(text):
-    """Prints a text on standard output at once.
-
-    Raises:
-        PrintError: it cannot be printed; what is printed after that is lost.
-    """
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or what Python flushes at its end is a traceback
-        os.close(nowhere)
-        kind = ReaderGone if isinstance(error, BrokenPipeError) else PrintError
-        raise kind(f"standard output: {error.strerror}") from error

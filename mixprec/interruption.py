@@ -52,5 +52,6 @@ def _raise(number, frame):
 
 
 def _end(number, frame):
-    os.write(2, b"interrupted\n")
+    with contextlib.suppress(OSError):  # it may be closed, or its terminal gone
+        os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

@@ -1,5 +1,7 @@
 """Text from outside in messages: names of files, keys and values of a config, words of another program's error."""
 
+import sys
+
 _LIMIT = 1000  # characters: some lines of a terminal
 
 
@@ -47,3 +49,15 @@ def one_line(text, limit=_LIMIT):
         return line
     tail = (limit - 3) * 2 // 5
     return f"{line[: limit - 3 - tail]}...{line[len(line) - tail :]}"
+
+
+def encoding_hint(path):
+    """Returns the end of a message about a path that is not found: that the encoding is the reason, where it may be.
+
+    Args:
+        path (str): whose letters are not ASCII where names of files are not UTF-8; for any other the end is empty.
+    """
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8" or path.isascii():
+        return ""
+    return f"; Python takes names of files for {encoding} here: set PYTHONUTF8=1 if they are UTF-8"

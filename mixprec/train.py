@@ -8,10 +8,10 @@ same command.
 
 import sys
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.recipes.models import MODELS
 from mixprec.training import command
@@ -23,4 +23,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(standard_streams.run(lambda: main(sys.argv[1:])))

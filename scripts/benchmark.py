@@ -32,18 +32,16 @@ python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--
 """
 
 import dataclasses
-import os
 import pathlib
-import select
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from benchmarks import (
     compared_loaders,
@@ -222,26 +220,17 @@ def main(argv=None):
     del settings["command"]
     function, save = settings.pop("function"), Record(settings.pop("json"))
     try:
-        function(save, **settings)
-        sys.stdout.flush()
+        with standard_streams.raising(lambda: save.path is None):  # a record is worth going on for
+            function(save, **settings)
+    except standard_streams.PrintError as error:
+        what = "the output is closed" if isinstance(error, standard_streams.ReaderGone) else error
+        _end(1, f"{what}; {_saved(save)}")
     except BAD_INPUT as error:
         _end(2, error)
     except (ParityError, WriteError, RankError, TrialError) as error:
         _end(1, error)
-    except BrokenPipeError:
-        if _is_read(sys.stdout):
-            raise  # that was another pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        _end(1, f"the output is closed; {_saved(save)}")
     except KeyboardInterrupt:
         _end(130, f"interrupted; {_saved(save)}")
-
-
-def _is_read(stream):
-    """Whether the other end of a pipe is open."""
-    poll = select.poll()
-    poll.register(stream, 0)
-    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _end(status, text):
@@ -254,4 +243,4 @@ def _saved(save):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(main))
+    sys.exit(command_process.run(main))

@@ -16,10 +16,10 @@ import venv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process
 
 if __name__ == "__main__":
-    interruption.end_quietly()
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
 
@@ -107,4 +107,4 @@ def _failed(error):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(main))
+    sys.exit(command_process.run(main))

@@ -23,10 +23,10 @@ import zipfile
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from benchmarks import machine
 from benchmarks.command_arguments import amount
@@ -74,7 +74,11 @@ def main(argv=None):
         parser.error(f"--out {out}: {archive.NAME} of another check is there; go on with it by --resume")
     former.pop(stages.DEVICE.name, None)  # it may have gone
 
-    with Interruption() as signals, contextlib.ExitStack() as stack:
+    with (
+        standard_streams.view("the check goes on; its files say it all"),
+        Interruption() as signals,
+        contextlib.ExitStack() as stack,
+    ):
         try:  # what a process that cannot be killed may still hold is left there
             folder = tempfile.TemporaryDirectory(prefix="check_gpu-", ignore_cleanup_errors=True)
         except OSError as error:
@@ -93,7 +97,7 @@ def main(argv=None):
             former=former,
             date=found["date"],
         ).run()
-    return _ended(results, out, signals.signals)
+        return _ended(results, out, signals.signals)
 
 
 def prepared(scratch, folder, members):
@@ -133,9 +137,8 @@ def _ended(results, out, signals):
 
 
 def _say(line):
-    with contextlib.suppress(OSError):  # the terminal is gone; the files say it all
-        print(line, flush=True)
+    print(line, flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(main))
+    sys.exit(command_process.run(main))

@@ -10,10 +10,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.export import weights_command
 from models import MODELS
@@ -25,4 +25,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(main))
+    sys.exit(command_process.run(main))

@@ -23,10 +23,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec import environment
 from mixprec.command_line import Parser
@@ -101,4 +101,4 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(main))
+    sys.exit(command_process.run(main))

@@ -9,13 +9,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.training import command
 from models import MODELS
 
 if __name__ == "__main__":
-    sys.exit(command.main(sys.argv[1:], MODELS))
+    sys.exit(standard_streams.run(lambda: command.main(sys.argv[1:], MODELS)))

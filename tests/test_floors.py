@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
-    nested arguments command_line master_arrays name_patterns without_masters native
+    standard_streams
+    nested arguments command_line command_process master_arrays name_patterns without_masters native
     backends old_code
     patience
     fixed_scales

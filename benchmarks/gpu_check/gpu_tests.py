@@ -20,6 +20,11 @@ import pathlib
 import re
 import sys
 
+from mixprec import standard_streams
+
+if __name__ == "__main__":
+    standard_streams.guard()
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported: there are as many processes as cores
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -125,4 +130,4 @@ def _write(name, content):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(standard_streams.run(lambda: main(*sys.argv[1:])))

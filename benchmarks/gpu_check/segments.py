@@ -10,6 +10,11 @@ nearly all of its shared memory, and what does that barrier take?
 import pathlib
 import sys
 
+from mixprec import command_process
+
+if __name__ == "__main__":
+    command_process.begin()
+
 import numpy as np
 
 from benchmarks import gpu
@@ -98,4 +103,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_process.run(main))

@@ -7,10 +7,21 @@ Prints the GPU, or why there is none; the exit status is then that of ``benchmar
 
 import sys
 
+from mixprec import command_process
+
+if __name__ == "__main__":
+    command_process.begin()
+
 from benchmarks.gpu_check.stages import NO_GPU
 from mixprec import environment
 
-if __name__ == "__main__":
+
+def main():
+    """Asks for it; returns the exit status."""
     specifier, reason = environment.resolve_device("auto")
     print(reason.removeprefix("CPU: "))
-    sys.exit(NO_GPU if specifier == "@numpy" else 0)
+    return NO_GPU if specifier == "@numpy" else 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_process.run(main))

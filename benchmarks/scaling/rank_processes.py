@@ -12,6 +12,11 @@ import subprocess
 import sys
 import tempfile
 
+from mixprec import standard_streams
+
+if __name__ == "__main__":
+    standard_streams.guard()
+
 from benchmarks import processes
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

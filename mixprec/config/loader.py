@@ -11,7 +11,7 @@ from mixprec.config.config_error import ConfigError, hint, nearest, shown
 from mixprec.config.declaration import former_names, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
-from mixprec.messages import one_line
+from mixprec.messages import encoding_hint, one_line
 from mixprec.recipes import config_names, config_path
 
 _SET = "--set"
@@ -79,7 +79,8 @@ def _chain(path):
             raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
         path = config_path(value, os.path.dirname(path))
         if not os.path.exists(path):
-            raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{_shipped(path)}")
+            reason = encoding_hint(path) or _shipped(path)
+            raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{reason}")
         if os.path.realpath(path) in seen:
             cycle = " -> ".join([*seen.values(), path])
             raise ConfigError(base.where, f"'base' goes round in a circle: {cycle}; allowed: a file not in it")

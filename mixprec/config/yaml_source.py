@@ -12,6 +12,7 @@ import yaml
 from mixprec import files
 from mixprec.config.config_error import ConfigError, shown
 from mixprec.config.declaration import Pairs
+from mixprec.messages import encoding_hint
 
 _LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds
 _DIGITS = 1000  # of an integer; no key takes so many
@@ -154,7 +155,7 @@ def _compose(text, where, at_line):
         raise ConfigError(at_line(mark.line + 1) if mark else where, f"not valid YAML: {problem}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problem = f"character U+{error.character:04X} is not allowed"
+        problem = f"character U+{error.character:04X} is not allowed{encoding_hint(chr(error.character))}"
         raise ConfigError(at_line(line), f"not valid YAML: {problem}") from error
     except (ValueError, OverflowError) as error:  # PyYAML converts "\U00110000" and "%YAML 1.999..." unchecked
         raise ConfigError(where, f"not valid YAML: {error}") from error

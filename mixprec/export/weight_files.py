@@ -18,6 +18,7 @@ from mixprec.dtypes import BFLOAT16
 from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
 from mixprec.export.weights_error import WeightsError
+from mixprec.messages import encoding_hint
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
 _SNAPSHOT = "updater/model:main/predictor/"  # of a training run, where the network is in it
@@ -83,7 +84,7 @@ def is_torchs(path):
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        raise WeightsError(f"{path}: cannot be the name of a file")
+        raise WeightsError(f"{path}: cannot be the name of a file{encoding_hint(path)}")
     if _suffix(path) not in SUFFIXES:
         raise WeightsError(f"{path}: the suffix says what a file of weights is; allowed: {', '.join(SUFFIXES)}")
     return _suffix(path) != ".npz"

@@ -9,12 +9,13 @@ from tqdm import tqdm
 
 import mixprec
 from mixprec import environment
-from mixprec.command_line import Parser, PrintError, ReaderGone, one_line, path, say
+from mixprec.command_line import Parser, one_line, path
 from mixprec.export import ExportError
 from mixprec.export_run import out_folder
 from mixprec.export_run.finished_run import RunError, open_run, some
 from mixprec.messages import OneLineError
 from mixprec.native.threads import number_of_threads
+from mixprec.standard_streams import PrintError, ReaderGone, say
 
 _FEWEST = 16  # images to calibrate with, a quarter of which is held out
 

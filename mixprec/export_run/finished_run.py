@@ -10,7 +10,7 @@ from mixprec.data.sources.classes import check_classes, check_labels
 from mixprec.data.sources.opening import open_images
 from mixprec.export.preprocessing import Preprocessing
 from mixprec.export.weight_files import WeightFile
-from mixprec.messages import OneLineError
+from mixprec.messages import OneLineError, encoding_hint
 from mixprec.training.networks import find, make
 
 WEIGHTS = "model.npz"
@@ -117,7 +117,8 @@ def _open(config, name):
     data = config.data
     path = getattr(data, name)
     if not os.path.exists(path):
-        raise RunError(f"{path}: no such file or folder; --set data.{name}=... says where the images are")
+        where = f"--set data.{name}=... says where the images are{encoding_hint(path)}"
+        raise RunError(f"{path}: no such file or folder; {where}")
     source = open_images(path, data.format, data.root, data.on_error)
     check_labels(source, config.model.classes)
     return source

@@ -5,11 +5,12 @@ import time
 
 import numpy as np
 
-from mixprec.command_line import Parser, PrintError, ReaderGone, one_line, path, say
+from mixprec.command_line import Parser, one_line, path
 from mixprec.data.data_error import printable
 from mixprec.export.preprocessing import PIXELS, Preprocessing
 from mixprec.files import open_regular
 from mixprec.messages import OneLineError
+from mixprec.standard_streams import PrintError, ReaderGone, say
 
 _TOP = 5
 

@@ -7,13 +7,13 @@ import signal
 import socket
 import sys
 
-from mixprec import interruption
+from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    interruption.end_quietly()  # before the seconds that the imports below take
+    command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.announcements import announce
-from mixprec.command_line import Parser, one_line, path, say
+from mixprec.command_line import Parser, one_line, path
 from mixprec.messages import OneLineError
 from mixprec.monitor import access_token
 from mixprec.monitor.access import Access, Guard
@@ -84,7 +84,8 @@ def _serve(arguments):
         text = f"results of {one_line(monitor.runs.root)} at http://{_HOST}:{arguments.port}/?token={token}"
         if given is None:
             text += _keep(token, arguments.port, stack)
-        say(f"{text}\n(Ctrl-C ends it)")
+        stack.enter_context(standard_streams.view("the pages are served all the same"))
+        print(f"{text}\n(Ctrl-C ends it)", flush=True)
         ui.run(
             host=_HOST,
             port=arguments.port,
@@ -146,4 +147,4 @@ def _check_port(port):
 
 
 if __name__ == "__main__":
-    sys.exit(interruption.run(lambda: main(sys.argv[1:])))
+    sys.exit(command_process.run(lambda: main(sys.argv[1:])))

@@ -7,7 +7,7 @@ import chainer
 import numpy as np
 
 import mixprec
-from mixprec import importing, interruption
+from mixprec import importing, interruption, standard_streams
 from mixprec.backends.capture_error import CaptureError
 from mixprec.command_line import Parser, one_line
 from mixprec.loss_scale import LossScaleExhausted
@@ -21,6 +21,7 @@ _FAILED = (LossScaleExhausted, Diverged, CaptureError, snapshots.WriteError)
 _GO_ON = "--resume auto goes on from the last snapshot"
 
 
+@standard_streams.guarded()
 def main(argv, networks):
     """Runs the command.
 

@@ -3,6 +3,7 @@
 :func:`mixprec.training.trainer.build_trainer` adds these extensions.
 """
 
+import contextlib
 import math
 import sys
 
@@ -10,7 +11,10 @@ from chainer import dataset
 from chainer.training import extension, extensions
 from tqdm import tqdm
 
+from mixprec.announcements import announce
 from mixprec.backends.transfers import HostCopy, to_host_async
+from mixprec.messages import one_line
+from mixprec.standard_streams import bars_are_off
 from mixprec.training.label_accuracy import TOP
 
 _COLUMNS = ("epoch", "main/loss", "main/accuracy")
@@ -141,17 +145,28 @@ class Lines:
     def write(self, text):
         """Takes a part of a line and prints the lines that are complete."""
         *lines, self._pending = (self._pending + text.replace("\033[J", "")).split("\n")
-        for line in lines:
-            tqdm.write(line.rstrip(), file=sys.stdout)
+        for line in lines if sys.stdout is not None else ():  # which is None in a service, for example
+            with _going_on():
+                tqdm.write(line.rstrip(), file=sys.stdout)
 
     def flush(self):
         """Flushes standard output."""
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            with _going_on():
+                sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _going_on():
+    """In a program of the user's the streams are as they are; the log has all that would have been printed."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a full disk, a reader that has gone; a file that is closed
+        announce("standard output: %s; training goes on, and its log has the rest", one_line(error))
 
 
 def _bar(images, **settings):
-    # disable=None: unless standard error is a terminal
-    return tqdm(total=images, unit=" images", disable=None, dynamic_ncols=True, **settings)
+    return tqdm(total=images, unit=" images", disable=bars_are_off(), dynamic_ncols=True, **settings)
 
 
 def _fetch(value):

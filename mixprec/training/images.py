@@ -21,6 +21,7 @@ from mixprec.data.loaders.synthetic import SyntheticIterator
 from mixprec.data.mixing import Mixing
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, write_classes
 from mixprec.data.sources.opening import open_images
+from mixprec.messages import encoding_hint
 from mixprec.training.stages import epochs_of, stages_of
 
 _CLASSES = "classes.txt"
@@ -47,7 +48,9 @@ def open_sources(config, ranks=1):
     else:
         for name, path in (("data.train", data.train), ("data.val", data.val)):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
-                raise DataError(f"{path}: no such file or folder; {name} says where the images are")
+                raise DataError(
+                    f"{path}: no such file or folder; {name} says where the images are{encoding_hint(path)}"
+                )
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
     check_sources(config, train, val, ranks)
     return train, val

@@ -143,7 +143,8 @@ def _watch(messages, words):
         lost = [rank for rank in ended if rank not in left]
         if lost and not is_named:
             who = f"rank {lost[0]}: process {numbers[lost[0]]} on {os.uname().nodename}"
-            os.write(2, f"{who} was killed, or has crashed; all ranks end\n".encode())
+            with contextlib.suppress(OSError):  # nothing reads it
+                os.write(2, f"{who} was killed, or has crashed; all ranks end\n".encode())
             is_named = True
         if rank == 0:
             with contextlib.suppress(*_NOT_OURS):

@@ -10,7 +10,7 @@ import os
 
 from chainer import serializers
 
-from mixprec import files
+from mixprec import files, standard_streams
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.kfac.sharing import DampingTooSmall
@@ -19,6 +19,7 @@ from mixprec.training.averaging import averaged_weights
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
+from mixprec.training.log_report import LOG
 from mixprec.training.stopping import Stopped
 
 # In the results folder: the plans of what waits in another memory, and which layers K-FAC preconditions.
@@ -64,7 +65,9 @@ def carry_out(arguments, networks, ranks):
         if arguments.dry_run:
             ranks.first(_dry_run, run)
         else:
-            _train(run, lock)
+            log = one_line(os.path.join(run.out, LOG))
+            with standard_streams.view(f"training goes on, and its log is {log}"):
+                _train(run, lock)
 
 
 def _dry_run(run):

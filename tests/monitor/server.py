@@ -28,15 +28,16 @@ class Server:
         results: folder with results.
         options: more arguments.
         descriptors: number of them that it may have.
+        redirected: what the shell does with its standard streams, as ``>&-``.
         environment: dict of what it has besides the usual; the token, if none is given.
     """
 
-    def __init__(self, results, *options, descriptors=None, environment=None):
+    def __init__(self, results, *options, descriptors=None, redirected="", environment=None):
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "mixprec.monitor", str(results), "--port", str(self.port), *options]
-        if descriptors is not None:
-            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
+        limited = "" if descriptors is None else f"ulimit -n {descriptors};"
+        command = ["bash", "-c", f'{limited} exec "$@" {redirected}', "bash", *command]
         usual = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
         more = {"MIXPREC_MONITOR_TOKEN": TOKEN} if environment is None else environment
         self.process = subprocess.Popen(

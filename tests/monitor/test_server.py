@@ -121,3 +121,10 @@ def test_without_a_cache_the_address_is_enough(tmp_path):
         )
         token = lines[1].rstrip().partition("?token=")[2]
         assert _answer(server, "/", Authorization=f"Bearer {token}")[0] == 200
+
+
+@pytest.mark.parametrize("redirected", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_the_server_goes_on_when_its_output_cannot_be_written(tmp_path, redirected):
+    with Server(tmp_path, redirected=redirected) as server:
+        assert _answer(server, "/", Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert server.process.returncode == 130

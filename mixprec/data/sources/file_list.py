@@ -12,6 +12,7 @@ from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
 from mixprec.data.sources.folders import ImageFiles, check_files, listing
 from mixprec.files import open_regular
+from mixprec.messages import encoding_hint
 
 _LARGEST = MANY  # label; a name is made for each
 _LONGEST = 8192  # characters of a line: twice as many as a path may have
@@ -111,9 +112,10 @@ def _check_folders(images):
 def _digests(images):
     digests = [scan.digest(path, _status(path)) for path in listing(images.paths(), images.root)]
     if not any(digests):
+        name = images.name(0)
         raise DataError(
-            f"{images.where(0)}: {images.name(0)}: no such file, nor any other of the list; "
-            f"its paths are looked for in {printable(images.folder)}, root says where else"
+            f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
+            f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
         )
     return digests
 

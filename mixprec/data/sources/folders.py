@@ -13,6 +13,7 @@ from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
 from mixprec.files import open_regular
+from mixprec.standard_streams import bars_are_off
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def scan_folders(root, on_error="stop"):
 
 def listing(items, root):
     """Iterates with a progress bar, for file systems that take their time to list a folder."""
-    return tqdm(items, desc=f"Listing {printable(root)}", delay=2, leave=False, disable=None)
+    return tqdm(items, desc=f"Listing {printable(root)}", delay=2, leave=False, disable=bars_are_off())
 
 
 def check_files(images, digests, on_error):

@@ -6,7 +6,7 @@ import re
 from PIL import Image
 
 from mixprec.files import open_regular
-from mixprec.messages import one_line
+from mixprec.messages import encoding_hint, one_line
 
 # Part of every digest: raise it when the check becomes stricter.
 CHECK_VERSION = 3
@@ -47,7 +47,7 @@ def image_problem(image):
     except IsADirectoryError:
         return "a folder, where an image should be"
     except UnicodeEncodeError:
-        return "the path is not valid UTF-8"
+        return f"the path is not valid UTF-8{encoding_hint(image)}"
     except ValueError:  # of a null character, which a damaged list may have
         return "not a path"
     except OSError as error:

@@ -7,6 +7,7 @@ from mixprec.data.sources.file_list import scan_list
 from mixprec.data.sources.folders import is_folder, scan_folders, visible
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import scan_shards
+from mixprec.messages import encoding_hint
 
 FORMATS = ("folders", "list", "tfrecord", "webdataset")
 
@@ -31,7 +32,7 @@ def open_images(path, format="auto", root=None, on_error="stop"):
     if format not in ("auto", *FORMATS):
         raise DataError(f"format {format!r}: must be one of 'auto', {', '.join(map(repr, FORMATS))}")
     if not os.path.exists(path):
-        raise DataError(f"{printable(path)}: no such file or folder")
+        raise DataError(f"{printable(path)}: no such file or folder{encoding_hint(path)}")
     if format == "auto":
         format = _format(path)
     if root is not None and format != "list":

@@ -20,6 +20,7 @@ from mixprec.data.sources import scan
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
+from mixprec.standard_streams import bars_are_off
 
 SKIPPED = "skipped.txt"
 
@@ -92,7 +93,12 @@ def verify(folder):
     total = sum(shard["bytes"] for shard in manifest["shards"].values())
     try:
         with tqdm(
-            total=total, desc=f"Comparing {printable(root)}", unit="B", unit_scale=True, leave=False, disable=None
+            total=total,
+            desc=f"Comparing {printable(root)}",
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=bars_are_off(),
         ) as bar:
             shards = manifest["shards"].items()
             sums = pool.map(lambda name: _sha256(os.path.join(root, name)), manifest["shards"])
@@ -196,7 +202,12 @@ def _pack(source, out, form, plan, settings):
     pool = ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)))
     try:
         with tqdm(
-            total=len(source), initial=before, desc=f"Packing {printable(out)}", unit="img", leave=False, disable=None
+            total=len(source),
+            initial=before,
+            desc=f"Packing {printable(out)}",
+            unit="img",
+            leave=False,
+            disable=bars_are_off(),
         ) as bar:
             for name in todo:
                 samples = _encoded(pool, source, FORMATS[form].encode, numbers[name], indices[name].tolist())

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.files import cache_folder, replacing
+from mixprec.standard_streams import bars_are_off
 
 _CHUNK = 64
 
@@ -97,7 +98,7 @@ def _problems(root, digests, problem):
 
 def _bar(root, total):
     description = f"Checking {printable(root)}"
-    return tqdm(total=total, desc=description, unit="img", delay=2, leave=False, disable=None)
+    return tqdm(total=total, desc=description, unit="img", delay=2, leave=False, disable=bars_are_off())
 
 
 def _cache_file(root):

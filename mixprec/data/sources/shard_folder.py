@@ -6,6 +6,7 @@ import re
 
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.files import read
+from mixprec.messages import encoding_hint
 
 MANIFEST = "manifest.json"
 MADE_BY = "mixprec's pack_dataset.py"  # what tells our manifest from files of others
@@ -48,7 +49,7 @@ def shard_paths(root, manifest):
         try:
             path.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{printable(path)}: the path is not valid UTF-8") from error
+            raise DataError(f"{printable(path)}: the path is not valid UTF-8{encoding_hint(path)}") from error
     if manifest is None:
         _check_complete(root, paths)
     else:

@@ -18,6 +18,7 @@ from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cached_index
 from mixprec.files import cache_folder, open_regular, write_text
+from mixprec.standard_streams import bars_are_off
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 
@@ -185,7 +186,7 @@ def _images(root, form, paths, manifest):
             unit="shard",
             delay=2,
             leave=False,
-            disable=None,
+            disable=bars_are_off(),
         )
         for part, (path, (status, found)) in enumerate(zip(paths, bar, strict=True)):
             if not len(found):

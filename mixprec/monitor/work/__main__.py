@@ -6,6 +6,11 @@ python -m mixprec.monitor.work TASK < REQUEST.json
 import os
 import sys
 
+from mixprec import standard_streams
+
+if __name__ == "__main__":
+    standard_streams.guard()  # before a file is opened
+
 from mixprec.monitor.work import serving
 from mixprec.monitor.work.tasks import TASKS
 

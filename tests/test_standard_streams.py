@@ -1,0 +1,256 @@
+"""Standard output and error that cannot be written: what each command does then, and the streams themselves."""
+
+import ast
+import contextlib
+import errno
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mixprec import standard_streams
+from mixprec.data.sources.folders import listing
+from mixprec.messages import encoding_hint
+from tests import ROOT
+
+PARTS = {  # of other commands, which read what they print
+    "mixprec.monitor.work",
+    *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.segments", "gpu_check.usable_gpu")),
+    "benchmarks.scaling.rank_processes",
+}
+ALONE = {"mixprec.training.rank_watch"}  # imports nothing of mixprec
+FULL = os.strerror(errno.ENOSPC)
+STATES = {  # redirections of a shell, exit code, standard error
+    ">&-": (1, "error: standard output: it is closed\n"),
+    "2>&-": (0, ""),
+    "<&- >&- 2>&-": (1, ""),
+    ">/dev/full": (1, f"error: standard output: {FULL}\n"),
+    "2>/dev/full": (0, ""),
+    ">/dev/full 2>&1": (1, ""),
+    "| true": (0, ""),
+    "2>&1 | true": (0, ""),
+    "| head -1": (0, ""),
+}
+
+
+def _programs():
+    """Returns ``{name: tree}`` of all modules that do something when they are run."""
+    found = {}
+    for folder in ("scripts", "mixprec", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if '__name__ == "__main__"' in (text := path.read_text("utf-8")):
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+                found[name] = ast.parse(text)
+    return found
+
+
+PROGRAMS = _programs()
+COMMANDS = sorted(PROGRAMS.keys() - PARTS - ALONE)
+
+
+@pytest.mark.core(100)
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - ALONE))
+def test_each_program_makes_its_streams_safe_before_it_imports_what_opens_files(name):
+    tree = PROGRAMS[name]
+    first, *_, last = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    begin = ast.unparse(first.body[0])
+    assert begin == ("standard_streams.guard()" if begin.startswith("standard") else "command_process.begin()")
+    before = tree.body[: tree.body.index(first)]
+    *others, own = [node for node in before if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert ast.unparse(own).startswith("from mixprec import ")
+    named = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in others}
+    assert {module.partition(".")[0] for module in named} <= set(sys.stdlib_module_names)
+    if name in COMMANDS:
+        assert ast.unparse(last).split("sys.exit(")[1].startswith(("command_process.run(", "standard_streams.run("))
+
+
+def _run(folder, name, state, *arguments):
+    """Runs a command in a shell; returns exit code, standard output and standard error, where they lead to."""
+    program = ["-m", name] if not name.startswith("scripts.") else [str(ROOT / "scripts" / f"{name[8:]}.py")]
+    script = f'{{ {{ "$@" 3>&-; echo $? >&3; }} {state}; }} 3>code'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", sys.executable, *program, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return int((folder / "code").read_text()), done.stdout, done.stderr
+
+
+@pytest.mark.core(7)
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("state", STATES)
+def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, name, state):
+    code, printed, errors = _run(tmp_path, name, state, *([] if name == "mixprec" else ["--help"]))
+    assert (code, errors) == STATES[state]
+    if "head" in state:
+        assert printed.count("\n") == 1
+    else:
+        assert bool(printed) == (state in ("2>&-", "2>/dev/full"))
+
+
+@pytest.mark.core(2)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "mixprec"])
+def test_a_complaint_that_cannot_be_written_leaves_the_exit_code(tmp_path, name):
+    assert _run(tmp_path, name, ">&- 2>&-", "--no-such-option") == (2, "", "")
+
+
+def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
+    """Otherwise what another process or a C library prints is in it."""
+    (tmp_path / "program.py").write_text(
+        "import os\n"
+        "from mixprec import standard_streams\n"
+        "standard_streams.guard()\n"
+        "file = os.open('file', os.O_WRONLY | os.O_CREAT)\n"
+        "os.system('echo printed; echo said >&2')\n"
+        "os.write(file, b'kept')\n"
+        "print('lost')\n"
+    )
+    assert _run(tmp_path, "program", "<&- >&- 2>&-") == (0, "", "")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.fixture
+def put(monkeypatch):
+    """Puts a stream in the place of one of ``sys``: a descriptor as Python opens it at the start."""
+    with contextlib.ExitStack() as stack:
+
+        def put(attribute, number, **settings):
+            stream = stack.enter_context(os.fdopen(number, "w", **settings))
+            monkeypatch.setattr(sys, attribute, stream)
+            return stream
+
+        yield put
+        monkeypatch.undo()
+
+
+def _lost(kind):
+    """Returns a descriptor that cannot be written."""
+    if kind == "full":
+        return os.open("/dev/full", os.O_WRONLY)
+    end, number = os.pipe() if kind == "unread" else pty.openpty()
+    os.close(end)
+    return number
+
+
+@pytest.mark.parametrize(("kind", "number"), [("full", errno.ENOSPC), ("unread", errno.EPIPE), ("hung up", errno.EIO)])
+@pytest.mark.parametrize(("attribute", "other"), [("stdout", "err"), ("stderr", "out")])
+def test_in_a_view_work_goes_on_and_the_other_stream_says_so_once(put, capsys, attribute, other, kind, number):
+    stream = put(attribute, _lost(kind))
+    with standard_streams.view("it goes on"):
+        for _ in range(3):
+            print("text", file=getattr(sys, attribute), flush=True)
+    assert getattr(sys, attribute) is stream
+    what = {"stdout": "standard output", "stderr": "standard error"}[attribute]
+    told = capsys.readouterr()
+    assert getattr(told, other) == f"{what}: {os.strerror(number)}; it goes on\n"
+
+
+@pytest.mark.parametrize("attribute", ["stdout", "stderr"])
+@pytest.mark.parametrize("is_none", [True, False])
+def test_streams_that_are_none_or_closed(put, monkeypatch, capsys, attribute, is_none):
+    if is_none:
+        monkeypatch.setattr(sys, attribute, None)
+    else:
+        put(attribute, _lost("full")).close()
+    with standard_streams.view("it goes on"):
+        print("text", file=getattr(sys, attribute), flush=True)
+    told = capsys.readouterr()
+    assert "".join(told).endswith(": it is closed; it goes on\n")
+
+
+def test_both_streams_are_lost(put):
+    put("stdout", _lost("full"))
+    put("stderr", _lost("unread"))
+    with standard_streams.view("it goes on"):
+        print("text", flush=True)
+        print("text", file=sys.stderr)
+
+
+def test_a_disk_that_has_room_again_is_written(put, tmp_path, capsys):
+    stream = put("stdout", _lost("full"))
+    with standard_streams.view("it goes on"), open(tmp_path / "file", "w") as file:
+        print("lost", flush=True)
+        os.dup2(file.fileno(), stream.fileno())
+        print("kept", flush=True)
+    assert (tmp_path / "file").read_text() == "kept\n"
+    assert capsys.readouterr().err == f"standard output: {FULL}; it goes on\n"
+
+
+def test_a_pipe_that_does_not_block_gets_all(put):
+    """As a terminal does not, once another program has set it so."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    stream, read = put("stdout", writer), []
+
+    def take():
+        with os.fdopen(reader) as file:
+            read.append(file.read())
+
+    thread = threading.Thread(target=take)
+    starts = threading.Timer(0.3, thread.start)
+    starts.start()
+    with standard_streams.view("it goes on"):
+        print(300_000 * "x", flush=True)
+    stream.close()
+    starts.join()
+    thread.join()
+    assert read == [300_000 * "x" + "\n"]
+
+
+def test_what_only_output_is_made_of_ends_at_once(put):
+    put("stdout", _lost("full"))
+    with pytest.raises(standard_streams.PrintError, match=f"^standard output: {FULL}$"):
+        standard_streams.say("text")
+    with standard_streams.raising(lambda: False):
+        print("text", flush=True)
+    for is_flushed in (True, False):  # the second one fails where the block ends
+        with pytest.raises(standard_streams.PrintError), standard_streams.raising(lambda: True):
+            print("text", flush=is_flushed)
+
+
+def test_letters_that_the_encoding_lacks_are_escaped(put, tmp_path):
+    put("stdout", os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT), encoding="ascii")
+    standard_streams.say("Größe \udcff")
+    assert (tmp_path / "file").read_text() == "Gr\\xf6\\xdfe \\udcff\n"
+
+
+def test_progress_bars_stay_away_without_standard_error(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr("mixprec.data.sources.folders.tqdm", lambda items, **settings: settings["disable"])
+    assert listing([], "folder") is True
+
+
+def test_the_encoding_is_named_where_it_may_be_the_reason(monkeypatch):
+    assert encoding_hint("ü") == ""
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+    assert encoding_hint("images") == ""
+    for path in ("ü", "\udcc3\udcbc"):
+        assert encoding_hint(path) == "; Python takes names of files for ascii here: set PYTHONUTF8=1 if they are UTF-8"
+
+
+@pytest.mark.sweep
+def test_a_path_that_cannot_be_encoded(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    monkeypatch.setenv("LC_ALL", "C")
+    images = tmp_path / "größe" / "train"
+    (images / "a").mkdir(parents=True)
+    (images / "a" / "0.jpg").write_bytes(b"")
+    pathlib.Path(tmp_path, "list.txt").write_text("größe/train/a/0.jpg 0\n", "utf-8")
+    pathlib.Path(tmp_path, "config.yaml").write_text("base: größe.yaml\n", "utf-8")
+    for name, *arguments in (
+        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "größe/train"),
+        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "list.txt"),
+        ("scripts.train_imagenet", "--config", "config.yaml"),
+        ("scripts.train_imagenet", "--config", "digits.yaml", "--set", "data.train=größe/train"),
+    ):
+        code, printed, errors = _run(tmp_path, name, "", *arguments)
+        assert (code, printed, errors.count("\n")) == (2, "", 1)
+        assert "; Python takes names of files for ascii here: set PYTHONUTF8=1" in errors
