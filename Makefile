@@ -31,7 +31,7 @@ LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-sweep test-long test-cupy test-plans lint install clean
+.PHONY: train monitor help test test-all test-sweep test-long test-cupy test-plans test-sanitized lint install clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -95,6 +95,22 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 	@CUDNN_VERSION=$(basename $(OTHER_CUDNN)) LD_LIBRARY_PATH=$(CURDIR)/$(OTHER_FOLDER)/nvidia/cudnn/lib \
 		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version" $(ARGS) || [ $$? -eq 5 ]
 	@$(BIN)/python -m pytest $(PROGRESS) -m plans $(ARGS)
+
+# The native library is compiled anew in a copy of the checkout. Left out is what sets limits of memory, as the sanitizer
+# has a malloc of its own; it fills what it hands out with NaN.
+SANITIZED = $(VENV)/sanitized
+SANITIZE = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined
+RUN_SANITIZED = cd $(SANITIZED) && LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0:max_malloc_fill_size=1000000000:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1 \
+	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=2 OPENBLAS_NUM_THREADS=1 $(CURDIR)/$(BIN)/python
+test-sanitized: install ## the native library under AddressSanitizer and UBSan, with g++: see docs/native.md
+	@echo "compile the native library for the sanitizers; some minutes"
+	@rm -rf $(SANITIZED) && mkdir $(SANITIZED)
+	@git ls-files -z --cached --others --exclude-standard | tar --create --null --files-from=- | tar -xC $(SANITIZED)
+	@cd $(SANITIZED) && sed -i "s/-O3 -g0/-O1 -g -fno-omit-frame-pointer $(SANITIZE)/" setup.py && \
+		LDFLAGS="$(SANITIZE)" $(CURDIR)/$(BIN)/python setup.py -q build_ext --inplace --force
+	@$(RUN_SANITIZED) -m pytest $(PROGRESS) -n auto --maxprocesses 8 -m "" tests/native tests/backends/native tests/backends/cpu \
+		tests/optimizer/batch/test_native_update.py -k "not freed_memory and not no_memory and not created" $(ARGS)
 
 lint: install ## ruff: rules and format; mypy: types of the public names
 	$(BIN)/ruff check .
