@@ -68,7 +68,7 @@ def test_outside_of_closed_folders_links_are_followed(root, tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_not_opened(root, make):
     make(root / "run" / "strange")
-    with files.closed(root, root / "run"), pytest.raises(OSError, match="not a file|Is a directory"):
+    with files.closed(root, root / "run"), pytest.raises(OSError, match=r"not a file|Is a directory"):
         files.read(root / "run" / "strange", 100)
 
 

@@ -17,7 +17,7 @@ _TAIL = 256  # bytes in front of what is new; if they are others than before, th
 _LONGEST = 1 << 20  # bytes of a line
 _KEYS = 100  # columns, and values of an entry
 _LONGEST_NAME = 200  # characters
-_VALUES_HELD = 2 << 20  # of all columns together, 8 bytes each; above, stretches of four entries become two
+_VALUES_HELD = 2 << 20  # of all columns together, 8 bytes each; above, a stretch of entries becomes two
 _GRADIENTS = 1000  # entries of gradients
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)
 _VERSIONS = itertools.count(1)
@@ -165,6 +165,8 @@ class Log(LogFile):
 
     def clear(self):
         self.columns, self._entries = {}, 0
+        # Each entry stands for so many of the file, but for those behind the first so many, which stand for one each.
+        self._every, self._thinned = 1, 0
 
     def take(self, entry):
         for name in entry:
@@ -173,9 +175,23 @@ class Log(LogFile):
         for name, column in self.columns.items():
             column.append(entry.get(name, math.nan))
         self._entries += 1
-        if self._entries * len(self.columns) > _VALUES_HELD and self._entries % 4 == 0:
-            self.columns = {name: _halved(column) for name, column in self.columns.items()}
-            self._entries //= 2
+        is_stretch = self._entries - self._thinned == 2 * self._every
+        if self._every > 1 and is_stretch:
+            self._thin(self._thinned, 2 * self._every)
+        if (
+            self._entries * len(self.columns) > _VALUES_HELD
+            and self._entries % 4 == 0
+            and (self._every == 1 or is_stretch)
+        ):
+            self._every *= 2
+            self._thin(0, 4)
+
+    def _thin(self, start, stretch):
+        """Makes two entries of each stretch of so many, from an entry on to the end."""
+        for column in self.columns.values():
+            kept = [value for at in range(start, len(column), stretch) for value in _two(column[at : at + stretch])]
+            column[start:] = array.array("d", kept)
+        self._entries = self._thinned = start + 2 * (self._entries - start) // stretch
 
     def values(self, name):
         """Returns the column of a value; all NaN if no entry has it."""
@@ -214,19 +230,19 @@ class GradientLog(LogFile):
             self.entries, self._every = self.entries[::2], 2 * self._every
 
 
-def _halved(column):
-    """Returns a column of half the length: of each four entries the smallest and the largest value, as they come.
+def _two(stretch):
+    """Returns two values in place of a stretch of a column: the smallest and the largest one, in their order.
 
-    A column that grows, such as that of iterations, keeps the first and the last; one that has values in a few entries
-    only keeps them; and null, which is inf, stays as a gap of the curve.
+    Of a column that grows, such as that of iterations, these are the first and the last; of one that has values in a
+    few entries only, those. Null, which is inf, stays where there are no two other values.
     """
-    kept = array.array("d")
-    for start in range(0, len(column), 4):
-        known = [value for value in column[start : start + 4] if not math.isnan(value)] or [math.nan]
-        low, high = min(known), max(known)
-        ordered = (low, high) if known.index(low) <= known.index(high) else (high, low)
-        kept.extend(ordered if len(known) > 1 else (known[0], math.nan))
-    return kept
+    known = [value for value in stretch if not math.isnan(value)] or [math.nan]
+    finite = [value for value in known if math.isfinite(value)]
+    known = finite if len(finite) > 1 else known
+    low, high = min(known), max(known)
+    if len(known) == 1:
+        return known[0], math.nan
+    return (low, high) if known.index(low) <= known.index(high) else (high, low)
 
 
 def sampled(x, y, most=1000):
