@@ -45,6 +45,8 @@ def frame(monitor, title, path):
         title: of the page.
         path: of the page, which the header marks.
     """
+    # NiceGUI listens for its sub pages, which ours have not, and takes whatever comes.
+    ui.context.client.layout._event_listeners.clear()
     ui.page_title(f"mixprec: {title}")
     with ui.element("nav").classes("bar row items-center q-gutter-x-md"):
         for target, name in _PAGES:

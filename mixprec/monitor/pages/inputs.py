@@ -123,7 +123,8 @@ class Table(_Checked, ui.table):
         if self.selection is None or not isinstance(sent, dict) or not isinstance(sent.get("keys"), list):
             return False
         keys = [key for key in sent["keys"] if isinstance(key, str)]
-        sent["keys"], sent["rows"] = keys, [row for row in self.rows if row[self.row_key] in keys]
+        new = {key for key in keys if key not in {row[self.row_key] for row in self.selected}}
+        sent["keys"], sent["rows"] = keys, [row for row in self.rows if row[self.row_key] in new]
         return not sent.get("added") or len(self.selected) + len(sent["rows"]) <= _SELECTED
 
 

@@ -98,7 +98,7 @@ class Table:
         self._show(self._monitor.runs.rows)
 
     def _go(self):
-        names = [row["name"] for row in self.table.selected]
+        names = list(dict.fromkeys(row["name"] for row in self.table.selected))
         if len(names) < 2:
             ui.notify("Select two runs or more.")
         else:
