@@ -235,7 +235,7 @@ def read(path, largest, *, follow=True, dir_fd=None):
         path: path of the file.
         largest (int): number of bytes above which it is refused.
         follow: as for :func:`open_regular`.
-        dir_fd: likewise.
+        dir_fd: as for :func:`open_regular`.
 
     Raises:
         OSError: as :func:`open_regular`; or the file is larger.

@@ -81,7 +81,7 @@ class Jobs:
         return path
 
     def _made(self, name):
-        """Returns a new file among those of the jobs, opened for writing bytes."""
+        """Returns a new file in the folder of the jobs, opened for writing bytes."""
         folder = os.path.join(self._root, _FOLDER)
         os.makedirs(folder, exist_ok=True)
         with files.folder_below(self._root, folder) as handle:

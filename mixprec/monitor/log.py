@@ -36,11 +36,11 @@ class LogFile:
 
     Training replaces the file as a whole, mostly by one that has a line more, and by a shorter one after a resume. Each
     :meth:`refresh` reads the lines that are new, or all of them where the file does not go on as it was: a piece of
-    them at a time, so that a file of any size keeps nobody waiting.
+    them at a time, so that no page waits for a file, whatever its size.
 
     Args:
         path: of the file, which need not be there.
-        root: folder below which no link leads to it; default: that of the file.
+        root: folder below which no link leads to it; default: the folder of the file.
 
     Attributes:
         last: the last entry, a dict from names to floats: inf where it has ``null``, which stands for inf or NaN.
@@ -165,7 +165,7 @@ class Log(LogFile):
 
     def clear(self):
         self.columns, self._entries = {}, 0
-        # Each entry stands for so many of the file, but for those behind the first so many, which stand for one each.
+        # How many entries of the file each one stands for; the ones behind the first so many stand for one each.
         self._every, self._thinned = 1, 0
 
     def take(self, entry):

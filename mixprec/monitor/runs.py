@@ -262,7 +262,7 @@ def _find(handle, folder, name, depth, found, unknown):
     Args:
         handle: the folder, opened.
         folder: its path.
-        name: its name, as that of a run.
+        name: its name, as runs have one.
         depth: of folders that may lie in it.
         found: dict to which names and paths of runs are added.
         unknown: list to which names of folders are added that cannot be listed now.

@@ -64,7 +64,7 @@ class Monitor:
             self._logs[path] = log
             while len(self._logs) > _LOGS:
                 self._logs.popitem(last=False)
-        log.refresh(_INTERVAL)  # with a lock of its own: a slow disk holds up nobody who looks at other runs
+        log.refresh(_INTERVAL)  # with a lock of its own: a slow disk does not hold up pages of other runs
         return log
 
     def row(self, run):
@@ -90,7 +90,7 @@ class Monitor:
         return log, version, found
 
     def points(self, run, name, axis, base):
-        """Returns the log, its version, and :func:`mixprec.monitor.charts.points` likewise."""
+        """Returns the log of a run, its version, and :func:`mixprec.monitor.charts.points` of it, in the same way."""
         log = self.log(run)
         return log, *self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
 

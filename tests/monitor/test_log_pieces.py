@@ -79,7 +79,7 @@ def test_the_entry_behind_a_line_of_any_length_is_read(tmp_path, small):
     assert (list(log.values("iteration")), log.damaged) == ([1, 2], 1)
 
 
-def test_a_file_that_grows_faster_than_it_is_read_holds_nobody_up(tmp_path):
+def test_a_file_that_grows_faster_than_it_is_read_does_not_hold_up_the_page(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(_lines(range(10)))
 

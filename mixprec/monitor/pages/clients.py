@@ -8,7 +8,7 @@ _WAITING = 64  # pages; a browser connects within a second, and loads the page a
 
 
 class FewWaiting:
-    """The middleware: before each request the oldest pages go that nobody has connected to, above a number of them.
+    """The middleware: before each request the oldest pages go that no browser has connected to, if there are many.
 
     NiceGUI keeps each for a minute, so that a program that loads pages, and nothing else, could fill the memory.
 

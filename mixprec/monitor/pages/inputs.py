@@ -10,7 +10,7 @@ _COUNT = 10**9
 class _Checked:
     """An element whose handlers are called with what :meth:`accepts` lets pass; the rest has no effect.
 
-    A page of ours sends nothing else, so there is nobody to tell.
+    Our pages send nothing else, so that there is no user to tell.
     """
 
     def on(self, type, handler=None, *arguments, **keywords):
