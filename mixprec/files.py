@@ -1,4 +1,4 @@
-"""Files that are either complete or not there, and reading of a path that may be no regular file."""
+"""Files that are complete or not there, paths that may be no regular file, and links that are not followed."""
 
 import contextlib
 import errno
@@ -8,6 +8,118 @@ import tempfile
 from pathlib import Path
 
 TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process may leave one
+_closed = []  # pairs of root and folder, see closed()
+
+
+@contextlib.contextmanager
+def closed(root, folder):
+    """While this lasts, no function here follows a link in a folder, nor on the way to it from a root.
+
+    So whatever a process reads or writes there, through however many other functions, lies there. Hard links cannot be
+    told from files.
+
+    Args:
+        root: path of a folder, to which links may lead.
+        folder: path of the folder: the root, or one below it.
+    """
+    pair = os.path.abspath(root), os.path.abspath(folder)
+    _closed.append(pair)
+    try:
+        yield
+    finally:
+        _closed.remove(pair)
+
+
+def is_closed(path):
+    """Returns ``True`` if a path lies in a folder that is closed to links now."""
+    return _root_of(path) is not None
+
+
+def _root_of(path):
+    if not _closed:
+        return None
+    path = os.path.abspath(os.fsdecode(path))
+    return next((root for root, folder in _closed if path == folder or path.startswith(os.path.join(folder, ""))), None)
+
+
+@contextlib.contextmanager
+def folder_below(root, path):
+    """Opens a folder without a link on the way to it from a root, also if one is put there meanwhile.
+
+    Args:
+        root: path of a folder, to which links may lead.
+        path: path of the folder: the root, or one below it.
+
+    Yields:
+        int: what stands for it in the argument ``dir_fd`` of functions of :mod:`os`.
+
+    Raises:
+        OSError: it is not there, or there is a link on the way.
+    """
+    names = os.path.relpath(path, root).split(os.sep)
+    if ".." in names:
+        raise OSError(errno.EINVAL, f"not below {os.fspath(root)}", os.fspath(path))
+    with contextlib.ExitStack() as opened:
+        with _naming(path):
+            handle = opened.enter_context(folder(root))
+            for name in names:
+                handle = opened.enter_context(folder(name, dir_fd=handle, follow=False))
+        yield handle
+
+
+@contextlib.contextmanager
+def folder(path, *, dir_fd=None, follow=True):
+    """Opens a folder, as :func:`folder_below` does.
+
+    Args:
+        path: path of the folder.
+        dir_fd: folder that it is relative to, as for :func:`os.open`.
+        follow: whether it may be a link.
+    """
+    handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def listing(handle):
+    """Lists a folder that is open.
+
+    Args:
+        handle: what :func:`folder` has given.
+
+    Yields:
+        list of :class:`os.DirEntry`, sorted by name, without paths.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+    try:
+        with os.scandir(readable) as entries:
+            yield sorted(entries, key=lambda entry: entry.name)
+    finally:
+        os.close(readable)
+
+
+def open_below(root, path):
+    """As :func:`open_regular`, without a link on the way to the file from a root; see :func:`folder_below`."""
+    folder, name = os.path.split(path)
+    with folder_below(root, folder) as handle, _naming(path):
+        return open_regular(name, follow=False, dir_fd=handle)
+
+
+@contextlib.contextmanager
+def _naming(path):
+    """Lets errors name a file by its path, not by what the system was asked for."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = os.fspath(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -38,9 +150,33 @@ def replacing_all(paths, sync=True):
     Yields:
         list of str: where to write, in the order of ``paths``.
     """
-    for path in paths:
+    with contextlib.ExitStack() as opened:
+        yield from _replaced([opened.enter_context(_place(path)) for path in paths], sync)
+
+
+@contextlib.contextmanager
+def _place(path):
+    """Gives another path of a file to replace, which leads through no link where its folder is :func:`closed`."""
+    root = _root_of(path)
+    if root is None:
         with contextlib.suppress(FileNotFoundError):
             _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
+        yield path
+        return
+    folder, name = os.path.split(os.path.abspath(path))
+    with folder_below(root, folder) as handle:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+            if not stat.S_ISLNK(status.st_mode):  # the rename takes the place of a link, not of what it leads to
+                _require_regular(path, status)
+        if folder == root:
+            yield path
+            return
+        with _naming(path):
+            yield f"/proc/self/fd/{handle}/{name}"
+
+
+def _replaced(paths, sync):
     temporaries = []
     try:
         for path in paths:
@@ -63,12 +199,13 @@ def replacing_all(paths, sync=True):
         raise
 
 
-def open_regular(path, *, follow=True):
+def open_regular(path, *, follow=True, dir_fd=None):
     """Opens a file for reading bytes, and nothing that never ends or waits, or does something when it is opened.
 
     Args:
         path: path of a file, or of a link to one.
-        follow: whether it may be a link.
+        follow: whether it may be a link; in a folder that is :func:`closed` it may not.
+        dir_fd: folder that the path is relative to, as for :func:`os.open`.
 
     Returns:
         A binary file.
@@ -76,10 +213,13 @@ def open_regular(path, *, follow=True):
     Raises:
         OSError: as ``open``; or it is a device, a pipe or a socket, or a link that is not followed. It is not opened.
     """
-    _require_regular(path, os.stat(path, follow_symlinks=follow))
+    root = _root_of(path) if dir_fd is None else None
+    if root is not None:
+        return open_below(root, os.path.abspath(path))
+    _require_regular(path, os.stat(path, dir_fd=dir_fd, follow_symlinks=follow))
     # Between the two a pipe may have been put there: to open it must not wait either.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, flags, dir_fd=dir_fd)
     try:
         _require_regular(path, os.fstat(descriptor))
         os.set_blocking(descriptor, True)
@@ -89,18 +229,19 @@ def open_regular(path, *, follow=True):
         raise
 
 
-def read(path, largest, *, follow=True):
+def read(path, largest, *, follow=True, dir_fd=None):
     """Returns the bytes of a file, as :func:`open_regular` opens it.
 
     Args:
         path: path of the file.
         largest (int): number of bytes above which it is refused.
-        follow: whether it may be a link.
+        follow: as for :func:`open_regular`.
+        dir_fd: as for :func:`open_regular`.
 
     Raises:
         OSError: as :func:`open_regular`; or the file is larger.
     """
-    with open_regular(path, follow=follow) as file:
+    with open_regular(path, follow=follow, dir_fd=dir_fd) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest >> 10} KiB", os.fspath(path))
@@ -123,6 +264,8 @@ def write_text(path, text):
 def _require_regular(path, status):
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, "a link, which is not followed", os.fspath(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "a device, pipe or socket, not a file", os.fspath(path))
 

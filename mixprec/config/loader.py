@@ -6,6 +6,7 @@ The training command and the benchmarks call :func:`load` first of all.
 import dataclasses
 import os
 
+from mixprec import files
 from mixprec.announcements import announce
 from mixprec.config.config_error import ConfigError, hint, nearest, shown
 from mixprec.config.declaration import former_names, keys, sections, switch_of
@@ -75,6 +76,8 @@ def _chain(path):
         if base is None:
             break
         value = base.value()
+        if files.is_closed(path):
+            raise ConfigError(base.where, f"'base' is {shown(value)}; the config of a run has all keys, and no base")
         if not isinstance(value, str) or not value:
             raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
         path = config_path(value, os.path.dirname(path))

@@ -9,11 +9,15 @@ import signal
 import subprocess
 import sys
 
+from mixprec import files
+from mixprec.config.config_error import ConfigError
+from mixprec.config.yaml_source import read_file
 from mixprec.messages import OneLineError, one_line
 from mixprec.process_start import is_alive
 
-_FOLDER = ".jobs"  # below the root: what jobs print
+_FOLDER = ".jobs"  # below the root: what jobs print, and the configs of runs that were cloned
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}")
+_LARGEST_CONFIG = 1 << 18  # bytes, as for the training command
 _SHOWN = 4000  # bytes of the end of what a job prints
 
 
@@ -41,27 +45,47 @@ class Jobs:
             overrides: list of ``"section.key=value"``.
 
         Raises:
-            JobError: the name is none, or taken.
+            JobError: the name is none, or taken; or the config is a link, or has a base.
         """
         if not _NAME.fullmatch(name):
             raise JobError(f"{name!r}: no name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them")
         out = os.path.join(self._root, *name.split("/"))
         if os.path.lexists(out) or not os.path.realpath(out).startswith(os.path.join(self._root, "")):
             raise JobError(f"{name}: there is such a folder; give another name")
-        command = [sys.executable, "-m", "mixprec.train", "--config", config, "--out", out]
-        for override in filter(None, map(str.strip, overrides)):
-            command += ["--set", override]
-        folder = os.path.join(self._root, _FOLDER)
-        printed = os.path.join(folder, f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name.replace('/', '-')}.txt")
+        called = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name.replace('/', '-')}"
+        printed = os.path.join(self._root, _FOLDER, f"{called}.txt")
         try:
-            os.makedirs(folder, exist_ok=True)
-            with open(printed, "xb") as file:
+            if config.startswith(os.path.join(self._root, "")):
+                config = self._copied(config, f"{called}.yaml")
+            command = [sys.executable, "-m", "mixprec.train", "--config", config, "--out", out]
+            for override in filter(None, map(str.strip, overrides)):
+                command += ["--set", override]
+            with self._made(f"{called}.txt") as file:
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
                 )
         except OSError as error:
             raise JobError(f"{error.filename or printed}: {error.strerror}") from error
         self._jobs[name] = process, printed
+
+    def _copied(self, config, name):
+        """Copies the config of a run beside what jobs print, as a training process would follow links to it."""
+        with files.open_below(self._root, config) as file:
+            text = file.read(_LARGEST_CONFIG + 1)  # a larger one is an error of the training command
+        with self._made(name) as file:
+            file.write(text)
+        path = os.path.join(self._root, _FOLDER, name)
+        with contextlib.suppress(ConfigError):  # which the training command says, too
+            if any(entry.key == "base" for entry in read_file(path)):
+                raise JobError(f"{config}: it has a 'base'; the config of a run has all keys, and no base")
+        return path
+
+    def _made(self, name):
+        """Returns a new file in the folder of the jobs, opened for writing bytes."""
+        folder = os.path.join(self._root, _FOLDER)
+        os.makedirs(folder, exist_ok=True)
+        with files.folder_below(self._root, folder) as handle:
+            return open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=handle), "wb")
 
     def stop(self, run):
         """Sends SIGTERM to a run on this machine: it finishes its step, writes a snapshot and ends.
@@ -86,9 +110,9 @@ class Jobs:
         for name, (process, printed) in reversed(self._jobs.items()):
             code = process.poll()
             try:
-                with open(printed, "rb") as file:
+                with files.open_below(self._root, printed) as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN))
-                    text = file.read().decode("utf-8", "replace")
+                    text = file.read(_SHOWN).decode("utf-8", "replace")
             except OSError as error:
                 text = one_line(error)
             found.append((name, "runs" if code is None else f"ended with code {code}", text))

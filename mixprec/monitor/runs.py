@@ -1,10 +1,12 @@
 """The runs below a folder of results: found by its listing, described by their files. No name comes from outside."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
 import platform
+import stat
 import threading
 import time
 
@@ -12,7 +14,7 @@ import yaml
 
 from mixprec import files
 from mixprec.messages import one_line, printable
-from mixprec.monitor.log import LogFile
+from mixprec.monitor.log import PIECE, LogFile, is_gone
 from mixprec.process_start import is_alive
 
 _DEPTH = 4  # folders below the root
@@ -24,7 +26,9 @@ _DEEPEST = 20  # levels of a config: the parser in C ends the process when it ru
 _REST = 10  # so many times as long as a listing took, a slow disk has rest
 _LONGEST_REST = 20  # seconds
 _SILENT = 60  # seconds after which a run that trains has given no sign of life
+_ROUND = 4 * PIECE  # bytes that a listing reads of all logs; it goes on with the others the next time
 _BEST = "validation/main/accuracy"
+_COLUMNS = (_BEST, "epoch", "images/s", "loss_scale", "skipped")  # of a log, for the table
 _ENDED = ["done", "stopped", "failed"]
 RUNNING = ["training", "evaluating"]
 
@@ -47,6 +51,7 @@ class Row:
         skipped: number of skipped steps, likewise.
         left: seconds that are left, as training estimates them; ``None`` if it does not run.
         changed: time of the last entry or sign of life, in seconds since 1970.
+        share: how much of the log has been read, from 0 to 1.
     """
 
     name: str
@@ -62,22 +67,23 @@ class Row:
     skipped: float | None = None
     left: float | None = None
     changed: float = 0.0
+    share: float = 1.0
 
 
 class Run:
-    """A folder of results.
+    """A folder of results. None of its files is reached through a link.
 
     Args:
         name: path below the root, as it is listed.
         folder: path.
+        root: folder below which no link leads to it; default: the folder itself.
     """
 
-    def __init__(self, name, folder):
-        self.name, self.folder = name, folder
-        self._best = _Best(os.path.join(folder, "log.jsonl"))
-        self._config = _Cached(os.path.join(folder, "config.yaml"), _settings, {})
-        self._status = _Cached(os.path.join(folder, "status.json"), _object, {})
-        self._lock = threading.Lock()
+    def __init__(self, name, folder, root=None):
+        self.name, self.folder, self.root = name, folder, folder if root is None else root
+        self._best = _Best(os.path.join(folder, "log.jsonl"), self.root)
+        self._config = _Cached(self, "config.yaml", _settings, {})
+        self._status = _Cached(self, "status.json", _object, {})
 
     @property
     def config(self):
@@ -89,12 +95,27 @@ class Run:
         """The heartbeat of training, a dict; empty if there is none."""
         return self._status.value()
 
-    def row(self):
-        """Returns the :class:`Row`, from the files as they are now. May be called by threads."""
-        with self._lock:
-            self._best.refresh()
-            status, config, last = self.status, self.config, self._best.last
-        state = _state(self.folder, status)
+    def read(self, interval=0.0):
+        """Reads the next piece of the log, as :meth:`mixprec.monitor.log.LogFile.refresh` does.
+
+        Returns:
+            int: about how many bytes that were.
+        """
+        self._best.refresh(interval)
+        return self._best.cost
+
+    def row(self, interval=0.0):
+        """Returns the :class:`Row` from the files as they are now, after :meth:`read`. May be called by threads."""
+        self.read(interval)
+        return self.described()
+
+    def described(self):
+        """Returns the :class:`Row` from what has been read of the log, and from the small files as they are now."""
+        status, config = self.status, self.config
+        with self._best.lock:
+            last, best, accuracy = self._best.last, self._best.best, self._best.accuracy
+            changed, share = self._best.changed, self._best.share
+        state = self._state(status)
         return Row(
             self.name,
             state,
@@ -102,14 +123,19 @@ class Run:
             one_line(config.get("precision.compute", ""), 100),
             _number(status.get("epoch"), last.get("epoch")),
             _number(status.get("epochs"), config.get("training.epochs")),
-            _number(self._best.best),
-            _number(self._best.accuracy),
+            _number(best),
+            _number(accuracy),
             _number(last.get("images/s")),
             _number(last.get("loss_scale")),
             _number(last.get("skipped")),
             _number(status.get("seconds_left")) if state in RUNNING else None,
-            max(self._best.changed, self._status.changed),
+            max(changed, self._status.changed),
+            share,
         )
+
+    def open(self, name):
+        """Opens a file of the run for reading bytes; raises ``OSError`` if it is none."""
+        return files.open_below(self.root, os.path.join(self.folder, name))
 
     def text(self, name):
         """Returns the start of a text file of the run; ``None`` if it is not there or cannot be read.
@@ -118,16 +144,23 @@ class Run:
             name: of the file, a constant of the program.
         """
         try:
-            with files.open_regular(os.path.join(self.folder, name), follow=False) as file:
+            with self.open(name) as file:
                 return file.read(_LARGEST).decode("utf-8", "replace")
         except OSError:
             return None
 
     def weights(self):
-        """Returns the names of the files that hold weights: ``model.npz`` first, and snapshots, the newest first."""
+        """Returns the names of the files that hold weights: ``model.npz`` first, and snapshots, the newest first.
+
+        Raises:
+            OSError: the folder is there, and cannot be listed now.
+        """
         try:
-            names = [entry.name for entry in os.scandir(self.folder) if entry.is_file(follow_symlinks=False)]
-        except OSError:
+            with files.folder_below(self.root, self.folder) as folder, files.listing(folder) as entries:
+                names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        except OSError as error:
+            if not is_gone(error):
+                raise
             return []
         names = [name for name in names if name.isprintable()]  # others could not be sent to a browser
         snapshots = [name for name in names if name.startswith("snapshot_") and name.endswith(".npz")]
@@ -136,10 +169,32 @@ class Run:
 
     def changed(self, name):
         """Returns the time of the last change of a file of the run, in seconds since 1970; ``None`` if it is gone."""
+        status = self._status_of(name)
+        return None if status is None else status.st_mtime
+
+    def size(self, name):
+        """Returns the number of bytes of a file of the run; 0 if it is gone."""
+        status = self._status_of(name)
+        return 0 if status is None else status.st_size
+
+    def _status_of(self, name):
         try:
-            return os.stat(os.path.join(self.folder, name)).st_mtime
+            with files.folder_below(self.root, self.folder) as folder:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except OSError:
             return None
+        return status if stat.S_ISREG(status.st_mode) else None
+
+    def _state(self, status):
+        state = status.get("state")
+        if state in _ENDED:
+            return state
+        if not isinstance(state, str):  # None: of a version without heartbeat
+            return "unknown" if self.changed("model.npz") is None else "done"
+        if status.get("host") == platform.node():
+            return state if state in RUNNING and is_alive(status) else "killed"
+        age = time.time() - (_number(status.get("time")) or 0.0)
+        return printable(state) if age < _SILENT else "silent"
 
 
 class Runs:
@@ -153,6 +208,7 @@ class Runs:
         self.root = os.path.realpath(root)
         self.rows, self.version = [], 0
         self._runs, self._lock, self._looked, self._rest = {}, threading.Lock(), -math.inf, 0.0
+        self._turn = 0  # place of the run whose log is read first
 
     def get(self, name):
         """Returns the :class:`Run` that was listed under a name; ``None`` if none was."""
@@ -167,41 +223,82 @@ class Runs:
         with self._lock:
             if time.monotonic() - self._looked >= max(interval, self._rest if interval else 0):
                 begin = time.monotonic()
-                found = dict(_found(self.root, "", _DEPTH))
-                runs = {name: self._runs.get(name) or Run(name, folder) for name, folder in found.items()}
+                runs = self._listed()
+                self._read(list(runs.values()))
                 rows = sorted(map(_row, runs.values()), key=lambda row: (-row.changed, row.name))
                 self.version += rows != self.rows
                 self._runs, self.rows, self._looked = runs, rows, time.monotonic()
                 self._rest = min(_REST * (self._looked - begin), _LONGEST_REST)
             return self.rows
 
+    def _listed(self):
+        found, unknown = {}, []
+        try:
+            with files.folder(self.root) as handle:
+                _find(handle, self.root, "", _DEPTH, found, unknown)
+        except OSError as error:
+            unknown += [] if is_gone(error) else [""]
+        runs = {name: self._runs.get(name) or Run(name, path, self.root) for name, path in found.items()}
+        for name, run in self._runs.items():  # what cannot be listed now is not gone
+            if any(not above or name == above or name.startswith(f"{above}/") for above in unknown):
+                runs.setdefault(name, run)
+        return runs
 
-def _found(folder, name, depth):
-    """Yields names and paths of runs. Links are not followed: none leads out of the root, and none in a circle."""
+    def _read(self, runs):
+        """Reads some of each log; where that is too much for once, the next time begins with those left out."""
+        left = _ROUND
+        for count in range(len(runs)):
+            if left <= 0:
+                break
+            left -= runs[(self._turn + count) % len(runs)].read()
+        else:
+            count = 0
+        self._turn = (self._turn + count) % max(1, len(runs))
+
+
+def _find(handle, folder, name, depth, found, unknown):
+    """Finds runs below a folder. Links are not followed: none leads out of the root, and none in a circle.
+
+    Args:
+        handle: the folder, opened.
+        folder: its path.
+        name: its name, as runs have one.
+        depth: of folders that may lie in it.
+        found: dict to which names and paths of runs are added.
+        unknown: list to which names of folders are added that cannot be listed now.
+    """
     try:
-        with os.scandir(folder) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-    except OSError:
+        with files.listing(handle) as entries:
+            if name and any(entry.name in _MARKS for entry in entries):
+                found[name] = folder
+                return
+            inner = [entry.name for entry in entries if entry.name[0] != "." and entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        unknown += [] if is_gone(error) else [name]
         return
-    if name and any(entry.name in _MARKS for entry in entries):
-        yield name, folder
-    elif depth:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-                shown = printable(entry.name)  # a name that is not UTF-8 could not be sent to a browser
-                yield from _found(entry.path, f"{name}/{shown}" if name else shown, depth - 1)
+    for each in inner if depth else ():
+        shown = printable(each)  # a name that is not UTF-8 could not be sent to a browser
+        shown = f"{name}/{shown}" if name else shown
+        try:
+            with files.folder(each, dir_fd=handle, follow=False) as opened:
+                _find(opened, os.path.join(folder, each), shown, depth - 1, found, unknown)
+        except OSError as error:
+            unknown += [] if is_gone(error) else [shown]
 
 
 def _row(run):
     """Returns the row of a run; whatever its files hold, it is no reason not to show the others."""
     try:
-        return run.row()
+        return run.described()
     except Exception:
         return Row(run.name, "unknown")
 
 
 class _Best(LogFile):
     """The log without its columns, for the table: thousands of them are held."""
+
+    def parse(self, entry):
+        return super().parse({name: entry[name] for name in _COLUMNS if name in entry})
 
     def clear(self):
         self.best = self.accuracy = None
@@ -216,20 +313,32 @@ class _Best(LogFile):
 class _Cached:
     """What a small file says, parsed again when it is another file."""
 
-    def __init__(self, path, parse, default):
-        self._path, self._parse, self._default = path, parse, default
+    def __init__(self, run, name, parse, default):
+        self._run, self._name, self._parse, self._default = run, name, parse, default
+        self._lock = threading.Lock()
         self._key, self._value, self.changed = None, default, 0.0
 
     def value(self):
-        try:
-            status = os.stat(self._path, follow_symlinks=False)
+        with self._lock:
+            try:
+                self._look()
+            except OSError as error:
+                if is_gone(error) or error.errno == errno.EFBIG:
+                    self._key, self._value, self.changed = None, self._default, 0.0
+            return self._value
+
+    def _look(self):
+        with files.folder_below(self._run.root, self._run.folder) as folder:
+            status = os.stat(self._name, dir_fd=folder, follow_symlinks=False)
             key = status.st_mtime_ns, status.st_size, status.st_ino
-            if key != self._key:
-                self._value = self._parse(files.read(self._path, _LARGEST_SETTINGS, follow=False))
-                self._key, self.changed = key, status.st_mtime
+            if key == self._key:
+                return
+            data = files.read(self._name, _LARGEST_SETTINGS, follow=False, dir_fd=folder)
+        try:
+            self._value = self._parse(data)
         except Exception:  # PyYAML raises a dozen kinds, for tags that it knows and values that they cannot have
-            self._key, self._value, self.changed = None, self._default, 0.0
-        return self._value
+            self._value = self._default
+        self._key, self.changed = key, status.st_mtime
 
 
 def _object(data):
@@ -269,18 +378,6 @@ def differences(configs):
     names = dict.fromkeys(name for config in configs for name in config)
     shown = [(name, *("-" if name not in config else str(config[name]) for config in configs)) for name in names]
     return [row for row in shown if len(set(row[1:])) > 1]
-
-
-def _state(folder, status):
-    state = status.get("state")
-    if state in _ENDED:
-        return state
-    if not isinstance(state, str):  # None: of a version without heartbeat
-        return "done" if os.path.exists(os.path.join(folder, "model.npz")) else "unknown"
-    if status.get("host") == platform.node():
-        return state if state in RUNNING and is_alive(status) else "killed"
-    age = time.time() - (_number(status.get("time")) or 0.0)
-    return printable(state) if age < _SILENT else "silent"
 
 
 def _number(*values):

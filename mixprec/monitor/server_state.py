@@ -1,10 +1,8 @@
 """What all pages share: the runs, their logs, work in other processes, and jobs."""
 
 import collections
-import math
 import os
 import threading
-import time
 
 from mixprec.monitor import charts
 from mixprec.monitor.log import GradientLog, Log
@@ -30,7 +28,8 @@ class Monitor:
     """
 
     def __init__(self, root, jobs=None):
-        self.runs, self.tasks, self.jobs = Runs(root), Tasks(), jobs
+        self.runs, self.jobs = Runs(root), jobs
+        self.tasks = Tasks(root=self.runs.root)
         self._logs, self._lock = collections.OrderedDict(), threading.Lock()
         self._computed = collections.OrderedDict()
 
@@ -61,15 +60,16 @@ class Monitor:
     def _read(self, kind, run, name):
         path = os.path.join(run.folder, name)
         with self._lock:
-            log, looked = self._logs.pop(path, (None, -math.inf))
-            log = log or kind(path)
-            if time.monotonic() - looked >= _INTERVAL:
-                log.refresh()
-                looked = time.monotonic()
-            self._logs[path] = log, looked
+            log = self._logs.pop(path, None) or kind(path, run.root)
+            self._logs[path] = log
             while len(self._logs) > _LOGS:
                 self._logs.popitem(last=False)
-            return log
+        log.refresh(_INTERVAL)  # with a lock of its own: a slow disk does not hold up pages of other runs
+        return log
+
+    def row(self, run):
+        """Returns the :class:`mixprec.monitor.runs.Row` of a run as it is now."""
+        return run.row(_INTERVAL)
 
     def curves(self, run, axis):
         """Returns the charts of a run as its log is now, computed once for all who look.
@@ -90,16 +90,18 @@ class Monitor:
         return log, version, found
 
     def points(self, run, name, axis, base):
-        """Returns the version of the log of a run, and :func:`mixprec.monitor.charts.points` likewise."""
+        """Returns the log of a run, its version, and :func:`mixprec.monitor.charts.points` of it, in the same way."""
         log = self.log(run)
-        return self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
+        return log, *self._once((run.folder, name, axis, base), log, lambda: charts.points(log, name, axis, base))
 
     def _once(self, key, log, compute):
-        with self._lock:  # no other thread reads the log meanwhile
-            version, found = self._computed.pop(key, (None, None))
+        with log.lock:  # no other thread reads the log meanwhile
+            version, found = self._computed.get(key, (None, None))
             if version != log.version:
-                found = compute()
-            self._computed[key] = log.version, found
-            while len(self._computed) > _LOGS:
-                self._computed.popitem(last=False)
-            return log.version, found
+                version, found = log.version, compute()
+            with self._lock:
+                self._computed.pop(key, None)
+                self._computed[key] = version, found
+                while len(self._computed) > _LOGS:
+                    self._computed.popitem(last=False)
+            return version, found

@@ -25,10 +25,12 @@ class Tasks:
     Args:
         seconds: after which a process is ended that does not evaluate.
         command: what is started, a list to which the name of the work is added.
+        root: folder of results, below which no process follows a link; each request says so. ``None`` for none.
     """
 
-    def __init__(self, seconds=_SECONDS, command=(sys.executable, "-m", "mixprec.monitor.work")):
+    def __init__(self, seconds=_SECONDS, command=(sys.executable, "-m", "mixprec.monitor.work"), root=None):
         self._seconds, self._command = seconds, command
+        self._root = {} if root is None else {"root": root}
         self._turns = {}
         self._running = set()
         self._shared = {}  # what goes on whether somebody looks or not
@@ -113,7 +115,7 @@ class Tasks:
         )
         self._running.add(process)
         try:
-            answer = await self._talk(process, json.dumps(arguments).encode() + b"\n", progress)
+            answer = await self._talk(process, json.dumps({**arguments, **self._root}).encode() + b"\n", progress)
         finally:
             self._running.discard(process)
             _signal(process, signal.SIGKILL)

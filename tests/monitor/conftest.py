@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import os
+from unittest import mock
 
 import pytest
 
@@ -45,7 +46,8 @@ class Pages:
         os.environ["NICEGUI_USER_SIMULATION"] = "true"
         self._stack.callback(os.environ.pop, "NICEGUI_USER_SIMULATION", None)
         prepare_simulation()
-        pages.add(_Current(self))
+        with mock.patch("mixprec.monitor.log_limit.install"):  # a test is to see all errors, not one of each kind
+            pages.add(_Current(self))
         ui.run(storage_secret="of a test")
         await self._stack.enter_async_context(core.app.router.lifespan_context(core.app))
         transport = httpx.ASGITransport(core.app)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import platform
 import signal
 import subprocess
@@ -96,3 +97,46 @@ def test_a_run_is_stopped_by_sigterm_and_only_its_own_process(tmp_path):
         jobs.stop(runs.get("mine"))
         assert process.wait(30) == -signal.SIGTERM
     assert json.loads((tmp_path / "mine" / "status.json").read_text()) == status
+
+
+def test_a_run_is_cloned_by_a_copy_of_its_config_which_is_no_link(tmp_path, commands):
+    root = tmp_path.resolve() / "results"
+    config = make_run(root / "a") / "config.yaml"
+    jobs = Jobs(root)
+    jobs.start(str(config), "b", [])
+    copy = commands[0][4]
+    assert os.path.dirname(copy) == str(root / ".jobs")
+    assert pathlib.Path(copy).read_text() == config.read_text()
+    (tmp_path / "secret").write_text("secret: 1")
+    config.unlink()
+    config.symlink_to(tmp_path / "secret")
+    with pytest.raises(JobError, match=r"config\.yaml: a link, which is not followed"):
+        jobs.start(str(config), "c", [])
+    (root / "a").rename(tmp_path / "moved")
+    (root / "a").symlink_to(tmp_path / "moved")
+    with pytest.raises(JobError, match="Not a directory"):
+        jobs.start(str(config), "d", [])
+    assert len(commands) == 1
+
+
+def test_a_clone_has_no_base(tmp_path, commands):
+    root = tmp_path.resolve()
+    config = make_run(root / "a", config="base: /etc/passwd\n") / "config.yaml"
+    with pytest.raises(JobError, match="has a 'base'; the config of a run has all keys, and no base"):
+        Jobs(root).start(str(config), "b", [])
+    assert commands == []
+
+
+def test_what_jobs_print_goes_and_comes_through_no_link(tmp_path, commands):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    jobs = Jobs(tmp_path / "results")
+    jobs.start("x", "one", [])
+    ((printed,),) = [os.listdir(tmp_path / "results" / ".jobs")]
+    (tmp_path / "elsewhere" / printed).write_text("secret")
+    (tmp_path / "results" / ".jobs").rename(tmp_path / "moved")
+    (tmp_path / "results" / ".jobs").symlink_to(tmp_path / "elsewhere")
+    assert "secret" not in jobs.rows()[0][2]
+    with pytest.raises(JobError, match="Not a directory"):
+        jobs.start("x", "two", [])
+    assert os.listdir(tmp_path / "elsewhere") == [printed]

@@ -3,9 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 import uuid
 
 import numpy as np
@@ -36,8 +40,9 @@ class Tab:
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with httpx.AsyncClient(base_url=self._server.address, timeout=60, headers=headers) as client:
             page = (await client.get(self._path)).text
-        names = {"client_id": re.search(r"'client_id': '([0-9a-f-]+)'", page)[1], "next_message_id": 0}
-        socket = socketio.AsyncClient()
+        self.id = re.search(r"'client_id': '([0-9a-f-]+)'", page)[1]
+        names = {"client_id": self.id, "next_message_id": 0}
+        self.socket = socket = socketio.AsyncClient()
         socket.on("update", self._update)
         await socket.connect(
             self._server.address,
@@ -139,3 +144,76 @@ def test_memory_with_many_runs_and_a_long_log(tmp_path):
     memory = asyncio.run(seen())
     print(f"resident memory of the server: {memory:.0f} MB")
     assert memory < 150
+
+
+def _get(server, path):
+    """Loads a page as a program does that is no browser; returns its text, and the seconds that it took."""
+    begin = time.monotonic()
+    try:
+        with urllib.request.urlopen(server.address + path, timeout=120) as answer:
+            return answer.read().decode(), time.monotonic() - begin
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode(), time.monotonic() - begin
+
+
+def _files_of_gigabytes(folder):
+    """Sparse files in place of all that a page reads of a run."""
+    make_run(folder)
+    names = ("log.jsonl", "gradients.jsonl", "conversion.txt", "skipped.txt", "status.json", "evaluation-model.json")
+    for name in names:
+        (folder / name).write_bytes(b"")
+        os.truncate(folder / name, 10 << 30)
+    (folder / "model.npz").write_bytes(b"")
+
+
+def test_files_of_gigabytes_hold_up_no_page(tmp_path):
+    for number in range(20):
+        (make_run(tmp_path / f"{number}") / "model.npz").write_bytes(b"")
+    _files_of_gigabytes(tmp_path / "huge")
+    with Server(tmp_path) as server:
+        for page in ("/", "/run?name={}", "/compare?name={}&name=0", "/before", "/evaluate?name={}", "/inside?name={}"):
+            for name in ("huge", "1"):
+                text, seconds = _get(server, page.format(name))
+                print(f"{page.format(name)}: {seconds:.2f} s")
+                assert "resnet8" in text or "mixprec:" in text
+                assert seconds < 20
+        assert "reading log.jsonl 0%" in _get(server, "/run?name=huge")[0]
+        assert server.memory() < 250
+    assert "Traceback" not in server.printed
+
+
+def test_pages_that_no_browser_connects_to_cost_little(tmp_path):
+    folder = make_run(tmp_path / "a")
+    for name in ("environment", "conversion", "capture", "skipped"):
+        (folder / f"{name}.txt").write_text("abcdefgh " * 116_000)
+    with Server(tmp_path) as server:
+        for path in ("/run?name=a", "/", "/no-such-page"):
+            _get(server, path)
+            before = server.memory()
+            for _ in range(200):
+                _get(server, path)
+            print(f"{path}: {before:.0f} to {server.memory():.0f} MB")
+            assert server.memory() - before < 100
+
+
+def test_forged_messages_leave_a_short_log(tmp_path):
+    make_run(tmp_path / "a")
+
+    async def forged():
+        with Server(tmp_path) as server:
+            async with tabs(server, "/run?name=a") as (tab,):
+                odd = [None, 5, "x" * 50_000, [], {}, {"client_id": []}, {"client_id": tab.id}]
+                odd += [{"client_id": tab.id, "id": key, "listener_id": key} for key in (0, [], {}, "x", 10**6)]
+                odd += [{"client_id": tab.id, "level": "error", "message": "x" * 50_000, "args": [1]}]
+                for event in ("event", "javascript_response", "ack", "log", "handshake", "nothing"):
+                    for data in odd * 10:
+                        await tab.socket.emit(event, data)
+                assert await tab.socket.call("handshake", {"client_id": "x", "tab_id": "x"}, timeout=120) is False
+            assert "accuracy 0.8000" in _get(server, "/run?name=a")[0]
+        return server.printed
+
+    printed = asyncio.run(forged())
+    print(f"{printed.count(chr(10))} lines")
+    assert len(printed) < 10_000
+    assert "Traceback" not in printed

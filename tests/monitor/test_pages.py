@@ -123,7 +123,12 @@ def test_gradients_settings_and_reports_of_a_run(browse, results):
 
     async def story(user, monitor):
         await user.open("/run?name=digits/a")
+        await user.should_not_see(f"{EVIL} in a report")
+        (report,) = [each for each in user.find(ui.expansion).elements if each.text == "conversion"]
+        report.open()
         await user.should_see(f"{EVIL} in a report")
+        report.close()
+        await user.should_not_see(f"{EVIL} in a report")
         for _ in range(60):
             titles = [chart.options["title"]["text"] for chart in user.find(ui.echart).elements]
             if "gradients times the loss scale: share of each magnitude" in titles:

@@ -3,8 +3,10 @@
 from fastapi import Request
 from nicegui import ui
 
+from mixprec.monitor import log_limit
 from mixprec.monitor.pages import (
     before_page,
+    clients,
     compare_page,
     evaluate_page,
     frame,
@@ -24,6 +26,8 @@ def add(monitor):
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
     """
     frame.prepare()
+    clients.prepare()
+    log_limit.install()
 
     @ui.page("/", response_timeout=_SECONDS)
     async def _():

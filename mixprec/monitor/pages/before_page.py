@@ -5,7 +5,7 @@ import asyncio
 from nicegui import ui
 
 from mixprec.monitor import charts
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.pages.working import Work
 
 
@@ -21,11 +21,13 @@ class Preview:
         self._work = Work(monitor)
         self._paths = monitor.configs("run", run)
         first = f"run {run}" if f"run {run}" in self._paths else None
-        self._config = ui.select(list(self._paths), label="config", value=first, with_input=True, on_change=self.show)
+        self._config = inputs.Choice(
+            list(self._paths), label="config", value=first, with_input=True, on_change=self.show
+        )
         self._config.classes("full-width").mark("config")
-        self._overrides = ui.textarea("settings in place of its own, section.key=value, one a line").props("dense")
+        self._overrides = inputs.Lines("settings in place of its own, section.key=value, one a line").props("dense")
         self._overrides.classes("full-width").visible = monitor.jobs is not None
-        self._images = ui.number("training images, where they are not here", min=1, format="%d").props("dense")
+        self._images = inputs.Number("training images, where they are not here", min=1, format="%d").props("dense")
         with ui.row():
             ui.button("Show", on_click=self.show).props("flat dense no-caps").mark("show")
         self._schedule, self._data, self._augmented = (ui.element("div") for _ in range(3))
@@ -54,7 +56,9 @@ class Preview:
             _examples(found.get("examples", []))
             with self._augmented:
                 frame.heading("What augmentation does to an image")
-                index = ui.number("image", value=0, min=0, max=found["train"]["images"] - 1, format="%d").props("dense")
+                index = inputs.Number("image", value=0, min=0, max=found["train"]["images"] - 1, format="%d").props(
+                    "dense"
+                )
                 variants = ui.element("div")
 
                 async def augment():
@@ -74,7 +78,7 @@ def _classes(name, found):
     frame.heading(f"{found['images']} images in {'training' if name == 'train' else 'validation'}")
     frame.table(("class", "images"), found["classes"])
     if found["skipped_count"]:
-        with ui.expansion(f"{found['skipped_count']} files are left out").classes("full-width"):
+        with inputs.Expansion(f"{found['skipped_count']} files are left out").classes("full-width"):
             frame.table(("file", "reason"), found["skipped"])
 
 

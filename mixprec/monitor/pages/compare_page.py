@@ -5,7 +5,7 @@ import asyncio
 from nicegui import ui
 
 from mixprec.monitor import charts
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.runs import differences
 
 _SECONDS = 2.0
@@ -34,34 +34,40 @@ class Comparison:
         self._monitor, self._versions = monitor, None
         names = [name for name in names if monitor.runs.get(name) is not None][:_MOST]
         listed = list(dict.fromkeys([*names, *(row.name for row in monitor.runs.rows)]))[:500]
-        self._names = ui.select(
+        self._names = inputs.Choice(
             listed, label=f"runs, {_MOST} at most", multiple=True, value=names, on_change=self.refresh, with_input=True
         )
         self._names.props("use-chips max-values=12").classes("full-width").mark("runs")
         with ui.row():
-            self._value = ui.select(list(_VALUES), value="validation accuracy", label="value", on_change=self.refresh)
-            self._axis = ui.select(charts.AXES, value="epoch", label="over", on_change=self.refresh)
+            self._value = inputs.Choice(
+                list(_VALUES), value="validation accuracy", label="value", on_change=self.refresh
+            )
+            self._axis = inputs.Choice(charts.AXES, value="epoch", label="over", on_change=self.refresh)
+        self._reading = ui.label().classes("faint")
         self._chart, self._differences = ui.element("div"), ui.element("div")
 
     async def refresh(self):
         """Draws the chart, if something in it is new."""
         runs = [run for run in map(self._monitor.runs.get, self._names.value[:_MOST]) if run is not None]
-        name, base = _VALUES[self._value.value]
-        axis = self._axis.value
+        title = self._value.value or "validation accuracy"
+        name, base = _VALUES[title]
+        axis = self._axis.value or "epoch"
         found = [await asyncio.to_thread(self._monitor.points, run, name, axis, base) for run in runs]
-        versions = [version for version, _ in found], [run.name for run in runs], name, axis
+        shares = [frame.reading(log.share, run.name) for run, (log, _, _) in zip(runs, found, strict=True)]
+        self._reading.text = "".join(shares).removeprefix(", ")
+        versions = [version for _, version, _ in found], [run.name for run in runs], name, axis
         if versions == self._versions:
             return
         is_same = self._versions is not None and versions[1:] == self._versions[1:]
         self._versions = versions
-        series = {run.name: points for run, (_, points) in zip(runs, found, strict=True)}
+        series = {run.name: points for run, (_, _, points) in zip(runs, found, strict=True)}
         if is_same:
             self._figure.options["series"] = charts.lines(series)
             self._figure.update()
             return
         self._chart.clear()
         with self._chart:
-            self._figure = frame.figure(charts.chart(self._value.value, series, charts.AXES[axis], base), tall=True)
+            self._figure = frame.figure(charts.chart(title, series, charts.AXES[axis], base), tall=True)
         self._differences.clear()
         rows = await asyncio.to_thread(lambda: differences([run.config for run in runs]))
         with self._differences:

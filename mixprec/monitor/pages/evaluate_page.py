@@ -7,7 +7,7 @@ import json
 from nicegui import ui
 
 from mixprec.monitor import charts
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.pages.working import Work
 
 _WORST = 48  # pictures
@@ -25,7 +25,7 @@ class Evaluation:
     def __init__(self, monitor, run, weights):
         self._tasks, self._work, self._run = monitor.tasks, Work(monitor), run
         with ui.row().classes("items-center"):
-            self._weights = ui.select(weights, value=weights[0], label="weights", on_change=self.show_last)
+            self._weights = inputs.Choice(weights, value=weights[0], label="weights", on_change=self.show_last)
             ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
             ui.button("End it", on_click=self._stop).props("flat dense no-caps").mark("stop")
         self.result, self._worst = ui.element("div"), ui.element("div")

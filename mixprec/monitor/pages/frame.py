@@ -7,6 +7,8 @@ import urllib.parse
 
 from nicegui import ui
 
+from mixprec.monitor.pages import inputs
+
 _CSS = """
 body { font-family: system-ui, sans-serif; }
 .nicegui-content { padding: 12px; max-width: 1500px; margin: 0 auto; align-items: stretch; }
@@ -43,6 +45,8 @@ def frame(monitor, title, path):
         title: of the page.
         path: of the page, which the header marks.
     """
+    # NiceGUI listens for its sub pages, which ours have not, and takes whatever comes.
+    ui.context.client.layout._event_listeners.clear()
     ui.page_title(f"mixprec: {title}")
     with ui.element("nav").classes("bar row items-center q-gutter-x-md"):
         for target, name in _PAGES:
@@ -111,7 +115,7 @@ def table(names, rows, *, key="0", pagination=10):
         for index, name in enumerate(names)
     ]
     cells = [{str(index): cell for index, cell in enumerate(row)} for row in rows]
-    made = ui.table(columns=described, rows=cells, row_key=key, pagination=pagination)
+    made = inputs.Table(columns=described, rows=cells, row_key=key, pagination=pagination)
     return made.props("flat dense wrap-cells").classes("full-width")
 
 
@@ -133,6 +137,11 @@ def span(seconds):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{max(0, seconds):.0f} s"
+
+
+def reading(share, name=""):
+    """Returns how much of a log has been read, as the end of a text; nothing if it is all of it."""
+    return "" if share == 1 else f", reading {name}{' ' if name else ''}{share:.0%}"
 
 
 def age(changed):
@@ -168,7 +177,11 @@ async def with_weights(monitor, name, title, path, make):
         if run is None:
             return None
         ui.link("The run", link_to("/run", name=name))
-        weights = await asyncio.to_thread(run.weights)
+        try:
+            weights = await asyncio.to_thread(run.weights)
+        except OSError as error:
+            ui.label(f"{run.folder} cannot be listed now: {error.strerror}").props("role=alert")
+            return None
         if weights:
             return make(run, weights)
         ui.label("This run has no weights yet: neither model.npz nor a snapshot.")

@@ -6,7 +6,7 @@ import functools
 from nicegui import ui
 
 from mixprec.monitor.access import LARGEST_UPLOAD
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.pages.working import Work
 
 _SHOWN = 8  # layers whose pictures are shown first
@@ -26,7 +26,7 @@ class Inside:
 
     def __init__(self, monitor, run, weights):
         self._work, self._run = Work(monitor), run
-        self._weights = ui.select(weights, value=weights[0], label="weights")
+        self._weights = inputs.Choice(weights, value=weights[0], label="weights")
         self.upload = ui.upload(
             label="an image",
             auto_upload=True,
@@ -58,7 +58,7 @@ def _show(found):
     frame.table(("class", "share"), [(name, frame.number(share, "{:.4f}")) for name, share in found["top"]]).mark("top")
     frame.heading("Outputs of layers")
     drawn = {layer["name"]: layer for layer in found["layers"] if layer.get("png")}
-    chosen = ui.select(list(drawn), value=list(drawn)[:_SHOWN], multiple=True, label="layers").props("use-chips")
+    chosen = inputs.Choice(list(drawn), value=list(drawn)[:_SHOWN], multiple=True, label="layers").props("use-chips")
     chosen.classes("full-width").mark("layers")
     pictures = ui.row()
 

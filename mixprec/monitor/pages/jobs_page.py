@@ -6,7 +6,7 @@ import datetime
 from nicegui import ui
 
 from mixprec.monitor.jobs import JobError
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.runs import RUNNING
 
 _SECONDS = 2.0
@@ -23,15 +23,15 @@ class Desk:
         self._monitor, self._shown = monitor, None
         self._paths = monitor.configs("clone")
         frame.heading("Start")
-        self._config = ui.select(list(self._paths), label="config, or a run to clone", with_input=True)
-        self._name = ui.input("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")
-        self._overrides = ui.textarea("settings in place of its own, section.key=value, one a line")
+        self._config = inputs.Choice(list(self._paths), label="config, or a run to clone", with_input=True)
+        self._name = inputs.Text("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")
+        self._overrides = inputs.Lines("settings in place of its own, section.key=value, one a line")
         for part in (self._config, self._name, self._overrides):
             part.props("dense").classes("full-width")
         ui.button("Start", on_click=self._start).props("flat dense no-caps").mark("start")
         frame.heading("Stop")
         with ui.row().classes("items-center"):
-            self._running = ui.select([], label="runs on this machine").props("dense").style("min-width: 16em")
+            self._running = inputs.Choice([], label="runs on this machine").props("dense").style("min-width: 16em")
             ui.button("Stop and save", on_click=self._stop).props("flat dense no-caps").mark("stop")
         frame.heading("Jobs of this server")
         self._jobs = ui.element("div")
@@ -56,7 +56,7 @@ class Desk:
             if self._config.value is None:
                 raise JobError("choose a config")
             path = self._paths[self._config.value]
-            self._monitor.jobs.start(path, self._name.value.strip(), (self._overrides.value or "").splitlines())
+            self._monitor.jobs.start(path, (self._name.value or "").strip(), (self._overrides.value or "").splitlines())
         except JobError as error:
             ui.notify(str(error), type="negative")
         else:

@@ -5,7 +5,7 @@ import asyncio
 from nicegui import ui
 
 from mixprec.monitor import charts
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 from mixprec.monitor.runs import differences
 
 _SECONDS = 1.0
@@ -29,7 +29,7 @@ class Curves:
     def __init__(self, monitor, run):
         self._monitor, self._run, self._version, self._gradients = monitor, run, None, None
         self._state = ui.label().classes("faint").mark("state")
-        self._axis = ui.toggle(charts.AXES, value="epoch", on_change=self._again).props("dense no-caps")
+        self._axis = inputs.Toggle(charts.AXES, value="epoch", on_change=self._again).props("dense no-caps")
         self._figures = {}
         with frame.columns():
             for title, (base, _) in charts.CURVES.items():
@@ -39,10 +39,10 @@ class Curves:
 
     async def refresh(self):
         """Shows what the files say now."""
-        log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, self._axis.value)
-        row = await asyncio.to_thread(self._run.row)
-        self._state.text = _summary(row, log)
-        await self._show_gradients()
+        log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, self._axis.value or "epoch")
+        row = await asyncio.to_thread(self._monitor.row, self._run)
+        gradients = await self._show_gradients()
+        self._state.text = _summary(row, log, gradients)
         if version == self._version:
             return
         self._version = version
@@ -58,17 +58,19 @@ class Curves:
 
     async def _show_gradients(self):
         log = await asyncio.to_thread(self._monitor.gradients, self._run)
-        if log.version == self._gradients:
-            return
-        self._gradients = log.version
-        self._histogram.clear()
-        options = charts.gradients(log.entries)
-        if options is not None:
-            with self._histogram:
-                frame.figure(options, tall=True)
+        if log.version != self._gradients:
+            with log.lock:
+                version, entries = log.version, list(log.entries)
+            self._gradients = version
+            self._histogram.clear()
+            options = charts.gradients(entries)
+            if options is not None:
+                with self._histogram:
+                    frame.figure(options, tall=True)
+        return log
 
 
-def _summary(row, log):
+def _summary(row, log, gradients):
     parts = [row.state]
     if row.epoch is not None:
         parts.append(f"epoch {row.epoch:.2f}" + (f" of {row.epochs:g}" if row.epochs is not None else ""))
@@ -82,14 +84,19 @@ def _summary(row, log):
         parts.append(f"{frame.span(row.left)} left")
     if log.damaged:
         parts.append(f"{log.damaged} lines of log.jsonl cannot be read")
-    return ", ".join(parts)
+    text = ", ".join(parts)
+    for name, each in (("log.jsonl", log), ("gradients.jsonl", gradients)):
+        text += frame.reading(each.share, name)
+        if each.problem:
+            text += f", {name} cannot be read now: {each.problem}"
+    return text
 
 
 def _settings(monitor, run):
     """The config, or where it differs from that of another run."""
     others = [row.name for row in monitor.runs.rows if row.name != run.name][:500]
     with ui.element("div"):
-        chosen = ui.select(others, label="differences to", with_input=True, clearable=True).classes("full-width")
+        chosen = inputs.Choice(others, label="differences to", with_input=True, clearable=True).classes("full-width")
         found = ui.element("div")
 
     def show(event):
@@ -101,6 +108,20 @@ def _settings(monitor, run):
                 frame.table(("key", run.name, other.name), rows) if rows else ui.label("Both have the same settings.")
 
     chosen.on_value_change(show)
+
+
+def _report(run, title, file):
+    """A text of the run, which is read when it is opened: most pages are left without a look at it."""
+
+    async def show(event):
+        text = await asyncio.to_thread(run.text, file) if event.value else None
+        place.clear()
+        if text is not None and expansion.value:
+            with place:
+                frame.plain(text)
+
+    with inputs.Expansion(title, on_value_change=show).classes("full-width") as expansion:
+        place = ui.element("div")
 
 
 async def page(monitor, name):
@@ -122,10 +143,9 @@ async def page(monitor, name):
             ui.link("Compare", frame.link_to("/compare", name=[name]))
         curves = Curves(monitor, run)
         _settings(monitor, run)
-        for title, file in _TEXTS.items():
-            text = await asyncio.to_thread(run.text, file)
-            if text:
-                with ui.expansion(title).classes("full-width"):
-                    frame.plain(text)
+        there = await asyncio.to_thread(lambda: [run.size(file) for file in _TEXTS.values()])
+        for (title, file), size in zip(_TEXTS.items(), there, strict=True):
+            if size:
+                _report(run, title, file)
     await curves.refresh()
     ui.timer(_SECONDS, curves.refresh, immediate=False)

@@ -4,7 +4,7 @@ import asyncio
 
 from nicegui import ui
 
-from mixprec.monitor.pages import frame
+from mixprec.monitor.pages import frame, inputs
 
 _COLUMNS = (
     ("name", "run"),
@@ -36,7 +36,7 @@ class Table:
         self._monitor, self._sent, self._words = monitor, None, ""
         self._paging = {"sortBy": "changed", "descending": False, "page": 1, "rowsPerPage": _ROWS, "rowsNumber": 0}
         with ui.row().classes("items-center"):
-            ui.input("filter", placeholder="name, state, network", on_change=self._filter).props(
+            inputs.Text("filter", placeholder="name, state, network", on_change=self._filter).props(
                 "dense clearable"
             ).mark("filter")
             self._compare = ui.button("Compare", on_click=self._go).props("flat dense no-caps").mark("compare")
@@ -50,7 +50,7 @@ class Table:
             }
             for name, label in _COLUMNS
         ]
-        self.table = ui.table(
+        self.table = inputs.Table(
             columns=described, rows=[], row_key="name", selection="multiple", pagination=dict(self._paging)
         )
         self.table.props("flat dense").classes("full-width").add_slot("body-cell-name", _LINK)
@@ -98,7 +98,7 @@ class Table:
         self._show(self._monitor.runs.rows)
 
     def _go(self):
-        names = [row["name"] for row in self.table.selected]
+        names = list(dict.fromkeys(row["name"] for row in self.table.selected))
         if len(names) < 2:
             ui.notify("Select two runs or more.")
         else:
@@ -110,7 +110,7 @@ def _cells(row):
     return {
         "name": row.name,
         "link": frame.link_to("/run", name=row.name),
-        "state": row.state,
+        "state": row.state + frame.reading(row.share),
         "arch": row.arch,
         "precision": row.precision,
         "epoch": frame.number(row.epoch, "{:.2f}") + epochs,

@@ -4,6 +4,7 @@ import asyncio
 
 from nicegui import ui
 
+from mixprec.monitor.pages import inputs
 from mixprec.monitor.task_runner import TaskError
 
 
@@ -34,7 +35,7 @@ class Work:
         """
         place.clear()
         with place:
-            bar = ui.linear_progress(0, show_value=False).props("indeterminate")
+            bar = inputs.Progress(0, show_value=False).props("indeterminate")
             says = ui.label("working").classes("faint")
 
         def progress(share, text):

@@ -1,11 +1,13 @@
 """What a request names, opened: configs, weights, and one source of images."""
 
 import os
+import re
 
 from mixprec import config as configs
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from mixprec.export_run.finished_run import WEIGHTS
+from mixprec.messages import printable
 from mixprec.monitor.work.fields import RequestError
 from mixprec.recipes import config_path
 from mixprec.recipes.models import MODELS
@@ -49,7 +51,15 @@ def open_source(config, part):
         raise DataError(f"data.{part} is null; wanted: the path of the images")
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder; data.{part} says where the images are")
-    return open_images(path, data.format, data.root, data.on_error)
+    try:
+        return open_images(path, data.format, data.root, data.on_error)
+    except DataError as error:
+        if os.path.isdir(path):
+            raise
+        # It quotes a line of a list, and the config of a run may name any file: a browser is not to be shown that.
+        where = re.match(re.escape(printable(os.path.abspath(path))) + r"(:\d+)?", str(error))
+        shown = where[0] if where else printable(path)
+        raise DataError(f"{shown}: no good list of images; training says what is wrong with it") from None
 
 
 def check_index(index, source):

@@ -11,7 +11,7 @@ import sys
 import traceback
 
 from mixprec.messages import OneLineError, one_line
-from mixprec.monitor.work import json_lines
+from mixprec.monitor.work import json_lines, links
 from mixprec.monitor.work.fields import RequestError, parse
 
 BAD, FAILED = 2, 1  # exit codes
@@ -104,7 +104,8 @@ def _answer(argv, tasks, source, write):
         raise RequestError(f"found {' '.join(argv) or 'no task'}; wanted: one of {', '.join(tasks)}")
     task = tasks[argv[0]]
     request = parse(argv[0], _read(argv[0], source), task.fields)
-    return task.run(request, lambda share, text: write({"progress": share, "text": text}))
+    with links.not_followed(request):
+        return task.run(request, lambda share, text: write({"progress": share, "text": text}))
 
 
 def raise_at(number, reason, code):

@@ -15,6 +15,7 @@ from mixprec.monitor.work.uploaded_image import LONGEST
 
 _CPU_SECONDS = 120
 _RANKS = fields.whole(1, 2**20, 1)
+_ROOT = fields.path("the folder of results in which runs lie", None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ TASKS = {
         {
             "run": fields.path("a results folder"),
             "weights": fields.path("the name of a .npz file in the results folder", None),
+            "root": _ROOT,
             "overrides": fields.overrides(),
         },
     ),
@@ -47,6 +49,7 @@ TASKS = {
         {
             "run": fields.path("a results folder", None),
             "config": fields.path("a config file", None),
+            "root": _ROOT,
             "overrides": fields.overrides(),
             "indices": fields.wholes(INT32, 60),
             "set": fields.choice("val", "train"),
@@ -55,12 +58,13 @@ TASKS = {
     ),
     "data": Task(
         describe_data,
-        {"config": fields.path("a config file"), "overrides": fields.overrides(), "ranks": _RANKS},
+        {"config": fields.path("a config file"), "root": _ROOT, "overrides": fields.overrides(), "ranks": _RANKS},
     ),
     "schedule": Task(
         plan_schedule,
         {
             "config": fields.path("a config file"),
+            "root": _ROOT,
             "overrides": fields.overrides(),
             "ranks": _RANKS,
             "images": fields.whole(1, INT32, None),
@@ -70,6 +74,7 @@ TASKS = {
         augment,
         {
             "config": fields.path("a config file"),
+            "root": _ROOT,
             "overrides": fields.overrides(),
             "index": fields.whole(0, INT32),
             "count": fields.whole(1, 32, 8),
@@ -80,6 +85,7 @@ TASKS = {
         {
             "run": fields.path("a results folder"),
             "weights": fields.path("the name of a .npz file in the results folder", None),
+            "root": _ROOT,
             "overrides": fields.overrides(),
             "image": fields.text("an image file of at most 20 MB in base64", LONGEST),
         },
