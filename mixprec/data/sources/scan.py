@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from mixprec.archives import Damaged, read_array
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.files import replacing
@@ -109,8 +110,8 @@ def _cache_file(root):
 
 def _read_cache(path):
     try:
-        known = np.load(path)
-    except (OSError, ValueError, EOFError):  # no cache yet, or not one of ours: check everything
+        known = read_array(lambda: open(path, "rb"))
+    except Damaged:  # no cache yet, or not one of ours: check everything
         return np.empty(0, np.uint64)
     return known[known != 0] if known.dtype == np.uint64 and known.ndim == 1 else np.empty(0, np.uint64)
 

@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
 from mixprec.announcements import announce
+from mixprec.archives import Damaged, read_arrays, reading
 from mixprec.data.data_error import printable
 from mixprec.files import replacing
 
@@ -89,7 +89,8 @@ def _hash(path):
 
 def _load(cache, key):
     try:
-        with open(cache, "rb") as file, np.load(file) as stored:
+        with open(cache, "rb") as file, reading():
+            stored = read_arrays(file)
             if _strings(stored["key"]) != [key]:
                 return None
             return ShardIndex(
@@ -98,7 +99,7 @@ def _load(cache, key):
                     for field in dataclasses.fields(ShardIndex)
                 }
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # none yet, or not one of ours
+    except (OSError, Damaged):  # none yet, or not one of ours
         return None
 
 
