@@ -1,8 +1,6 @@
 """Files of arrays, .npz and .npy: read whole, or refused in one line. Nothing in them is ever executed."""
 
 import contextlib
-import functools
-import warnings
 import zipfile
 
 import numpy as np
@@ -25,9 +23,9 @@ def reading(part=""):
         part: name of what is read of the file, for the message.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an odd header, which is read or refused all the same
-            yield
+        yield
+    except Damaged as error:
+        raise (Damaged(f"{part}: {error}") if part else error) from error.__cause__
     except OneLineError:  # of the caller, who knows better
         raise
     except Exception as error:
@@ -58,39 +56,32 @@ def read_arrays(file, choose=list, objects=None):
     for name in choose(list(members)):
         if name not in members:
             raise KeyError(f"{name} is not a file in the archive")
-        read = functools.partial(archive.open, members[name])
         with reading(name):
-            shape = None if objects is None else _shape_of_objects(read)
-            array = _array(read) if shape is None else None
+            shape = None if objects is None else _shape_of_objects(archive.open(members[name]))
+            array = read_array(archive.open(members[name])) if shape is None else None
         found[name] = array if shape is None else objects(name, shape)
     return found
 
 
-def read_array(read):
+def read_array(file):
     """Returns the array of an .npy file.
 
     Args:
-        read: function that opens the file.
+        file: binary file.
 
     Raises:
         Damaged: it is none, or not as it was written, or it holds Python objects.
     """
     with reading():
-        return _array(read)
-
-
-def _array(read):
-    with read() as file:
         array = np.lib.format.read_array(file, allow_pickle=False)
         if file.read(1):  # at the end an archive compares the checksum
             raise ValueError("more bytes than its array has")
         return array
 
 
-def _shape_of_objects(read):
+def _shape_of_objects(file):
     """Returns the shape of an array of Python objects, ``None`` for one of numbers."""
-    with read() as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read_header(file)
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(file)
     return shape if dtype.hasobject else None

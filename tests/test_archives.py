@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import pathlib
 import zipfile
 
 import chainer.links as L
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from mixprec.data.sources import scan, shard_index
-from mixprec.export.matching import contents
 from mixprec.export.weight_files import WeightFile, write
 from mixprec.messages import OneLineError
 from mixprec.training import snapshots
@@ -18,7 +16,6 @@ from tests.damage import compressed, damaged, damaged_fields, odd_archives
 
 STORED, LZMA = zipfile.ZIP_STORED, zipfile.ZIP_LZMA
 KINDS = {"stored": STORED, "deflate": zipfile.ZIP_DEFLATED, "bzip2": zipfile.ZIP_BZIP2, "lzma": LZMA}
-SNAPSHOT = pathlib.Path(__file__).with_name("training") / "data_of_9f731e5" / "snapshot_iter_4.npz"
 
 
 def layer():
@@ -34,15 +31,15 @@ READERS = {"weights": weights, "snapshot": snapshots.read}
 
 def tried(reader, path, contents):
     """Reads files one after the other; returns how many could be read."""
-    good = 0
+    good, said = 0, []
     for content in contents:
         path.write_bytes(content)
         try:
             reader(path)
             good += 1
         except OneLineError as error:
-            assert str(error).startswith(f"{path}: ")
-            assert str(error).isprintable()
+            said.append(str(error))
+    assert [each for each in said if not (each.startswith(f"{path}: ") and each.isprintable())] == []
     return good
 
 
@@ -90,7 +87,7 @@ def test_damages_of_pytorchs_files(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     write(path, layer())
     content = path.read_bytes()
-    tried(weights, path, itertools.chain(damaged(content, 3, 200), damaged_fields(content)))
+    tried(weights, path, itertools.chain(damaged(content, 3, 60), damaged_fields(content)))
 
 
 def test_a_damaged_cache_is_none(tmp_path):
@@ -101,7 +98,7 @@ def test_a_damaged_cache_is_none(tmp_path):
     assert len(shard_index._load(cache, "key")) == 1
     for kind in KINDS.values():
         content = compressed(written, kind)
-        for data in itertools.chain(damaged(content, 4, 100), damaged_fields(content), odd_archives("key", np.ones(2))):
+        for data in itertools.chain(damaged(content, 4, 25), damaged_fields(content), odd_archives("key", np.ones(2))):
             cache.write_bytes(data)
             found = shard_index._load(cache, "key")
             assert found is None or found.names == ["a"]

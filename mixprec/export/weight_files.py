@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import pickle
+import warnings
 
 import numpy as np
 
@@ -157,7 +158,8 @@ def _write_safetensors(file, network):
 def _read_pt(file):
     torch = _package("torch", "torch")
     try:
-        with reading():
+        with reading(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a TorchScript archive, which is refused
             return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
     except Damaged as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):

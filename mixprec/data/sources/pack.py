@@ -17,7 +17,14 @@ from mixprec.announcements import announce
 from mixprec.bounds import MIB
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
-from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
+from mixprec.data.sources.shard_folder import (
+    LARGEST_MANIFEST,
+    MADE_BY,
+    MANIFEST,
+    UNFINISHED,
+    is_whole,
+    read_manifest,
+)
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 
@@ -285,7 +292,7 @@ def _read_json(path):
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
-    return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
+    return manifest if is_whole(manifest) else None
 
 
 def _write_json(path, content):

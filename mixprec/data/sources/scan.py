@@ -110,8 +110,9 @@ def _cache_file(root):
 
 def _read_cache(path):
     try:
-        known = read_array(lambda: open(path, "rb"))
-    except Damaged:  # no cache yet, or not one of ours: check everything
+        with open(path, "rb") as file:
+            known = read_array(file)
+    except (OSError, Damaged):  # no cache yet, or not one of ours: check everything
         return np.empty(0, np.uint64)
     return known[known != 0] if known.dtype == np.uint64 and known.ndim == 1 else np.empty(0, np.uint64)
 

@@ -15,7 +15,7 @@ from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
-from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
+from mixprec.data.sources.shard_folder import MANIFEST, read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cache_folder, cached_index
 from mixprec.files import open_regular, write_text
 
@@ -203,6 +203,10 @@ def _images(root, form, paths, manifest):
         return [value for found in indices for value in getattr(found, field)]
 
     labels = np.concatenate([found.labels for found in indices])
+    if manifest is not None and labels.max() >= len(manifest["classes"]):
+        raise DataError(
+            f"{printable(root)}: label {labels.max()}, but {MANIFEST} has {len(manifest['classes'])} classes"
+        )
     problems = all_of("problems")
     images = ImageShards(
         root,
