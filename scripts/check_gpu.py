@@ -32,7 +32,7 @@ from benchmarks import machine
 from benchmarks.command_arguments import amount
 from benchmarks.gpu_check import archive, check, stages, summary, wheels
 from benchmarks.gpu_check.group import Interruption
-from mixprec.command_line import Parser, one_line, path
+from mixprec.command_line import Parser, first_line, one_line, path
 
 WHEELS = stages.ROOT / ".whl"
 BUDGET = 450.0  # seconds
@@ -47,7 +47,7 @@ def main(argv=None):
     Returns:
         int: exit code.
     """
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(description=first_line(__doc__), allow_abbrev=False)
     help = "for everything (default: %(default)s)"
     parser.add_argument("--budget", type=amount, default=BUDGET, metavar="SECONDS", help=help)
     help = "check.tgz of a call before: what went well is not run again"
