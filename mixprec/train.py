@@ -8,10 +8,11 @@ same command.
 
 import sys
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
+    variables.check_for_command()
 
 from mixprec.recipes.models import MODELS
 from mixprec.training import command

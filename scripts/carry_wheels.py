@@ -16,10 +16,11 @@ import venv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()
+    variables.check_for_command()
 
 from mixprec.command_line import Parser, first_line, one_line, path
 

@@ -23,10 +23,11 @@ import zipfile
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
+    variables.check_for_command()
 
 from benchmarks import machine
 from benchmarks.command_arguments import amount

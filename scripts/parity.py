@@ -14,10 +14,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
+    variables.check_for_command()
 
 from benchmarks import parity_no_masters, parity_plot, parity_study
 from mixprec import files

@@ -23,10 +23,11 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
+    variables.check_for_command()
 
 from mixprec import environment
 from mixprec.command_line import Parser, first_line

@@ -5,10 +5,11 @@ import os
 import socket
 import sys
 
-from mixprec import interruption
+from mixprec import interruption, variables
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
+    variables.check_for_command()
 
 from mixprec.command_line import Parser, one_line, path
 from mixprec.messages import OneLineError
