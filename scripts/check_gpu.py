@@ -23,7 +23,7 @@ import zipfile
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption, variables
+from mixprec import interruption, variables, working_folder
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
@@ -59,7 +59,11 @@ def main(argv=None):
     help = "of the results; default: results/check_gpu/<date-time>"
     parser.add_argument("--out", type=path("a folder"), metavar="DIR", help=help)
     settings = parser.parse_args(argv)
-    out = pathlib.Path(settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
+    try:
+        out = settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        out = pathlib.Path(working_folder.absolute(out))
+    except working_folder.WorkingFolderError as error:
+        parser.error(f"--out: {error}")
     former, members = {}, {}
     try:
         check.chosen(stages.stages(stages.ROOT), settings.stage)

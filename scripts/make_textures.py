@@ -13,7 +13,7 @@ if __name__ == "__main__":
     variables.check_for_command()
 
 from mixprec.command_line import Parser, one_line, path
-from mixprec.data.data_error import DataError
+from mixprec.messages import OneLineError
 from scripts.datasets.textures import make_textures
 
 
@@ -39,7 +39,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         train, val, made = make_textures(args.out, images=args.images, seed=args.seed, side=args.side, force=args.force)
-    except DataError as error:
+    except OneLineError as error:
         print(f"make_textures: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -8,13 +8,12 @@ Runs that are done are kept, and those that were killed go on from their last sn
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import interruption, variables
+from mixprec import interruption, variables, working_folder
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
@@ -54,7 +53,7 @@ def main(argv=None):
     if argv[:1] == ["--without-masters"]:  # how the study starts a run of its second control
         return parity_no_masters.main(argv[1:], MODELS)
     parser = Parser(description=first_line(__doc__))
-    parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--config", default=working_folder.shown(CONFIG), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
     parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
     parser.add_argument("--control-seeds", type=_count, metavar="SEEDS", help="of the controls (default: as many)")

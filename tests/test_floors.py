@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
-    variables archives
+    variables archives working_folder
     nested arguments command_line master_arrays name_patterns without_masters native
     backends old_code fixed_scales
     policy loss_scale lost_weights

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 
-from mixprec import interruption, variables
+from mixprec import interruption, variables, working_folder
 
 if __name__ == "__main__":
     interruption.end_quietly()  # before the seconds that the imports below take
@@ -53,6 +53,8 @@ def _serve(arguments):
         raise AccessError(f"--host {arguments.host}: others can reach it; give a --password-file, too")
     _check_port(arguments.host, arguments.port)
 
+    if working_folder.path() is None:  # NiceGUI asks where it is
+        os.chdir(arguments.results)
     from nicegui import app, ui
 
     from mixprec.monitor import pages
