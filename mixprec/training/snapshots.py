@@ -151,7 +151,7 @@ def load(path, trainer, arrays=None):
         raise
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:  # a number is text, of many dimensions, too large...
         raise SnapshotError(f"{path}: not a snapshot of this run: {error}") from error
 
 
