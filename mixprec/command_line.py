@@ -5,7 +5,7 @@ import sys
 
 from mixprec.messages import one_line
 
-__all__ = ["Parser", "one_line", "path"]
+__all__ = ["Parser", "first_line", "one_line", "path"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,6 +24,11 @@ class Parser(argparse.ArgumentParser):
         """Prints the message and exits."""
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def first_line(docstring):
+    """Returns the first line of a script's docstring, for ``--help``; ``None`` without one, as with ``python -OO``."""
+    return None if docstring is None else docstring.strip().partition("\n")[0]
 
 
 def path(kind):

@@ -1,12 +1,17 @@
-"""A command as a process: how it begins and how it ends, whatever happens to its output, and when Ctrl-C is pressed."""
+"""A command as a process: how it begins and ends, whatever its environment, its output, and Ctrl-C are."""
 
-from mixprec import interruption, standard_streams
+from mixprec import interruption, standard_streams, variables
 
 
 def begin():
-    """To be called at the top of a script, before it opens a file and before the seconds that its imports take."""
+    """To be called at the top of a script, before it opens a file and before the seconds that its imports take.
+
+    Raises:
+        SystemExit: an environment variable of mixprec has no allowed value; one line says so, and the exit code is 2.
+    """
     standard_streams.guard()
     interruption.end_quietly()
+    variables.check_for_command()
 
 
 def run(main):

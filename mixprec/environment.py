@@ -16,6 +16,8 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 
+from mixprec import variables
+
 _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
 _CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
 _DALI_HINT = 'pip install -e ".[dali]"'
@@ -106,6 +108,7 @@ def components():
         _package("NumPy", "numpy"),
         _package("Chainer", "chainer", _CHAINER_HINT),
         _startup_hook(),
+        *_variables(),
         _native_library(),
         _package("CuPy", "cupy", _CUDA_HINT),
         *_cuda(),
@@ -178,6 +181,16 @@ def _startup_hook():
         return Component("start-up hook", "ok", note="worker processes can import Chainer")
     note = "workers started by spawn or forkserver may fail: pip install -e ."
     return Component("start-up hook", "missing", note=note)
+
+
+def _variables():
+    """The environment variables of mixprec that are set."""
+    said = variables.described()
+    try:
+        variables.check()
+    except variables.VariableError as error:
+        return [Component("variables", "broken", note=str(error))]
+    return [Component("variables", "ok", note="; ".join(said))] if said else []
 
 
 def _native_library():

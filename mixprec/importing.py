@@ -2,11 +2,11 @@
 
 import importlib
 import os
-import pathlib
 import sys
 import sysconfig
 import traceback
 
+from mixprec import working_folder
 from mixprec.config.config_error import hint, nearest
 from mixprec.messages import OneLineError, one_line, text_of
 
@@ -38,8 +38,9 @@ def load(module, attribute):
         ImportPathError: there is no such module, importing it raised, be it ``SystemExit``, or there is no such
             attribute. Ctrl-C is let through.
     """
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+    here = working_folder.path()
+    if here is not None and not {"", here} & set(sys.path):
+        sys.path.append(here)
     try:
         found = importlib.import_module(module)
     except KeyboardInterrupt:
@@ -49,7 +50,7 @@ def load(module, attribute):
             raise ImportPathError(_missing(error.name)) from error
         raise ImportPathError(f"importing {module} failed: {described(error)}") from error
     file = getattr(found, "__file__", None)
-    where = f" in {_shown(file)}" if file else ""
+    where = f" in {working_folder.shown(file)}" if file else ""
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
@@ -67,7 +68,7 @@ def described(error):
     """Returns class, message and place of an exception from a user's code, as one line."""
     text, place = text_of(error), _place(error)
     if isinstance(error, SyntaxError) and error.filename:
-        text, place = error.msg, f" ({_shown(error.filename)}, line {error.lineno})"
+        text, place = error.msg, f" ({working_folder.shown(error.filename)}, line {error.lineno})"
     text = one_line(" ".join(text.split()), _LONGEST)
     return f"{type(error).__name__}: {text}".rstrip(": ") + place
 
@@ -78,7 +79,7 @@ def _missing(name):
         return f"there is no module {name!r} in the working directory, in PYTHONPATH, or among the installed packages"
     found = sys.modules.get(parent)
     where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    return f"there is no module {leaf!r} in {parent}" + (f", which is {_shown(where)}" if where else "")
+    return f"there is no module {leaf!r} in {parent}" + (f", which is {working_folder.shown(where)}" if where else "")
 
 
 def _place(error):
@@ -89,9 +90,4 @@ def _place(error):
     if not outside:
         return ""
     file, line = (own or outside)[-1]
-    return f" ({_shown(file)}, line {line})"
-
-
-def _shown(file):
-    path = pathlib.Path(file)
-    return str(path.relative_to(os.getcwd()) if path.is_relative_to(os.getcwd()) else path)
+    return f" ({working_folder.shown(file)}, line {line})"

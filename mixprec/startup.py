@@ -51,9 +51,10 @@ class _ShimmedLoader:
 
 def _patches():
     """Returns :mod:`mixprec.compat`, when all that is done around imports is declared there, the bridge's part too."""
-    from mixprec import compat
+    from mixprec import compat, variables
     from mixprec.bridge import branches, placing  # noqa: F401
 
+    variables.check()
     return compat
 
 
@@ -70,7 +71,8 @@ def register():
 
 def restore_old_names():
     """Imports :mod:`mixprec.old_code` if the environment variable asks for it."""
-    if os.environ.get("MIXPREC_OLD_CODE", "0") not in ("", "0"):
+    # What is not allowed is an error when Chainer is imported: here each Python of the environment would fail.
+    if os.environ.get("MIXPREC_OLD_CODE") == "1":
         import mixprec.old_code  # noqa: F401
 
 

@@ -69,7 +69,7 @@ from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
 from benchmarks.step import counts, python_time
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, first_line, one_line
 from mixprec.config import ConfigError
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
@@ -165,7 +165,7 @@ def main(argv=None):
     Raises:
         SystemExit: it has not ended well; the reason is on standard error.
     """
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=first_line(__doc__))
     commands = parser.add_subparsers(dest="command", required=True)
     text = "the optimizer's step alone: plain Chainer, mixprec, torch"
     own = add_command(commands, _update, "update", text)

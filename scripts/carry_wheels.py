@@ -21,7 +21,7 @@ from mixprec import command_process
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line, path
+from mixprec.command_line import Parser, first_line, one_line, path
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / ".whl"
@@ -42,7 +42,7 @@ def main(argv=None):
     Args:
         argv: its arguments; ``None`` for those of the process.
     """
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=first_line(__doc__))
     help = "new folder, or one with wheels, which are removed (default: .whl in the checkout, which git ignores)"
     parser.add_argument("--out", type=path("a folder"), default=OUT, metavar="DIR", help=help)
     parser.add_argument("--python", default="3.12", metavar="VERSION", help="of that machine (default: %(default)s)")

@@ -23,7 +23,7 @@ import zipfile
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process, standard_streams
+from mixprec import command_process, standard_streams, working_folder
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
@@ -32,7 +32,7 @@ from benchmarks import machine
 from benchmarks.command_arguments import amount
 from benchmarks.gpu_check import archive, check, stages, summary, wheels
 from benchmarks.gpu_check.group import Interruption
-from mixprec.command_line import Parser, one_line, path
+from mixprec.command_line import Parser, first_line, one_line, path
 
 WHEELS = stages.ROOT / ".whl"
 BUDGET = 450.0  # seconds
@@ -47,7 +47,7 @@ def main(argv=None):
     Returns:
         int: exit code.
     """
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(description=first_line(__doc__), allow_abbrev=False)
     help = "for everything (default: %(default)s)"
     parser.add_argument("--budget", type=amount, default=BUDGET, metavar="SECONDS", help=help)
     help = "check.tgz of a call before: what went well is not run again"
@@ -58,7 +58,11 @@ def main(argv=None):
     help = "of the results; default: results/check_gpu/<date-time>"
     parser.add_argument("--out", type=path("a folder"), metavar="DIR", help=help)
     settings = parser.parse_args(argv)
-    out = pathlib.Path(settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
+    try:
+        out = settings.out or f"results/check_gpu/{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        out = pathlib.Path(working_folder.absolute(out))
+    except working_folder.WorkingFolderError as error:
+        parser.error(f"--out: {error}")
     former, members = {}, {}
     try:
         check.chosen(stages.stages(stages.ROOT), settings.stage)

@@ -6,7 +6,6 @@ python scripts/convert_report.py MODEL [--input SHAPE[:DTYPE] ...] [--compute fl
 MODEL is module:callable or module:callable(arguments): models.resnet:resnet50, 'models.resnet:resnet50(classes=10)'.
 """
 
-import os
 import pathlib
 import sys
 
@@ -22,7 +21,7 @@ from mixprec import convert_command
 
 def main(argv=None):
     """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, "")
     return convert_command.main(sys.argv[1:] if argv is None else argv)
 
 

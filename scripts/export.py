@@ -4,7 +4,6 @@ python scripts/export.py --run results/RUN --out DIR [--weights FILE] [--fp16] [
                          [--images 512] [--half-ends] [--preprocess] [--val-images N] [--set KEY=VALUE ...]
 """
 
-import os
 import pathlib
 import sys
 
@@ -21,7 +20,7 @@ from models import MODELS
 
 def main(argv=None):
     """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
-    sys.path.insert(0, os.getcwd())  # a network of the user's
+    sys.path.insert(0, "")  # a network of the user's
     return export_command.main(sys.argv[1:] if argv is None else argv, MODELS)
 
 

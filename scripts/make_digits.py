@@ -12,7 +12,7 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
-from mixprec.data.data_error import DataError
+from mixprec.messages import OneLineError
 from scripts.datasets.digits import make_digits
 
 
@@ -34,7 +34,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         train, val, made = make_digits(args.out, size=args.size, force=args.force)
-    except DataError as error:
+    except OneLineError as error:
         print(f"make_digits: {error}", file=sys.stderr)
         sys.exit(2)
     print(f"{one_line(args.out)}: {train} training and {val} validation images{'' if made else ', already there'}")

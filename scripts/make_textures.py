@@ -12,7 +12,7 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
-from mixprec.data.data_error import DataError
+from mixprec.messages import OneLineError
 from scripts.datasets.textures import make_textures
 
 
@@ -38,7 +38,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         train, val, made = make_textures(args.out, images=args.images, seed=args.seed, side=args.side, force=args.force)
-    except DataError as error:
+    except OneLineError as error:
         print(f"make_textures: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

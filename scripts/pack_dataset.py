@@ -12,9 +12,9 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.command_line import Parser, one_line, path
-from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from mixprec.data.sources.pack import SKIPPED, pack, verify
+from mixprec.messages import OneLineError
 
 
 def main(argv=None):
@@ -73,7 +73,7 @@ def main(argv=None):
             print(f"{one_line(args.verify)}: {images} images in {shards} shards are as they were packed")
         else:
             _pack(args)
-    except DataError as error:
+    except OneLineError as error:
         print(f"pack_dataset: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -8,20 +8,19 @@ Runs that are done are kept, and those that were killed go on from their last sn
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec import command_process, working_folder
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from benchmarks import parity_no_masters, parity_plot, parity_study
 from mixprec import files
-from mixprec.command_line import Parser, one_line, path
+from mixprec.command_line import Parser, first_line, one_line, path
 from mixprec.config import ConfigError
 from models import MODELS
 
@@ -52,8 +51,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["--without-masters"]:  # how the study starts a run of its second control
         return parity_no_masters.main(argv[1:], MODELS)
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=os.path.relpath(CONFIG), metavar="FILE", help="default: %(default)s")
+    parser = Parser(description=first_line(__doc__))
+    parser.add_argument("--config", default=working_folder.shown(CONFIG), metavar="FILE", help="default: %(default)s")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a key for all runs")
     parser.add_argument("--seeds", type=_positive, default=5, help="of FP16 and FP32 (default: %(default)s)")
     parser.add_argument("--control-seeds", type=_count, metavar="SEEDS", help="of the controls (default: as many)")

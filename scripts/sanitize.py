@@ -29,7 +29,7 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from mixprec import environment
-from mixprec.command_line import Parser
+from mixprec.command_line import Parser, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -78,7 +78,7 @@ def _verdict(status, output):
 
 def main(arguments=None):
     """Prints a line for each tool and returns the exit status."""
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=first_line(__doc__))
     parser.add_argument("--tool", choices=TOOLS, action="append", help="may be repeated; by default all in turn")
     tools = parser.parse_args(arguments).tool or TOOLS
     sanitizer = find()

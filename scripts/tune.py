@@ -28,14 +28,14 @@ from benchmarks.command_arguments import ArgumentsError, add_arch, amount, posit
 from mixprec import environment
 from mixprec.backends.cudnn import library, settings
 from mixprec.backends.cudnn.errors import BrokenDevice
-from mixprec.command_line import Parser, one_line
+from mixprec.command_line import Parser, first_line, one_line
 from mixprec.config import ConfigError
 from models import MODELS
 
 
 def main(arguments=None):
     """Prints a line for each choice and a last one about all, and returns the exit status."""
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=first_line(__doc__))
     help = "a file in configs/resnet50, or a path"
     parser.add_argument("--config", default="nhwc_fused_batched.yaml", metavar="FILE", help=help)
     add_arch(parser, "resnet50", MODELS)

@@ -17,6 +17,7 @@ FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     standard_streams
+    variables archives working_folder
     nested arguments command_line command_process master_arrays name_patterns without_masters native
     backends old_code
     patience

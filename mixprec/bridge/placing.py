@@ -5,10 +5,9 @@ patches here applied just before.
 """
 
 import logging
-import os
 import sys
 
-from mixprec import cudnn_library
+from mixprec import cudnn_library, variables
 from mixprec.compat.gpu_presence import gpu_is_there
 from mixprec.compat.hooks import before_import
 from mixprec.compat.registry import LEAVE
@@ -29,7 +28,7 @@ def why_not():
 
     Initializes no CUDA.
     """
-    if os.environ.get(_SWITCH) == "0":
+    if variables.value(_SWITCH) == "0":
         return f"{_SWITCH}=0"
     try:
         import cupy  # noqa: F401
@@ -55,9 +54,6 @@ def what_is_missing():
 @before_import("chainer.backends.cuda", target="cupy.cuda.cudnn")
 def constants_of_cudnn(original):
     """Without it Chainer has no cuDNN with CuPy 14: its convolutions are im2col and a matrix product."""
-    value = os.environ.get(_SWITCH, "")
-    if value not in ("", "0", "1"):
-        _logger.warning("%s=%s: expected 0 or 1; it is taken as 1", _SWITCH, value)
     if why_not() or _cupy_has_its_own():
         return LEAVE
     missing = what_is_missing()

@@ -209,8 +209,9 @@ def undo():
 
 
 def first_line(function):
-    """Returns the first line of a docstring."""
-    return function.__doc__.strip().partition("\n")[0]
+    """Returns the first line of a docstring; Python leaves docstrings out with ``-OO``."""
+    text = function.__doc__ or "(python -OO leaves out the reason)"
+    return text.strip().partition("\n")[0]
 
 
 def expanded(target):

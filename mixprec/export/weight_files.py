@@ -8,12 +8,11 @@ import io
 import os
 import pickle
 import warnings
-import zipfile
-import zlib
 
 import numpy as np
 
 from mixprec import files
+from mixprec.archives import Damaged, read_arrays, reading
 from mixprec.dtypes import BFLOAT16
 from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
@@ -117,24 +116,17 @@ def _suffix(path):
 
 def _read_npz(file):
     try:
-        with zipfile.ZipFile(file):  # np.load takes a .npy file, too
-            file.seek(0)
-        with np.load(file, allow_pickle=False) as archive:
-            of_run = [name for name in archive.files if name.startswith(_SNAPSHOT)]
-            return {name.removeprefix(_SNAPSHOT): _member(archive, name) for name in of_run or archive.files}
-    except WeightsError:
-        raise
-    except (EOFError, ValueError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise WeightsError(f"damaged, or no .npz file ({_first_line(error)})") from error
+        return {name.removeprefix(_SNAPSHOT): array for name, array in read_arrays(file, _of_network, _objects).items()}
+    except Damaged as error:
+        raise WeightsError(f"damaged, or no .npz file ({error})") from error
 
 
-def _member(archive, name):
-    try:
-        return archive[name]
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise WeightsError(f"{name} holds Python objects, which are not read; wanted: arrays of numbers") from error
+def _of_network(names):
+    return [name for name in names if name.startswith(_SNAPSHOT)] or names
+
+
+def _objects(name, shape):
+    raise WeightsError(f"{name} holds Python objects, which are not read; wanted: arrays of numbers")
 
 
 def _write_npz(file, network):
@@ -144,15 +136,17 @@ def _write_npz(file, network):
 def _read_safetensors(file):
     safetensors = _package("safetensors", "export")
     try:
-        tensors = safetensors.deserialize(file.read())
-    except safetensors.SafetensorError as error:
-        raise WeightsError(f"damaged, or no .safetensors file ({_first_line(error)})") from error
-    state = {}
-    for name, tensor in tensors:
-        if tensor["dtype"] not in _SAFETENSORS:
-            raise WeightsError(f"{name} is {tensor['dtype']}; wanted: one of {', '.join(_SAFETENSORS)}")
-        state[name] = np.frombuffer(tensor["data"], _SAFETENSORS[tensor["dtype"]]).reshape(tensor["shape"])
-    return state
+        with reading():
+            tensors = safetensors.deserialize(file.read())
+            return {name: _array(name, tensor) for name, tensor in tensors}
+    except Damaged as error:
+        raise WeightsError(f"damaged, or no .safetensors file ({error})") from error
+
+
+def _array(name, tensor):
+    if tensor["dtype"] not in _SAFETENSORS:
+        raise WeightsError(f"{name} is {tensor['dtype']}; wanted: one of {', '.join(_SAFETENSORS)}")
+    return np.frombuffer(tensor["data"], _SAFETENSORS[tensor["dtype"]]).reshape(tensor["shape"])
 
 
 def _write_safetensors(file, network):
@@ -165,14 +159,14 @@ def _write_safetensors(file, network):
 def _read_pt(file):
     torch = _package("torch", "torch")
     try:
-        with warnings.catch_warnings():
+        with reading(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a TorchScript archive, which is refused
             return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
-        raise WeightsError(f"damaged, or holds more than tensors, which is not read; {wanted}") from error
-    except Exception as error:  # of many kinds, from C++
-        raise WeightsError(f"damaged, or no file of torch.save ({_first_line(error)})") from error
+    except Damaged as error:
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
+            raise WeightsError(f"damaged, or holds more than tensors, which is not read; {wanted}") from error
+        raise WeightsError(f"damaged, or no file of torch.save ({error})") from error
 
 
 def _write_pt(file, network):
@@ -187,7 +181,3 @@ def _package(name, extra):
         return importlib.import_module(name)
     except ImportError as error:
         raise WeightsError(f"needs the package {name}: pip install -e '.[{extra}]'") from error
-
-
-def _first_line(error):
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")

@@ -5,7 +5,7 @@ import errno
 import os
 import tempfile
 
-from mixprec import files
+from mixprec import files, working_folder
 
 JSON, PICTURE = "export.json", "export.png"
 NAMES = {"float32": "model.onnx", "float16": "model_fp16.onnx", "int8": "model_int8.onnx"}
@@ -24,7 +24,7 @@ def tried(out):
     """
     if os.path.exists(out) and not os.path.isdir(out):
         raise NotADirectoryError(errno.ENOTDIR, "it is no folder", out)
-    missing, folder = [], os.path.abspath(out)
+    missing, folder = [], working_folder.absolute(out)
     while not os.path.lexists(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 
-from mixprec import command_process, standard_streams
+from mixprec import command_process, standard_streams, working_folder
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
@@ -62,6 +62,8 @@ def _serve(arguments):
         raise ServerError(f"{arguments.results}: no such folder; wanted: a folder with results of runs")
     _check_port(arguments.port)
 
+    if working_folder.path() is None:  # NiceGUI asks where it is
+        os.chdir(arguments.results)
     from nicegui import app, ui
 
     from mixprec.monitor import pages

@@ -15,6 +15,7 @@ import sys
 
 import numpy as np
 
+from mixprec import variables
 from mixprec.dtypes import BFLOAT16
 from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
@@ -37,11 +38,9 @@ def load():
         tuple: ``(module, reason)``: the module ``_library``, or ``None`` and in one line why it is not used.
 
     Raises:
-        ValueError: ``MIXPREC_NATIVE`` has another value.
+        mixprec.variables.VariableError: ``MIXPREC_NATIVE`` has another value.
     """
-    switch = os.environ.get(SWITCH, "1")
-    if switch not in ("0", "1", "avx2", "avx512"):
-        raise ValueError(f"{SWITCH}={switch}: 0, 1, avx2 or avx512 are possible")
+    switch = variables.value(SWITCH)
     if switch == "0":
         return None, f"off: {SWITCH}=0"
     try:
@@ -70,7 +69,7 @@ def load():
 def library():
     """Returns the module ``_library``, or ``None`` after one warning that NumPy computes instead."""
     module, reason = load()
-    if module is None and os.environ.get(SWITCH) != "0":
+    if module is None and variables.value(SWITCH) != "0":
         _LOGGER.warning("NumPy computes in place of mixprec's native library, float16 at half the speed: %s", reason)
     return module
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 
-from mixprec import files
+from mixprec import files, working_folder
 from mixprec.messages import OneLineError
 from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.lock import FILE as LOCK
@@ -93,7 +93,7 @@ def created(out):
 
 def nearest_folder(out):
     """Returns ``out``, or the folder that exists on the way to it."""
-    existing = os.path.abspath(out)
+    existing = working_folder.absolute(out)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     return existing

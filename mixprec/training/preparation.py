@@ -207,7 +207,12 @@ def _open_sources(config, ranks):
             raise problem
         train, val = found or images.open_sources(config, ranks.size)
     for name, source in (("data.train", train), ("data.val", val)):
-        ranks.compare({f"the SHA-256 of files and labels in {name}": getattr(source, "fingerprint", None)})
+        ranks.compare(
+            {
+                f"the SHA-256 of the images' names and labels in {name}": getattr(source, "fingerprint", None),
+                f"the SHA-256 of the images' sizes in bytes in {name}": getattr(source, "size_fingerprint", None),
+            }
+        )
     return train, val
 
 

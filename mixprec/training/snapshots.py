@@ -9,8 +9,6 @@ import math
 import os
 import re
 import warnings
-import zipfile
-import zlib
 
 import numpy as np
 from chainer import Deserializer, serializers
@@ -20,6 +18,7 @@ from chainer.training import extensions
 from chainer.training.extensions import snapshot_writers
 
 from mixprec import files
+from mixprec.archives import Damaged, read_arrays
 from mixprec.messages import OneLineError
 
 BEST = "snapshot_best.npz"
@@ -162,7 +161,7 @@ def load(path, trainer, arrays=None):
         raise
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, ArithmeticError) as error:  # a number is text, of many dimensions, too large...
         raise SnapshotError(f"{path}: not a snapshot of this run: {error}") from error
 
 
@@ -225,33 +224,21 @@ def read(path, names=None):
         SnapshotError: the file is missing, corrupt, or lacks one of these.
     """
     try:
-        with files.open_regular(path) as file, zipfile.ZipFile(file):  # np.load takes a .npy file, too
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: _array(archive, name) for name in names or archive.files}
+        with files.open_regular(path) as file:
+            return read_arrays(file, list if names is None else lambda _: names, _objects)
     except FileNotFoundError as error:
         raise SnapshotError(f"{path}: no such snapshot") from error
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except (OSError, EOFError, ValueError, MemoryError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({reason}){_instead(path)}") from error
+    except (OSError, Damaged) as error:
+        raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({error}){_instead(path)}") from error
 
 
-def _array(archive, name):
-    try:
-        return archive[name]
-    except ValueError:
-        # What is not initialized is None, which Chainer writes as an array of objects; nothing is unpickled here.
-        with archive.zip.open(f"{name}.npy") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read_header(file)
-        if shape != () or not dtype.hasobject:
-            raise
-        return np.asarray(None)
+def _objects(name, shape):
+    """What is not initialized is None, which Chainer writes as an array of objects."""
+    if shape != ():
+        raise Damaged(f"{name} holds Python objects")
+    return np.asarray(None)
 
 
 def _instead(path):

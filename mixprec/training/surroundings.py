@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 
-from mixprec import environment
+from mixprec import environment, working_folder
 from mixprec.messages import printable
 
 
@@ -23,11 +23,16 @@ def report(ranks=None):
         "host": f"{platform.node()}, {platform.platform()}",
         "CPU": f"{environment.cpu()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB",
-        "folder": f"{os.getcwd()}, {_commit(os.getcwd())}",
+        "folder": _folder(),
     }
     if ranks is not None:
         rows["ranks"] = ranks
     return "".join(f"{name:9}{printable(value)}\n" for name, value in rows.items()) + f"\n{environment.report()}\n"
+
+
+def _folder():
+    folder = working_folder.path()
+    return "gone" if folder is None else f"{folder}, {_commit(folder)}"
 
 
 def _commit(folder):

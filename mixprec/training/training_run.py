@@ -10,7 +10,7 @@ import os
 
 from chainer import serializers
 
-from mixprec import files, standard_streams
+from mixprec import files, standard_streams, working_folder
 from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.kfac.sharing import DampingTooSmall
@@ -41,7 +41,11 @@ def _failing(out):
     except MemoryError as error:
         raise Failed(f"out of memory ({error}); --dry-run says what a run needs") from error
     except OSError as error:
-        is_of_results = os.path.abspath(str(error.filename or "")).startswith(os.path.abspath(out) + os.sep)
+        here = working_folder.path()
+        if here is None and not os.path.isabs(out):
+            raise Failed(f"{out}: a relative path, and the working directory is gone") from error
+        name, folder = (os.path.normpath(os.path.join(here or "", each)) for each in (str(error.filename or ""), out))
+        is_of_results = name.startswith(folder + os.sep)
         if error.errno not in _FULL and not is_of_results:
             raise
         raise Failed(f"{error.filename}: {error.strerror}" if error.filename else error.strerror) from error

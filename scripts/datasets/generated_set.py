@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mixprec import working_folder
 from mixprec.data.data_error import DataError
 
 MANIFEST = "manifest.json"
@@ -34,7 +35,7 @@ def make_set(out, kind, parameters, images, *, force=False):
     Raises:
         DataError: ``out`` cannot be written, holds other files, or holds another or a damaged set without ``force``.
     """
-    out = Path(os.path.realpath(out))
+    out = Path(working_folder.real(out))
     try:
         present = _read_manifest(out, kind)
         if present is not None:

@@ -97,13 +97,6 @@ def test_switched_on(tmp_path, value):
     assert python(SEEN, machine(tmp_path, MIXPREC_CUDNN=value)) == ([ON], [])
 
 
-@pytest.mark.sweep
-def test_an_odd_switch_is_named(tmp_path):
-    found, said = python(SEEN, machine(tmp_path, MIXPREC_CUDNN="off"))
-    assert found == [ON]
-    assert said == ["MIXPREC_CUDNN=off: expected 0 or 1; it is taken as 1"]
-
-
 @pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("frontend", "named"),

@@ -146,8 +146,10 @@ def test_the_switch(monkeypatch):
     monkeypatch.setenv(library.SWITCH, "0")
     assert library.load() == (None, "off: MIXPREC_NATIVE=0")
     monkeypatch.setenv(library.SWITCH, "yes")
-    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: 0, 1, avx2 or avx512 are possible$"):
+    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: allowed: 1, 0, avx2 or avx512; default: 1$"):
         library.load()
+    monkeypatch.setenv(library.SWITCH, "")
+    assert library.load()[1] != "off: MIXPREC_NATIVE=0"
 
 
 def test_raw():

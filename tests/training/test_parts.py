@@ -491,6 +491,14 @@ def test_a_corrupt_snapshot_is_named(saved, tmp_path, damage):
         snapshots.load(saved, _trainer(tmp_path))
 
 
+@pytest.mark.parametrize("value", [np.zeros((2, 3)), np.array(1 + 2j), np.array("2020", "M8[s]")])
+def test_a_snapshot_with_something_else_in_place_of_a_number_is_one_line(saved, tmp_path, value):
+    arrays = snapshots.read(saved)
+    for name in [name for name, array in arrays.items() if array.shape == () and array.dtype.kind in "iuf"]:
+        with pytest.raises(snapshots.SnapshotError, match=r"snapshot_iter_6\.npz: (not a snapshot of this run|a snap)"):
+            snapshots.load(saved, _trainer(tmp_path), arrays | {name: value})
+
+
 def test_a_model_file_is_no_snapshot(tmp_path):
     serializers.save_npz(tmp_path / "model.npz", L.Linear(2, 2))
     with pytest.raises(snapshots.SnapshotError, match="not a snapshot of a training run"):

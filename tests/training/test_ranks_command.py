@@ -1,12 +1,17 @@
 """The training command under ``mpiexec``: what N ranks do is what one process does; how they stop, fail, and go on."""
 
+import itertools
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
+from mixprec.data.sources.folders import scan_folders
+from mixprec.data.sources.pack import pack
+from tests import mpi
 from tests.circles import first
 from tests.training import finished_run, rank_runs
 
@@ -78,6 +83,33 @@ def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     about = (out / "environment.txt").read_text()
     assert _state(out) == "done"
     assert re.search(r"^ranks    " + "; ".join(rf"{rank} on \S+, process \d+" for rank in range(ranks)), about, re.M)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("part", "form"), [("train", "files"), ("val", "shards")])
+def test_other_images_under_the_same_names_are_refused(tmp_path, part, form):
+    """On a machine of its own each rank has a folder of images at the same path."""
+    for rank in "01":
+        rank_runs.make_work(tmp_path / rank)
+    folder = tmp_path / "1" / "images" / part / "a"
+    first, second = sorted(folder.iterdir())[:2]
+    contents = second.read_bytes() + b"\0", first.read_bytes()
+    for path, content in zip((first, second), contents, strict=True):
+        path.write_bytes(content)
+    settings = []
+    if form == "shards":
+        for rank, name in itertools.product("01", ("train", "val")):
+            out = tmp_path / rank / "packed" / name
+            pack(scan_folders(tmp_path / rank / "images" / name), out, form="tfrecord")
+        settings = ["--set", "data.train=packed/train", "--set", "data.val=packed/val"]
+    command = [sys.executable, "-m", "tests.training.faulty_rank", "none", "--config", "small.yaml", "--out", "out"]
+    done = mpi.launch(2, ["/bin/sh", "-c", 'cd "$PMI_RANK" && exec "$@"', "sh", *command, *settings], tmp_path)
+    assert done.returncode == 2
+    number = "[0-9a-f]{64}"
+    words = (
+        f"error: the SHA-256 of the images' sizes in bytes in data.{part} is {number} on rank 0 and {number} on rank 1"
+    )
+    assert re.fullmatch(rf"{words}: all ranks must have the same\n", done.stderr)
 
 
 def _state(folder):

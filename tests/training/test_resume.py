@@ -394,7 +394,7 @@ def test_a_file_that_is_no_snapshot_is_one_line(train, tmp_path, content):
     assert process.returncode == 2
     (line,) = process.stderr.splitlines()
     words = {
-        "array": "corrupt snapshot, or not a snapshot at all (File is not a zip file); remove it",
+        "array": "corrupt snapshot, or not a snapshot at all (BadZipFile: File is not a zip file); remove it",
         "pickle": "corrupt snapshot (its settings are not JSON)",
         "settings": "corrupt snapshot (its settings are not JSON)",
         "none": "does not hold its settings, as snapshots of earlier versions and other programs; give another --out",

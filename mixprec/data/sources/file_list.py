@@ -1,16 +1,18 @@
 """Lists of images as in Chainer's ImageNet example: ``path label`` in each line of a text file."""
 
+import dataclasses
 import io
 import os
 import re
 
 import numpy as np
 
+from mixprec import working_folder
 from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
-from mixprec.data.sources.folders import ImageFiles, check_files, listing
+from mixprec.data.sources.folders import ImageFiles, check_files, listing, size_in
 from mixprec.files import open_regular
 from mixprec.messages import encoding_hint
 
@@ -38,14 +40,15 @@ def scan_list(path, root=None, on_error="stop"):
             disagrees with the class folders (:func:`mixprec.data.sources.classes.class_folders`), or a file is not an
             intact image, or, with ``on_error='skip'``, no image of a class is.
     """
-    path = os.path.abspath(path)
-    folder = os.path.dirname(path) if root is None else os.path.abspath(root)
+    path = working_folder.absolute(path)
+    folder = os.path.dirname(path) if root is None else working_folder.absolute(root)
     files, labels, numbers = _read(path)
     classes = tuple(map(str, range(labels.max() + 1)))
     images = ImageFiles(path, classes, files, labels, folder=folder, line_numbers=numbers)
     _check_one_label(images)
     _check_folders(images)
-    return check_files(images, _digests(images), on_error)
+    digests, sizes = _digests(images)
+    return check_files(dataclasses.replace(images, sizes=sizes), digests, on_error)
 
 
 def _read(path):
@@ -110,14 +113,16 @@ def _check_folders(images):
 
 
 def _digests(images):
-    digests = [scan.digest(path, _status(path)) for path in listing(images.paths(), images.root)]
+    """Digests for the check, and sizes, of all files."""
+    found = [(path, _status(path)) for path in listing(images.paths(), images.root)]
+    digests = [scan.digest(path, status) for path, status in found]
     if not any(digests):
         name = images.name(0)
         raise DataError(
             f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
             f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
         )
-    return digests
+    return digests, np.array([size_in(status) for _, status in found], np.int64)
 
 
 def _status(path):

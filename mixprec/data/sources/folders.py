@@ -8,6 +8,7 @@ import os
 import numpy as np
 from tqdm import tqdm
 
+from mixprec import working_folder
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
@@ -28,6 +29,7 @@ class ImageFiles:
         skipped (tuple of pairs of str): Bad images that were left out, and what is wrong with them.
         folder (str or None): What ``files`` are relative to; None means ``root``.
         line_numbers (numpy.ndarray or None): The line of the list that each image comes from; None for folders.
+        sizes (numpy.ndarray or None): int64, (len(files),): bytes of each file; None if nothing has looked.
     """
 
     root: str
@@ -37,6 +39,7 @@ class ImageFiles:
     skipped: tuple = ()
     folder: str | None = None
     line_numbers: np.ndarray | None = None
+    sizes: np.ndarray | None = None
 
     def __len__(self):
         return len(self.files)
@@ -81,6 +84,16 @@ class ImageFiles:
         digest.update(self.labels.astype("<i4").tobytes())
         return digest.hexdigest()
 
+    @functools.cached_property
+    def size_fingerprint(self):
+        """SHA-256 (hex) of the sizes of the files: other images under the same names nearly always have others."""
+        return None if self.sizes is None else sha256_of(self.sizes)
+
+
+def sha256_of(numbers):
+    """Returns the SHA-256 (hex) of integers, an array."""
+    return hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+
 
 def scan_folders(root, on_error="stop"):
     """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
@@ -98,11 +111,11 @@ def scan_folders(root, on_error="stop"):
         DataError: ``root`` or a class folder is missing, empty or unreadable, or a file is not an intact image, or,
             with ``on_error='skip'``, no image of a class is.
     """
-    root = os.path.abspath(root)
+    root = working_folder.absolute(root)
     classes = tuple(entry.name for entry in visible(root) if is_folder(entry))
     if not classes:
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
-    files, labels, digests = [], [], []
+    files, labels, digests, sizes = [], [], [], []
     for label, name in enumerate(listing(classes, root)):
         entries = visible(os.path.join(root, name))
         if not entries:
@@ -110,8 +123,11 @@ def scan_folders(root, on_error="stop"):
         for entry in entries:
             files.append(f"{name}/{entry.name}")
             labels.append(label)
-            digests.append(scan.digest(entry.path, _status(entry)))
-    return check_files(ImageFiles(root, classes, tuple(files), np.array(labels, np.int32)), digests, on_error)
+            status = _status(entry)
+            digests.append(scan.digest(entry.path, status))
+            sizes.append(size_in(status))
+    images = ImageFiles(root, classes, tuple(files), np.array(labels, np.int32), sizes=np.array(sizes, np.int64))
+    return check_files(images, digests, on_error)
 
 
 def listing(items, root):
@@ -142,6 +158,7 @@ def check_files(images, digests, on_error):
         files=tuple(images.files[index] for index in kept),
         labels=images.labels[kept],
         line_numbers=None if images.line_numbers is None else images.line_numbers[kept],
+        sizes=images.sizes[kept],
         skipped=skipped,
     )
 
@@ -161,6 +178,11 @@ def is_folder(entry):
         return entry.is_dir()
     except OSError as error:  # such as a link to itself
         raise DataError(f"{printable(entry.path)}: {error.strerror}") from error
+
+
+def size_in(status):
+    """Returns the size in an ``os.stat_result``, or -1 for ``None``: the check refuses that file."""
+    return -1 if status is None else status.st_size
 
 
 def _status(entry):

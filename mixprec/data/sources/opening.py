@@ -2,6 +2,7 @@
 
 import os
 
+from mixprec import working_folder
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.file_list import scan_list
 from mixprec.data.sources.folders import is_folder, scan_folders, visible
@@ -28,7 +29,7 @@ def open_images(path, format="auto", root=None, on_error="stop"):
     Raises:
         DataError: There is nothing there, it has another format, or something in it is bad.
     """
-    path = os.path.abspath(path)
+    path = working_folder.absolute(path)
     if format not in ("auto", *FORMATS):
         raise DataError(f"format {format!r}: must be one of 'auto', {', '.join(map(repr, FORMATS))}")
     if not os.path.exists(path):

@@ -13,11 +13,19 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from mixprec import working_folder
 from mixprec.announcements import announce
 from mixprec.bounds import MIB
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
-from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, read_manifest
+from mixprec.data.sources.shard_folder import (
+    LARGEST_MANIFEST,
+    MADE_BY,
+    MANIFEST,
+    UNFINISHED,
+    is_whole,
+    read_manifest,
+)
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 from mixprec.standard_streams import bars_are_off
@@ -60,8 +68,8 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
         raise DataError(f"shard_mib {shard_mib}: must be above 0 and at most {MIB}")
     if not 0 <= seed < 2**32:
         raise DataError(f"seed {seed}: must be 0 to 2^32 - 1")
-    out = os.path.realpath(out)
-    if Path(out).is_relative_to(os.path.realpath(source.root)):
+    out = working_folder.real(out)
+    if Path(out).is_relative_to(working_folder.real(source.root)):
         raise DataError(f"{printable(out)}: lies in the source, {printable(source.root)}")
     plan = _plan(source, shard_mib, seed)
     try:
@@ -83,7 +91,7 @@ def verify(folder):
         DataError: The folder was not packed by :func:`pack` or not completely, or it names the first shard or image
             that is not as it was written.
     """
-    root = os.path.abspath(folder)
+    root = working_folder.absolute(folder)
     manifest = read_manifest(root)
     if manifest is None:
         raise DataError(f"{printable(root)}: no {MANIFEST} of scripts/pack_dataset.py")
@@ -296,7 +304,7 @@ def _read_json(path):
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
-    return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
+    return manifest if is_whole(manifest) else None
 
 
 def _write_json(path, content):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from tqdm import tqdm
 
+from mixprec.archives import Damaged, read_array
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.files import cache_folder, replacing
@@ -108,8 +109,9 @@ def _cache_file(root):
 
 def _read_cache(path):
     try:
-        known = np.load(path)
-    except (OSError, ValueError, EOFError):  # no cache yet, or not one of ours: check everything
+        with open(path, "rb") as file:
+            known = read_array(file)
+    except (OSError, Damaged):  # no cache yet, or not one of ours: check everything
         return np.empty(0, np.uint64)
     return known[known != 0] if known.dtype == np.uint64 and known.ndim == 1 else np.empty(0, np.uint64)
 

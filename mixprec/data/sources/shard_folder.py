@@ -72,7 +72,37 @@ def read_manifest(root):
         raise DataError(f"{printable(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # without it the classes have no names, and a shard may be missing
         raise DataError(f"{printable(path)}: damaged: not JSON") from error
-    return manifest if isinstance(manifest, dict) and manifest.get("made by") == MADE_BY else None
+    if not isinstance(manifest, dict) or manifest.get("made by") != MADE_BY:
+        return None
+    if not is_whole(manifest):
+        raise DataError(f"{printable(path)}: damaged: not as scripts/pack_dataset.py writes it")
+    return manifest
+
+
+def is_whole(manifest):
+    """Whether the content of a JSON file is a manifest of ``scripts/pack_dataset.py``, or the notes for one."""
+    if not isinstance(manifest, dict) or manifest.get("made by") != MADE_BY:
+        return False
+    classes, shards = manifest.get("classes"), manifest.get("shards")
+    return (
+        type(manifest.get("named")) is bool
+        and isinstance(classes, list)
+        and all(map(_is_name, classes))
+        and isinstance(shards, dict)
+        and all(_is_name(name) and "/" not in name and _is_shard(shard) for name, shard in shards.items())
+    )
+
+
+def _is_name(text):
+    try:
+        return isinstance(text, str) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_shard(shard):
+    kinds = {"images": int, "bytes": int, "sha256": str}
+    return isinstance(shard, dict) and all(type(shard.get(key)) is kind for key, kind in kinds.items())
 
 
 def _entries(folder):

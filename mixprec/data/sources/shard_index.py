@@ -3,11 +3,11 @@
 import dataclasses
 import hashlib
 import os
-import zipfile
 
 import numpy as np
 
 from mixprec.announcements import announce
+from mixprec.archives import Damaged, read_arrays, reading
 from mixprec.data.data_error import printable
 from mixprec.files import cache_folder, replacing
 
@@ -83,7 +83,8 @@ def _hash(path):
 
 def _load(cache, key):
     try:
-        with open(cache, "rb") as file, np.load(file) as stored:
+        with open(cache, "rb") as file, reading():
+            stored = read_arrays(file)
             if _strings(stored["key"]) != [key]:
                 return None
             return ShardIndex(
@@ -92,7 +93,7 @@ def _load(cache, key):
                     for field in dataclasses.fields(ShardIndex)
                 }
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # none yet, or not one of ours
+    except (OSError, Damaged):  # none yet, or not one of ours
         return None
 
 

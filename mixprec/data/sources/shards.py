@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from tqdm import tqdm
 
+from mixprec import working_folder
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
+from mixprec.data.sources.folders import sha256_of
 from mixprec.data.sources.image_check import image_problem
-from mixprec.data.sources.shard_folder import read_manifest, shard_format, shard_paths
+from mixprec.data.sources.shard_folder import MANIFEST, read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cached_index
 from mixprec.files import cache_folder, open_regular, write_text
 from mixprec.standard_streams import bars_are_off
@@ -87,6 +89,11 @@ class ImageShards:
         digest.update(self.parts.astype("<i4").tobytes() + self.labels.astype("<i4").tobytes())
         return digest.hexdigest()
 
+    @functools.cached_property
+    def size_fingerprint(self):
+        """SHA-256 (hex) of the sizes of the encoded images, as of :class:`~mixprec.data.sources.folders.ImageFiles`."""
+        return sha256_of(self.sizes)
+
     def index_files(self):
         """Writes DALI's index files into the cache folder and returns the list of their paths, one for each shard.
 
@@ -136,7 +143,7 @@ def scan_shards(folder, on_error="stop"):
         DataError: There is no shard; one is missing, truncated or empty; or a sample is bad, or, with
             ``on_error='skip'``, no image of a class is good.
     """
-    root = os.path.abspath(folder)
+    root = working_folder.absolute(folder)
     form = shard_format(root)
     manifest = read_manifest(root)
     paths = shard_paths(root, manifest)
@@ -204,6 +211,10 @@ def _images(root, form, paths, manifest):
         return [value for found in indices for value in getattr(found, field)]
 
     labels = np.concatenate([found.labels for found in indices])
+    if manifest is not None and labels.max() >= len(manifest["classes"]):
+        raise DataError(
+            f"{printable(root)}: label {labels.max()}, but {MANIFEST} has {len(manifest['classes'])} classes"
+        )
     problems = all_of("problems")
     images = ImageShards(
         root,

@@ -8,6 +8,7 @@ import os
 import re
 import tarfile
 
+from mixprec.archives import Damaged, reading
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.shard_index import ShardIndex, label_problem
 from mixprec.files import open_regular
@@ -100,14 +101,14 @@ def damage(path, line):
 def _members(path, file, size):
     """The regular files of an archive. Unlike :mod:`tarfile` it does not take damage for the end."""
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
+        with reading(), tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 if member.offset_data + member.size > size:
                     raise DataError(f"{printable(path)}: truncated: {printable(member.name)} is incomplete")
                 if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     yield member
             end = archive.offset
-    except tarfile.ReadError as error:
+    except Damaged as error:
         raise DataError(f"{printable(path)}: not an intact, uncompressed tar archive ({error})") from error
     file.seek(end)
     block = file.read(tarfile.BLOCKSIZE)

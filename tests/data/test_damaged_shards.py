@@ -1,0 +1,116 @@
+"""Damaged shards and manifests: each folder is read, or refused in one line that names a file."""
+
+import io
+import itertools
+import json
+import random
+import tarfile
+
+import pytest
+
+from mixprec.data.data_error import DataError
+from mixprec.data.sources.folders import scan_folders
+from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.shards import scan_shards
+from tests.damage import damaged
+from tests.training import small_images
+
+VALUES = (None, 1, -1, 1.5, "x", [], {}, [1], {"a": 1}, True, 10**30, "\ud800", "a\nb", "a\0b", ["\ud800"])
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        small_images.make(root)
+        yield scan_folders(root / "val")
+
+
+@pytest.fixture(params=["webdataset", "tfrecord"])
+def folder(request, images, tmp_path):
+    pack(images, tmp_path / "packed", form=request.param)
+    return tmp_path / "packed"
+
+
+def tried(folder, function, *args, **keywords):
+    """Calls a function, which may refuse the folder in one line."""
+    try:
+        function(folder, *args, **keywords)
+    except DataError as error:
+        refusal = str(error)
+    else:
+        return
+    assert refusal.startswith(str(folder))
+    assert refusal.isprintable()
+
+
+def changed(content):
+    """Yields copies of a dict without a key, or with another value."""
+    for key in content:
+        yield {name: value for name, value in content.items() if name != key}
+        yield from ({**content, key: value} for value in VALUES)
+
+
+def manifests(content):
+    (name, shard), *_ = content["shards"].items()
+    yield from changed(content)
+    for other in ({}, *changed(shard)):
+        yield {**content, "shards": {name: other}}
+    for other in ("x", f"../{name}", "", "a\0b", "\ud800"):
+        yield {**content, "shards": {other: shard}}
+
+
+def test_a_manifest_with_anything_in_it(folder, images):
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    for other in manifests(content):
+        path.write_text(json.dumps(other))
+        tried(folder, scan_shards)
+        tried(folder, verify)
+    for key in ("named", "classes", "shards"):
+        path.write_text(json.dumps({**content, key: None}))
+        with pytest.raises(DataError, match=r"manifest\.json: damaged: not as scripts/pack_dataset\.py writes it$"):
+            scan_shards(folder)
+    path.write_text(json.dumps({**content, "classes": ["a"]}))
+    with pytest.raises(DataError, match=r"packed: label 2, but manifest\.json has 1 classes$"):
+        scan_shards(folder)
+
+
+def test_packing_goes_on_with_no_damaged_manifest(folder, images):
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    for other in itertools.islice(manifests(content), 0, None, 7):
+        path.write_text(json.dumps(other))
+        tried(folder, lambda out: pack(images, out, form=content["format"]))
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1500, marks=pytest.mark.sweep)])
+def test_damaged_shards(folder, count):
+    (folder / "manifest.json").unlink()
+    (shard,) = [path for path in folder.iterdir() if path.suffix in (".tar", ".tfrecord")]
+    for content in damaged(shard.read_bytes(), count, count):
+        shard.write_bytes(content)
+        tried(folder, scan_shards)
+        tried(folder, scan_shards, on_error="skip")
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("count", [200, pytest.param(3000, marks=pytest.mark.sweep)])
+def test_damaged_headers_of_long_names_whose_checksums_fit(tmp_path, form, count):
+    draw, path = random.Random(0), tmp_path / "a.tar"
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=form) as archive:
+        member = tarfile.TarInfo("a" * 200 + ".jpg")
+        member.size, member.pax_headers = 10, {"GNU.sparse.map": "1,2", "comment": "x"}
+        archive.addfile(member, io.BytesIO(b"x" * 10))
+    for _ in range(count):
+        content = bytearray(whole.getvalue())
+        for _ in range(draw.randrange(1, 4)):
+            content[512 * draw.randrange(4) + draw.randrange(120)] = draw.randrange(256)
+        for header in range(0, 2048, 512):
+            if content[header + 257 : header + 262] == b"ustar":
+                content[header + 148 : header + 156] = b" " * 8
+                content[header + 148 : header + 156] = b"%06o\0 " % sum(content[header : header + 512])
+        path.write_bytes(content)
+        tried(tmp_path, scan_shards)
