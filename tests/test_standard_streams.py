@@ -166,6 +166,24 @@ def test_streams_that_are_none_or_closed(put, monkeypatch, capsys, attribute, is
     assert "".join(told).endswith(": it is closed; it goes on\n")
 
 
+def test_what_was_lost_before_a_view_is_said_in_it(put, capsys):
+    """Such as what a network of the user's prints when it is imported; nothing is left to complain of at the end."""
+    put("stdout", _lost("full"))
+    with standard_streams.guarded():
+        print("text", flush=True)
+        with standard_streams.view("it goes on"):
+            pass
+        assert standard_streams.run(lambda: 0) == 0
+    assert capsys.readouterr().err == f"standard output: {FULL}; it goes on\n"
+
+
+def test_nothing_is_lost_where_nothing_is_written(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with standard_streams.guarded():
+        print(end="", flush=True)
+        assert standard_streams.run(lambda: 0) == 0
+
+
 def test_both_streams_are_lost(put):
     put("stdout", _lost("full"))
     put("stderr", _lost("unread"))
