@@ -164,6 +164,7 @@ def test_steps_that_are_all_skipped_train_nothing(train):
     keys = ("precision.compute=float16", "loss_scale.mode=static", f"loss_scale.init_scale={2.0**100}")
     code, _, error, out = train(*keys)
     _assert_failed(code, error, out, "training has diverged: at its end, in iteration 18, all steps were skipped")
+    assert error.endswith("try a smaller loss_scale.init_scale or optimizer.lr\n")
 
 
 def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monkeypatch):
@@ -175,19 +176,27 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     _assert_failed(code, error, out, "KFAC: second moments of .* set a larger damping; --resume auto goes on from")
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_only_the_last_step_has_spoilt(train, monkeypatch, value):
+@pytest.mark.core(2)
+@pytest.mark.parametrize(
+    ("link", "name", "value", "words"),
+    [
+        ("norm", "avg_var", math.inf, "norm/avg_var is not finite"),
+        ("norm", "avg_mean", math.nan, "norm/avg_mean is not finite"),
+        ("linear", "W", -6e14, r"linear/W has 6e\+14 in it, which is more than 65504"),
+    ],
+)
+def test_weights_that_only_the_last_step_has_spoilt(train, monkeypatch, link, name, value, words):
     """No loss knows of them."""
     check = SoundLosses.check_end
 
     def spoil(self, trainer):
-        trainer.updater.get_optimizer("main").target.predictor.norm.avg_var[1] = value
+        array = getattr(getattr(trainer.updater.get_optimizer("main").target.predictor, link), name)
+        getattr(array, "array", array)[1] = value
         check(self, trainer)
 
     monkeypatch.setattr(SoundLosses, "check_end", spoil)
     code, _, error, out = train()
-    _assert_failed(code, error, out, "training has diverged: at its end, in iteration 18, norm/avg_var is not finite;")
+    _assert_failed(code, error, out, f"training has diverged: at its end, in iteration 18, {words};")
 
 
 def test_snapshots_are_those_of_a_sound_network_and_the_best_is_one_of_them(train):
