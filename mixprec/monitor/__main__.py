@@ -87,7 +87,6 @@ def _serve(arguments):
         if given is None:
             text += _keep(token, arguments.port, stack)
         stack.enter_context(standard_streams.view("the pages are served all the same"))
-        print(f"{text}\n(Ctrl-C ends it)", flush=True)
         ui.run(
             host=_HOST,
             port=arguments.port,
@@ -100,9 +99,21 @@ def _serve(arguments):
             show_welcome_message=False,
             binding_refresh_interval=None,
             proxy_headers=False,  # or a header of a request decides whose connection it is
+            # Not before the port is taken: another account could take it first, and have the address opened there.
+            callback_notify=_once(lambda: print(f"{text}\n(Ctrl-C ends it)", flush=True)),
             uvicorn_logging_level="error",  # a warning is a line of log for each bad request of any account
             **connections.settings(),
         )
+
+
+def _once(function):
+    """Returns what uvicorn calls when it serves, and from then on each half minute; it calls a function once."""
+    calls = iter([function])
+
+    async def called():
+        next(calls, lambda: None)()
+
+    return called
 
 
 def _keep(token, port, stack):

@@ -5,7 +5,7 @@ import hmac
 import re
 import urllib.parse
 
-from mixprec.monitor.connections import BODY, HEADER
+from mixprec.monitor.connections import ANSWER, BODY, HEADER, SOCKET, WORK
 
 LARGEST_UPLOAD = 20_000_000  # bytes of a file
 _LARGEST = LARGEST_UPLOAD + (1 << 20)  # bytes of a request
@@ -110,25 +110,26 @@ class Access:
             await _answer(send, 413, f"at most {LARGEST_UPLOAD / 1e6:g} MB")
         else:
             has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-            self._connections.owes(scope.get("client"), BODY if has_body else None)
-            await self._app(scope, self._received(scope, receive), self._sent(scope, send))
+            connection = self._connections.of(scope.get("client"))
+            self._connections.enter(connection, BODY if has_body else WORK)
+            await self._app(scope, self._received(connection, receive), self._sent(connection, send))
 
     async def _websocket(self, scope, receive, send):
-        headers = _headers(scope)
+        headers, connection = _headers(scope), self._connections.of(scope.get("client"))
         port, refused = _checked(headers)
+        if refused is not None or not self._guard.is_open(headers, port):
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        self._connections.enter(connection, SOCKET)
         try:
-            if refused is not None or not self._guard.is_open(headers, port):
-                await send({"type": "websocket.close", "code": 1008})
-                return
-            self._connections.owes(scope.get("client"), None)
             await self._app(scope, receive, send)
         finally:
-            self._connections.gone(scope.get("client"))
+            self._connections.enter(connection, HEADER)  # which has a time: nothing else says that it is closed
 
     def _has_token(self, scope):
         return any(self._guard.is_token(value) for value in map(_token, _query(scope)) if value is not None)
 
-    def _received(self, scope, receive):
+    def _received(self, connection, receive):
         """Returns ``receive``, which breaks off a request that sends more than its header said, or has no header."""
         size = 0
 
@@ -138,18 +139,19 @@ class Access:
             size += len(message.get("body", b""))
             if size > _LARGEST:
                 return {"type": "http.disconnect"}
-            if message["type"] == "http.request" and not message.get("more_body"):
-                self._connections.owes(scope.get("client"), None)
+            if not message.get("more_body") and self._connections.is_at(connection, BODY):
+                self._connections.enter(connection, WORK)
             return message
 
         return received
 
-    def _sent(self, scope, send):
+    def _sent(self, connection, send):
         async def sent(message):
+            is_last = message["type"] == "http.response.body" and not message.get("more_body")
+            # Before the next request can come; and each part is asked for when some of the one before has been taken.
+            self._connections.enter(connection, HEADER if is_last else ANSWER)
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
-            elif message["type"] == "http.response.body" and not message.get("more_body"):
-                self._connections.owes(scope.get("client"), HEADER)  # before the next request can come
             await send(message)
 
         return sent

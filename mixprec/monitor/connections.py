@@ -1,33 +1,38 @@
-"""Connections whose request is not whole: they have little time, and few of them are kept.
+"""Connections of which too much is held: they have little time for each part of a request, and few of them are kept.
 
-Every account of the machine can connect. A connection that says nothing, or a letter each second, would otherwise hold
-a descriptor for ever, and when there are none left no browser is answered.
+Every account of the machine can connect. A connection that says nothing, or a letter each second, or never takes its
+answer, would otherwise hold a descriptor for ever, and when there are none left no browser is answered.
 """
 
 import asyncio
 import collections
 import resource
 
-HEADER, BODY = "header", "body"  # what a connection still has to send
-_SECONDS = {HEADER: 10, BODY: 120}
-_MOST = 64
+# What a connection is at: it sends a header or a body, is waited for, takes its answer, or is a WebSocket.
+HEADER, BODY, WORK, ANSWER, SOCKET = "header", "body", "work", "answer", "socket"
+_SECONDS = {HEADER: 10, BODY: 120, ANSWER: 20}  # of an answer: until some more of it has been taken
+_MOST = {HEADER: 64, BODY: 64, WORK: 256, ANSWER: 64, SOCKET: 256}
+_MESSAGE = 1 << 20  # bytes of a message over a WebSocket
 
 
 class Connections:
-    """What each connection still has to send, and until when.
+    """What each connection is at, and until when.
 
-    Where too many owe the same, the oldest is closed: a browser sends a whole request at once, and is answered.
+    Where too many are at the same, the oldest is closed: a browser sends a whole request at once, and is answered.
 
     Args:
-        seconds: dict, for :data:`HEADER` and :data:`BODY`: after which a connection is closed.
-        most: number of connections that may owe the same; default: so many that descriptors do not run out.
+        seconds: dict from parts to seconds after which a connection is closed; without, there is no limit.
+        most: number of connections that may be at the same; default: so many that descriptors do not run out.
     """
 
     def __init__(self, seconds=None, most=None):
-        self._most = min(_MOST, max(4, _descriptors() // 5)) if most is None else most
+        self._most = {part: min(number, max(4, _descriptors() // 8)) for part, number in _MOST.items()}
+        if most is not None:
+            self._most = dict.fromkeys(_MOST, most)
         self._seconds = seconds or _SECONDS
         self._transports = {}  # address of the client -> transport
-        self._owing = {HEADER: collections.OrderedDict(), BODY: collections.OrderedDict()}  # address -> timer
+        self._at = {part: collections.OrderedDict() for part in _MOST}  # transport -> timer or None
+        self._unsent = {}  # transport -> bytes that were in its buffer when that was looked at
 
     def settings(self):
         """Returns uvicorn's settings that belong to it, a dict."""
@@ -41,7 +46,7 @@ class Connections:
                 connections.made(transport)
 
             def connection_lost(self, error):
-                connections.gone(self.transport.get_extra_info("peername"))
+                connections.gone(self.transport)
                 super().connection_lost(error)
 
         return {
@@ -50,47 +55,81 @@ class Connections:
             "loop": "asyncio",
             "backlog": min(1024, max(4, _descriptors() // 8)),
             "timeout_graceful_shutdown": 5,  # seconds; a request that is not whole would go on for minutes
+            "ws_max_size": _MESSAGE,
         }
 
     def made(self, transport):
         """A connection has been accepted."""
         client = transport.get_extra_info("peername")
-        self.gone(client)  # an earlier one from the same port
+        if client in self._transports:
+            self.gone(self._transports[client])  # an earlier one from the same port
         self._transports[client] = transport
-        self.owes(client, HEADER)
+        self.enter(transport, HEADER)
 
-    def owes(self, client, part):
-        """A connection has to send a part from now on, or nothing.
+    def of(self, client):
+        """Returns the transport of a client's address, as in an ASGI scope; ``None`` if there is none."""
+        return self._transports.get(client)
+
+    def is_at(self, transport, part):
+        """Returns ``True`` if a connection is at a part, see :meth:`enter`."""
+        return transport in self._at[part]
+
+    def enter(self, transport, part):
+        """A connection is at a part from now on, or still, and has made progress.
 
         Args:
-            client: its address, as in an ASGI scope.
-            part: :data:`HEADER`, :data:`BODY` or ``None``.
+            transport: from :meth:`of`; a connection that is gone, or ``None``, is left alone.
+            part: :data:`HEADER`, :data:`BODY`, :data:`WORK`, :data:`ANSWER` or :data:`SOCKET`.
         """
-        for owing in self._owing.values():
-            if client in owing:
-                owing.pop(client).cancel()
-        if part is None or client not in self._transports:
+        if not self._is_known(transport):
             return
-        owing = self._owing[part]
-        owing[client] = asyncio.get_running_loop().call_later(self._seconds[part], self._late, client, part)
-        if len(owing) > self._most:
-            self._close(next(iter(owing)))
+        self._forget(transport)
+        held, seconds = self._at[part], self._seconds.get(part)
+        timer = None
+        if seconds is not None:
+            timer = asyncio.get_running_loop().call_later(seconds, self._late, transport, part)
+        held[transport] = timer
+        if len(held) > self._most[part]:
+            oldest = next(iter(held))
+            self._abort(oldest) if part == ANSWER else self._close(oldest)
 
-    def gone(self, client):
+    def gone(self, transport):
         """A connection is closed, or about to be."""
-        self.owes(client, None)
-        self._transports.pop(client, None)
+        self._forget(transport)
+        if self._is_known(transport):
+            del self._transports[transport.get_extra_info("peername")]
 
-    def _late(self, client, part):
-        if self._transports[client].get_write_buffer_size():
-            self.owes(client, part)  # the answer to its last request is still on the way
+    def _is_known(self, transport):
+        """Whether it is counted; another one may have the port of one that is gone."""
+        return transport is not None and self._transports.get(transport.get_extra_info("peername")) is transport
+
+    def _forget(self, transport):
+        self._unsent.pop(transport, None)
+        for held in self._at.values():
+            timer = held.pop(transport, None)
+            if timer is not None:
+                timer.cancel()
+
+    def _late(self, transport, part):
+        unsent = transport.get_write_buffer_size()
+        if part == ANSWER and unsent == self._unsent.get(transport):
+            self._abort(transport)
+        elif unsent:
+            self.enter(transport, ANSWER)  # an answer is still on the way
+            self._unsent[transport] = unsent
         else:
-            self._close(client)
+            self._close(transport)
 
-    def _close(self, client):
-        transport = self._transports[client]
-        self.gone(client)
+    def _close(self, transport):
         transport.close()  # what is in the buffer is sent
+        if transport.get_write_buffer_size():
+            self.enter(transport, ANSWER)
+        else:
+            self.gone(transport)
+
+    def _abort(self, transport):
+        self.gone(transport)
+        transport.abort()
 
 
 def _descriptors():

@@ -109,13 +109,16 @@ class LogFile:
         file.seek(self._end - len(self._tail))
         if file.read(len(self._tail)) != self._tail:
             self._start()
-            file.seek(0)
-        wanted = max(0, min(PIECE, status.st_size - self._end))
-        piece = file.read(wanted)
-        is_last = len(piece) < wanted or self._end + wanted >= status.st_size
-        used = self._take_lines(piece)
-        self._end += used
-        self._tail = (self._tail + piece[max(0, used - _TAIL) : used])[-_TAIL:]
+        is_last, used, piece = False, 1, b""
+        while used and not is_last and self.cost < PIECE:
+            # Not more at a time than a line may have: the memory of each thread keeps room for what it has held.
+            wanted = max(0, min(_LONGEST, PIECE - self.cost, status.st_size - self._end))
+            file.seek(self._end)
+            piece = file.read(wanted)
+            is_last = len(piece) < wanted or self._end + wanted >= status.st_size
+            used = self._take_lines(piece)
+            self._end += used
+            self._tail = (self._tail + piece[max(0, used - _TAIL) : used])[-_TAIL:]
         # A part of a line at the end is being written by another program.
         is_done = is_last and piece.find(b"\n", used) < 0
         self.share = 1.0 if is_done else min(0.999, self._end / status.st_size)

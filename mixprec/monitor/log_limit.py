@@ -10,6 +10,7 @@ _LOGGERS = ("asyncio", "engineio.server", "nicegui", "socketio.server", "uvicorn
 _LONGEST = 300  # characters of a message
 _FRAMES = 20  # of a traceback, the last ones
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_AROUND = ("access.py", "clients.py")  # code that takes part in all requests
 
 
 class Once(logging.Filter):
@@ -35,15 +36,20 @@ class Once(logging.Filter):
             where = (frames[-1].filename, frames[-1].lineno) if frames else ("", 0)
             kind = record.name, type(error).__name__, *where
             record.exc_info = None
-            if any(frame.filename.startswith(_OURS) for frame in frames):
+            if any(map(_is_ours, frames)):
                 text += f"\n{''.join(traceback.format_list(frames[-_FRAMES:]))}{said}"
             else:
                 text = f"{said} ({where[0]}, line {where[1]})"
+        record.stack_info = None
         if kind in self._seen:
             return False
         self._seen.add(kind)
         record.msg, record.args = f"{text} (more of this kind are not printed)", ()
         return True
+
+
+def _is_ours(frame):
+    return frame.filename.startswith(_OURS) and os.path.basename(frame.filename) not in _AROUND
 
 
 def install():

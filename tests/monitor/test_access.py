@@ -6,24 +6,27 @@ import pytest
 
 from mixprec.monitor import __main__ as command
 from mixprec.monitor.access import LARGEST_UPLOAD, Access, Guard
-from mixprec.monitor.connections import BODY, HEADER
+from mixprec.monitor.connections import ANSWER, BODY, HEADER, SOCKET, WORK
 
 TOKEN = "correct-horse.battery~staple"
 BEARER = f"Bearer {TOKEN}"
 COOKIE = Guard(TOKEN).cookie("8080").partition(";")[0]
 
 
-class Owed:
-    """Stands for the connections: keeps what each still has to send."""
+class Entered:
+    """Stands for the connections: keeps what the only one has been at."""
 
     def __init__(self):
         self.said = []
 
-    def owes(self, client, part):
-        self.said.append(part)
+    def of(self, client):
+        return client
 
-    def gone(self, client):
-        self.said.append("gone")
+    def is_at(self, connection, part):
+        return self.said[-1] == part
+
+    def enter(self, connection, part):
+        self.said.append(part)
 
 
 async def _pages(scope, receive, send):
@@ -41,7 +44,7 @@ async def _pages(scope, receive, send):
     await send({"type": "http.response.body", "body": b"pages " + body})
 
 
-def _ask(path="/", *, kind="http", method="GET", body=(b"",), owed=None, **headers):
+def _ask(path="/", *, kind="http", method="GET", body=(b"",), entered=None, **headers):
     """Returns the messages that are sent: a list."""
     path, _, query = path.partition("?")
     headers = {"host": "localhost:8080", **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -62,7 +65,7 @@ def _ask(path="/", *, kind="http", method="GET", body=(b"",), owed=None, **heade
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Access(_pages, Guard(TOKEN), owed or Owed())(scope, receive, send))
+    asyncio.run(Access(_pages, Guard(TOKEN), entered or Entered())(scope, receive, send))
     return sent
 
 
@@ -240,18 +243,18 @@ def test_what_is_too_large_is_not_read():
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
-        ({"authorization": BEARER}, [None, None, HEADER]),
-        ({"authorization": BEARER, "body": [b"a", b"b"], "content_length": "2"}, [BODY, None, HEADER]),
-        ({"authorization": BEARER, "body": [b"a", b"b"], "transfer_encoding": "chunked"}, [BODY, None, HEADER]),
+        ({"authorization": BEARER}, [WORK, ANSWER, HEADER]),
+        ({"authorization": BEARER, "body": [b"a", b"b"], "content_length": "2"}, [BODY, WORK, ANSWER, HEADER]),
+        ({"authorization": BEARER, "body": [b"a"], "transfer_encoding": "chunked"}, [BODY, WORK, ANSWER, HEADER]),
         ({"content_length": "2"}, []),
-        ({"authorization": BEARER, "kind": "websocket"}, [None, "gone"]),
-        ({"kind": "websocket"}, ["gone"]),
+        ({"authorization": BEARER, "kind": "websocket"}, [SOCKET, HEADER]),
+        ({"kind": "websocket"}, []),
     ],
 )
 def test_only_the_token_gives_a_connection_more_time(request_, said):
-    owed = Owed()
-    _ask(owed=owed, **request_)
-    assert owed.said == said
+    entered = Entered()
+    _ask(entered=entered, **request_)
+    assert entered.said == said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from mixprec.monitor.connections import BODY, HEADER, Connections
+from mixprec.monitor.connections import ANSWER, BODY, HEADER, SOCKET, WORK, Connections
 from tests.monitor.server import TOKEN, Server
 
 BEARER = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
@@ -42,6 +42,9 @@ class Transport:
     def close(self):
         self.closed = True
 
+    def abort(self):
+        self.closed, self.unsent = True, 0
+
 
 def _send(connection, data):
     with contextlib.suppress(OSError):  # it is closed already
@@ -61,7 +64,7 @@ def _told(story, **settings):
     """Runs a story, an async function of connections with short times; returns what it returns."""
 
     async def told():
-        return await story(Connections({HEADER: 0.2, BODY: 0.4}, **settings))
+        return await story(Connections({HEADER: 0.2, BODY: 0.4, ANSWER: 0.2}, **settings))
 
     return asyncio.run(told())
 
@@ -71,8 +74,8 @@ def test_a_connection_without_a_whole_request_is_closed_in_time():
         silent, busy, slow = (Transport(("127.0.0.1", port)) for port in (1, 2, 3))
         for transport in (silent, busy, slow):
             connections.made(transport)
-        connections.owes(busy.client, None)
-        connections.owes(slow.client, BODY)
+        connections.enter(busy, WORK)
+        connections.enter(slow, BODY)
         await asyncio.sleep(0.3)
         early = silent.closed, busy.closed, slow.closed
         await asyncio.sleep(0.4)
@@ -85,24 +88,55 @@ def test_an_idle_connection_has_the_time_of_a_header():
     async def story(connections):
         idle = Transport(("127.0.0.1", 1))
         connections.made(idle)
-        connections.owes(idle.client, None)
-        connections.owes(idle.client, HEADER)
+        connections.enter(idle, WORK)
+        connections.enter(idle, HEADER)
         await asyncio.sleep(0.5)
         return idle.closed
 
     assert _told(story)
 
 
-def test_an_answer_on_its_way_is_waited_for():
+def test_an_answer_on_its_way_is_waited_for_as_long_as_the_client_takes_some_of_it():
     async def story(connections):
-        slow = Transport(("127.0.0.1", 1), unsent=1)
+        slow, stuck = Transport(("127.0.0.1", 1), unsent=100), Transport(("127.0.0.1", 2), unsent=100)
         connections.made(slow)
-        await asyncio.sleep(0.5)
-        before, slow.unsent = slow.closed, 0
+        connections.made(stuck)
+        for _ in range(16):
+            await asyncio.sleep(0.05)
+            slow.unsent -= 1
+        before, slow.unsent = (slow.closed, stuck.closed, stuck.unsent), 0
         await asyncio.sleep(0.5)
         return before, slow.closed
 
-    assert _told(story) == (False, True)
+    assert _told(story) == ((False, True, 0), True)
+
+
+def test_too_many_that_take_no_answer_are_cut_off_and_half_headers_cut_off_none_of_them():
+    async def story(connections):
+        downloads = [Transport(("127.0.0.1", port), unsent=100) for port in range(5)]
+        for transport in downloads[:3]:
+            connections.made(transport)
+            connections.enter(transport, HEADER)  # the last part of its answer is on its way
+        for port in range(5, 20):
+            connections.made(Transport(("127.0.0.1", port)))
+        before = [transport.unsent for transport in downloads[:3]]
+        for transport in downloads[3:]:
+            connections.made(transport)
+            connections.enter(transport, ANSWER)
+        return before, [transport.unsent for transport in downloads]
+
+    assert _told(story, most=3) == ([100, 100, 100], [0, 0, 100, 100, 100])
+
+
+def test_of_too_many_sockets_the_oldest_is_closed():
+    async def story(connections):
+        opened = [Transport(("127.0.0.1", port)) for port in range(4)]
+        for transport in opened:
+            connections.made(transport)
+            connections.enter(transport, SOCKET)
+        return [transport.closed for transport in opened]
+
+    assert _told(story, most=3) == [True, False, False, False]
 
 
 def test_too_many_close_the_oldest_of_those_that_owe_the_same():
@@ -110,8 +144,8 @@ def test_too_many_close_the_oldest_of_those_that_owe_the_same():
         opened = [Transport(("127.0.0.1", port)) for port in range(8)]
         for transport in opened[:2]:
             connections.made(transport)
-        connections.owes(opened[0].client, None)  # it is answered
-        connections.owes(opened[1].client, BODY)
+        connections.enter(opened[0], WORK)
+        connections.enter(opened[1], BODY)
         for transport in opened[2:]:
             connections.made(transport)
         return [transport.closed for transport in opened]
@@ -123,15 +157,16 @@ def test_what_is_gone_is_forgotten():
     async def story(connections):
         gone, other = Transport(("127.0.0.1", 1)), Transport(("127.0.0.1", 1))
         connections.made(gone)
-        connections.gone(gone.client)
-        connections.owes(gone.client, HEADER)
-        connections.gone(None)
+        connections.gone(gone)
+        connections.enter(gone, HEADER)
+        connections.enter(None, HEADER)
         connections.made(other)  # from the same port
-        connections.owes(other.client, None)
+        connections.gone(gone)  # said late
+        assert connections.of(other.client) is other
         await asyncio.sleep(0.5)
         return gone.closed, other.closed
 
-    assert _told(story) == (False, False)
+    assert _told(story) == (False, True)
 
 
 @pytest.mark.sweep
