@@ -96,7 +96,7 @@ def _assert_failed(code, error, out, words):
 
 
 def _assert_sound(path):
-    """All weights and statistics in a snapshot are finite, and no larger than those of a network that learns."""
+    """All weights and statistics in a snapshot are finite, and no larger than in a network that learns."""
     with np.load(path, allow_pickle=True) as arrays:
         model = {name: arrays[name] for name in arrays.files if name.startswith("updater/model:main/predictor/")}
     assert model
