@@ -1,11 +1,14 @@
 """Commands where the working directory is gone, and where Python leaves out docstrings and asserts."""
 
+import importlib
 import os
 import subprocess
 import sys
 
 import pytest
 
+from mixprec.data.data_error import DataError
+from mixprec.data.loaders.pipeline import require_dali
 from mixprec.training import command
 from mixprec.training.plots import Plots
 from models import MODELS
@@ -127,6 +130,17 @@ def test_a_training_with_options_of_python(work, trained, options):
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("model.npz", "snapshot_best.npz"):
         assert finished_run.members(out / name) == finished_run.members(trained / name)
+
+
+def test_a_dali_that_does_not_start_is_one_line(monkeypatch):
+    """It extends docstrings, which ``-OO`` leaves out."""
+
+    def fail(name):
+        raise TypeError("no docstring")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(DataError, match=r"^NVIDIA DALI is broken here \(TypeError: no docstring\): take data\.loader="):
+        require_dali()
 
 
 def test_converting_without_docstrings():

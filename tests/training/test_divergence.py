@@ -48,12 +48,13 @@ def work(tmp_path_factory):
         "model": {"arch": "doomed", "classes": 3},
         "precision": {"compute": "float32"},
         "loss_scale": {"mode": "none"},
-        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1, "loader": "pillow"},
+        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
         "optimizer": {"lr": 0.02},
         "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
         "snapshot": {"every": "1 epoch", "keep": 2},
         "log": {"every": "1 epoch"},
     }
+    sections["data"]["loader"] = "pillow"
     (root / "small.yaml").write_text(yaml.safe_dump(sections))
     return root
 
