@@ -1,4 +1,4 @@
-"""A command as a process: how it begins and ends, whatever its environment, its output, and Ctrl-C are."""
+"""A command as a process: how it begins and ends, with any environment and output, and after Ctrl-C."""
 
 from mixprec import interruption, launched, standard_streams, variables
 

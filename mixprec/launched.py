@@ -27,7 +27,7 @@ class Place:
     Attributes:
         rank: 0 to size - 1.
         size: number of processes.
-        local_rank: 0, 1... among those of this machine; 0 if the launcher does not say.
+        local_rank: 0, 1... among the processes of this machine; 0 if the launcher does not say.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Ranks that have left: MPI lets a process that ends wait for all others, and has these wait for it without a word.
+"""Ranks that have left: in MPI a process that ends waits for all others, and they wait for it without a word.
 
 So each process tells all others at its end how often it has taken part in what they do together. Where one waits for a
 rank that takes part no more, that is an error. What a rank has begun and not ended does not count: MPI does not go on

@@ -48,12 +48,13 @@ def work(tmp_path_factory):
         "model": {"arch": "doomed", "classes": 3},
         "precision": {"compute": "float32"},
         "loss_scale": {"mode": "none"},
-        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "loader": "pillow"},
+        "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
         "optimizer": {"lr": 0.02},
         "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
         "snapshot": {"every": "1 epoch", "keep": 2},
         "log": {"every": "1 epoch"},
     }
+    sections["data"]["loader"] = "pillow"
     (root / "small.yaml").write_text(yaml.safe_dump(sections))
     return root
 
@@ -96,14 +97,14 @@ def _assert_failed(code, error, out, words):
 
 
 def _assert_sound(path):
-    """All weights and statistics in a snapshot are finite, and no larger than those of a network that learns."""
+    """All weights and statistics in a snapshot are finite, and no larger than in a network that learns."""
     with np.load(path, allow_pickle=True) as arrays:
         model = {name: arrays[name] for name in arrays.files if name.startswith("updater/model:main/predictor/")}
     assert model
     assert all(np.isfinite(array).all() and np.abs(array).max() < 1e4 for array in model.values())
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_a_learning_rate_of_a_million(train, mode, compute):
@@ -117,7 +118,7 @@ def test_a_learning_rate_of_a_million(train, mode, compute):
             _assert_sound(out / name)
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_patience_runs_out_in_any_mode(train, mode, compute):
@@ -130,7 +131,7 @@ def test_patience_runs_out_in_any_mode(train, mode, compute):
     _assert_sound(out / "snapshot_best.npz")
 
 
-@pytest.mark.core(2)
+@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("doom", "words"),
     [
@@ -150,6 +151,7 @@ def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     _assert_failed(code, error, out, f"training has diverged: at its end, in iteration {steps}, {words}; no model.npz")
 
 
+@pytest.mark.sweep  # as the snapshots of a sound network show
 def test_losses_that_recover_are_no_error(train):
     """One batch of NaN, in the last interval of the log: the step is skipped."""
     code, printed, error, out = train(since=2 * STEPS + 3, until=2 * STEPS + 4)
@@ -209,7 +211,7 @@ def test_snapshots_are_those_of_a_sound_network_and_the_best_is_one_of_them(trai
     _assert_sound(out / "snapshot_best.npz")
 
 
-@pytest.mark.core(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("accuracy", [math.nan, 1.0])
 def test_the_best_snapshot_with_an_accuracy_or_a_loss_of_nan(train, monkeypatch, accuracy):
     """NaN is no best; nor is a network whose loss is NaN, whatever its accuracy, also in a run that was resumed."""
@@ -245,6 +247,7 @@ def test_a_run_that_has_diverged_is_not_done_when_it_is_resumed(train, stop):
     assert "changed: optimizer.lr 0.02 -> 0.01" in printed
 
 
+@pytest.mark.sweep
 def test_a_snapshot_of_a_version_that_kept_no_losses(train):
     code, _, _, out = train("training.epochs=1")
     assert code == 0
