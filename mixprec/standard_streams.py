@@ -112,10 +112,11 @@ def guard():
             nowhere = os.open(os.devnull, os.O_RDWR)  # has this number, as lower ones are open
             os.set_inheritable(nowhere, True)
             closed.add(number)
+    streams = {name: _safe(name, number if number in closed else None) for number, name in enumerate(_NAMES, 1)}
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (it stays)
-    for number, attribute in enumerate(_NAMES, 1):
-        setattr(sys, attribute, _safe(attribute, number if number in closed else None))
+        streams["stdin"] = open(0, closefd=False)  # noqa: SIM115 (it stays)
+    for attribute, stream in streams.items():
+        setattr(sys, attribute, stream)
 
 
 @contextlib.contextmanager
