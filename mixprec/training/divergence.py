@@ -16,10 +16,10 @@ from mixprec.backends.transfers import to_host
 from mixprec.training.snapshots import contents
 
 _LOSSES = {"main/loss": "the training loss", "validation/main/loss": "the validation loss"}
-# A loss of a classifier is a difference of logits: with a larger one they do not fit into float16. Nor do larger weights.
-# In float32 and bfloat16 a network that has diverged may stay below inf for long.
+# A loss of a classifier is a difference of logits: with a larger one they do not fit into float16, nor do larger
+# weights. In float32 and bfloat16 a network that has diverged may stay below inf for long.
 LARGEST = float(np.finfo(np.float16).max)
-# Only finite: variances of images in 0..255 are large. Other values that a link keeps may be inf by design, as a mask is.
+# These need only be finite, as variances of images in 0..255 are large. Other values of a link may be inf by design.
 _STATISTICS = ("avg_mean", "avg_var")
 
 
