@@ -158,7 +158,11 @@ class Access:
 
 
 def _headers(scope):
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    """Returns the headers, a dict; of one that is there twice both values, so that none of the two is taken for it."""
+    headers = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    return {name: ", ".join(values) for name, values in headers.items()}
 
 
 def _checked(headers):

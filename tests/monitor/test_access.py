@@ -44,7 +44,7 @@ async def _pages(scope, receive, send):
     await send({"type": "http.response.body", "body": b"pages " + body})
 
 
-def _ask(path="/", *, kind="http", method="GET", body=(b"",), entered=None, **headers):
+def _ask(path="/", *, kind="http", method="GET", body=(b"",), entered=None, twice=(), **headers):
     """Returns the messages that are sent: a list."""
     path, _, query = path.partition("?")
     headers = {"host": "localhost:8080", **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -54,7 +54,7 @@ def _ask(path="/", *, kind="http", method="GET", body=(b"",), entered=None, **he
         "query_string": query.encode(),
         "method": method,
         "client": ("127.0.0.1", 1),
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in [*headers.items(), *twice]],
     }
     parts = [{"type": "http.request", "body": part, "more_body": n < len(body)} for n, part in enumerate(body, 1)]
     sent = []
@@ -203,6 +203,19 @@ def test_a_name_that_leads_here_is_not_enough(host):
     assert _status(_asked(host=host)) == 400
     assert _status(_ask(f"/?token={TOKEN}", host=host)) == 400
     assert _status(_asked(kind="websocket", host=host)) == "websocket.close"
+
+
+@pytest.mark.parametrize(
+    ("name", "status"), [("host", 400), ("Host", 400), ("origin", 403), ("authorization", 401), ("content-length", 413)]
+)
+def test_of_two_headers_of_a_name_none_is_taken(name, status):
+    good = {"host": "localhost:8080", "origin": "http://localhost:8080", "authorization": BEARER, "content-length": "1"}
+    value = good[name.lower()]
+    for other in ("evil.example", value):
+        for pair in ((value, other), (other, value)):
+            headers = {**good, name.lower(): pair[0]}
+            assert _status(_ask(method="POST", twice=[(name, pair[1])], **headers)) == status
+    assert _status(_ask(method="POST", **good)) == 200
 
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1:9000", "[::1]:8080", "LOCALHOST"])
