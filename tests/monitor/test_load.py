@@ -149,8 +149,9 @@ def test_memory_with_many_runs_and_a_long_log(tmp_path):
 def _get(server, path):
     """Loads a page as a program does that is no browser; returns its text, and the seconds that it took."""
     begin = time.monotonic()
+    request = urllib.request.Request(server.address + path, headers={"Authorization": f"Bearer {TOKEN}"})
     try:
-        with urllib.request.urlopen(server.address + path, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.read().decode(), time.monotonic() - begin
     except urllib.error.HTTPError as error:
         with error:
