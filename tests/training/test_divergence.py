@@ -131,19 +131,20 @@ def test_patience_runs_out_in_any_mode(train, mode, compute):
     _assert_sound(out / "snapshot_best.npz")
 
 
+DOOMS = [
+    ({"since": 2 * STEPS + 4}, "the training loss is nan"),
+    ({"since": 5, "training": False}, "the validation loss is nan"),
+    ({"since": 2 * STEPS + 4, "factor": math.inf}, "the training loss is (nan|inf)"),
+    ({"since": 3 * STEPS, "factor": -1e20}, r"the training loss is \d\.\d+e\+\d\d, which is more than 65504"),
+    ({"since": 5, "training": False, "factor": -1e20}, r"the validation loss is .*, which is more than 65504"),
+    ({"since": 1}, "the training loss is nan"),
+]
+OTHERS = [["training.ema_decay=0.9"], ["training.accumulation_steps=2"]]
+LAST_LOSSES = [*((*doom, []) for doom in DOOMS), *((*doom, keys) for keys in OTHERS for doom in DOOMS[:2])]
+
+
 @pytest.mark.core(1)
-@pytest.mark.parametrize(
-    ("doom", "words"),
-    [
-        ({"since": 2 * STEPS + 4}, "the training loss is nan"),
-        ({"since": 2 * STEPS + 4, "factor": math.inf}, "the training loss is (nan|inf)"),
-        ({"since": 3 * STEPS, "factor": -1e20}, r"the training loss is \d\.\d+e\+\d\d, which is more than 65504"),
-        ({"since": 5, "training": False}, "the validation loss is nan"),
-        ({"since": 5, "training": False, "factor": -1e20}, r"the validation loss is .*, which is more than 65504"),
-        ({"since": 1}, "the training loss is nan"),
-    ],
-)
-@pytest.mark.parametrize("keys", [(), ("training.ema_decay=0.9",), ("training.accumulation_steps=2",)])
+@pytest.mark.parametrize(("doom", "words", "keys"), LAST_LOSSES)
 def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     """Of fewer steps than patience has; in steps and in evaluations; of averaged weights, and of several batches."""
     code, _, error, out = train(*keys, **doom)
