@@ -102,7 +102,7 @@ def _serve(arguments):
 
 
 def _guard(application, access):
-    """Has a middleware stand outside of NiceGUI's own, which has browsers keep each answer, a refusal, too, for a year."""
+    """Puts a middleware outside of NiceGUI's own, which has browsers keep each answer, refusals as well, for a year."""
     application.middleware_stack = access
 
 
