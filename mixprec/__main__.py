@@ -2,10 +2,11 @@
 
 import sys
 
-from mixprec import command_process
+from mixprec import command_process, interruption, standard_streams
 
-if __name__ == "__main__":
-    command_process.begin()  # before the seconds that the imports below take
+if __name__ == "__main__":  # before the seconds that the imports below take; the report names wrong variables itself
+    standard_streams.guard()
+    interruption.end_quietly()
 
 from mixprec import environment
 

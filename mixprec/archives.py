@@ -14,10 +14,10 @@ class Damaged(OneLineError):
 
 @contextlib.contextmanager
 def reading(part=""):
-    """Around the reading of such a file: whatever a library says about it is a :class:`Damaged`.
+    """Around the reading of such a file: any exception of the library that reads becomes a :class:`Damaged`.
 
-    There is no list of exceptions. Each way to compress has its own, and so has each damage: LZMA's, those of a header
-    that NumPy parses, of an encrypted or unknown member. The block has nothing in it but the reading.
+    There is no list of exceptions, as each way to compress has its own, and so has each kind of damage: a header that
+    NumPy cannot parse, a member that is encrypted or of an unknown kind. So put nothing but the reading in the block.
 
     Args:
         part: name of what is read of the file, for the message.
@@ -38,7 +38,7 @@ def read_arrays(file, choose=list, objects=None):
 
     Args:
         file: binary file.
-        choose: function from the names of all arrays, a list, to those which are read.
+        choose: function from the list of the names of all arrays to the names of the arrays to read.
         objects: function from name and shape of an array of Python objects, which is not read, to what stands for it;
             ``None`` refuses it.
 
@@ -80,7 +80,7 @@ def read_array(file):
 
 
 def _shape_of_objects(file):
-    """Returns the shape of an array of Python objects, ``None`` for one of numbers."""
+    """Returns the shape of an array of Python objects, and ``None`` for an array of numbers."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)

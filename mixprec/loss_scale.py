@@ -126,7 +126,7 @@ class DynamicLossScale(Patience):
 
     @property
     def course(self) -> str:
-        """Where the scale is, in words; reads it likewise."""
+        """Where the scale is, in words; reads it from the device, too."""
         return f"the loss scale has come down to 2^{round(math.log2(self.value))}"
 
     def factor(self, device: backend.Device) -> Any:

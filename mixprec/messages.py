@@ -29,7 +29,7 @@ def text_of(error):
     """Returns ``str(error)``, and ``""`` where that raises itself, as it may in an exception of the user's."""
     try:
         return str(error)
-    except Exception:
+    except BaseException:  # the error is what is to be said, whatever this one is
         return ""
 
 

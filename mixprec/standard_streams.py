@@ -70,10 +70,16 @@ class _Descriptor(io.RawIOBase):
             self._fail(error)
         return len(content)
 
+    def say_now(self):
+        """Reports what was lost before the block began that runs now."""
+        error, self.error = self.error, None
+        if error is not None:
+            self._fail(error)
+
     def _write(self, left):
-        if self._is_closed:
-            raise OSError(errno.EBADF, _CLOSED)
         while left:
+            if self._is_closed:
+                raise OSError(errno.EBADF, _CLOSED)
             try:
                 left = left[os.write(self._number, left) :]
             except BlockingIOError:  # another process has set O_NONBLOCK for a terminal or pipe that they share
@@ -106,10 +112,11 @@ def guard():
             nowhere = os.open(os.devnull, os.O_RDWR)  # has this number, as lower ones are open
             os.set_inheritable(nowhere, True)
             closed.add(number)
+    streams = {name: _safe(name, number if number in closed else None) for number, name in enumerate(_NAMES, 1)}
     if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (it stays)
-    for number, attribute in enumerate(_NAMES, 1):
-        setattr(sys, attribute, _safe(attribute, number if number in closed else None))
+        streams["stdin"] = open(0, closefd=False)  # noqa: SIM115 (it stays)
+    for attribute, stream in streams.items():
+        setattr(sys, attribute, stream)
 
 
 @contextlib.contextmanager
@@ -163,6 +170,8 @@ def view(rest):
     with guarded():
         before, _Block.rest = _Block.rest, rest
         try:
+            for raw in filter(None, map(_descriptor, _NAMES)):
+                raw.say_now()
             yield
         finally:
             _flush()

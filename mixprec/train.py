@@ -11,7 +11,7 @@ import sys
 from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    command_process.begin()  # before the seconds that the imports below take
+    command_process.begin(is_rank=True)  # before the seconds that the imports below take
 
 from mixprec.recipes.models import MODELS
 from mixprec.training import command

@@ -29,14 +29,14 @@ VARIABLES = {
 
 
 class VariableError(OneLineError):
-    """A variable is what it cannot be; the message is one line."""
+    """A variable has a value that is not allowed; the message is one line."""
 
 
 def value(name):
     """Returns the value of one of :data:`VARIABLES`.
 
     Raises:
-        VariableError: it is none of those allowed.
+        VariableError: the value is not allowed.
     """
     allowed = VARIABLES[name].allowed
     found = os.environ.get(name) or allowed[0]
@@ -63,7 +63,7 @@ def check_for_command():
 
 
 def described():
-    """Returns what is set, as a list of ``"NAME=VALUE (what it decides)"``; unknown names are said to be that."""
+    """Returns what is set, as a list of ``"NAME=VALUE (what it decides)"``; an unknown name is said to be unknown."""
     found = []
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX) and os.environ[name]):
         known = VARIABLES.get(name)

@@ -1,4 +1,4 @@
-"""The working directory, which may have been removed while a shell stood in it: absolute paths go on without."""
+"""The working directory, which may have been removed while a shell was in it: absolute paths do not need it."""
 
 import os
 import pathlib

@@ -60,7 +60,7 @@ def main(argv=None):
         _download(out, settings.python)
         _build(out)
     except OSError as error:
-        return _failed(error)
+        return _failed(f"{error.filename}: {error.strerror}" if error.filename else error)
     except subprocess.CalledProcessError as error:
         return _failed(f"{' '.join(map(str, error.cmd[1:4]))}: {error.stderr.strip().splitlines()[-1]}")
     sizes = {found.name: found.stat().st_size for found in out.glob("*.whl")}

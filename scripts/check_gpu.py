@@ -18,7 +18,6 @@ import pathlib
 import sys
 import tempfile
 import time
-import zipfile
 
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -32,6 +31,7 @@ from benchmarks import machine
 from benchmarks.command_arguments import amount
 from benchmarks.gpu_check import archive, check, stages, summary, wheels
 from benchmarks.gpu_check.group import Interruption
+from mixprec.archives import Damaged
 from mixprec.command_line import Parser, first_line, one_line, path
 
 WHEELS = stages.ROOT / ".whl"
@@ -74,7 +74,7 @@ def main(argv=None):
             former = summary.read(members[summary.JSON].decode(errors="replace"))
         except (OSError, ValueError) as error:
             parser.error(f"--resume {settings.resume}: {error}")
-    elif (out / archive.NAME).exists():
+    elif os.path.exists(out / archive.NAME):  # of pathlib it is an error where the folder may not be read
         parser.error(f"--out {out}: {archive.NAME} of another check is there; go on with it by --resume")
     former.pop(stages.DEVICE.name, None)  # it may have gone
 
@@ -110,7 +110,7 @@ def prepared(scratch, folder, members):
     try:
         archive.write_files(scratch, members)
         _say(f"from {folder}: {', '.join(wheels.unpack(folder, site)) or 'nothing'}")
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, Damaged) as error:
         _say(f"check_gpu: {one_line(error)}; the check goes on without")
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(stages.ROOT), str(site), os.environ.get("PYTHONPATH")))),

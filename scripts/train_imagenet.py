@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
-    command_process.begin()  # before the seconds that the imports below take
+    command_process.begin(is_rank=True)  # before the seconds that the imports below take
 
 from mixprec.training import command
 from models import MODELS

@@ -18,8 +18,8 @@ FLOORS = """
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     standard_streams
     variables archives working_folder
-    nested arguments command_line command_process master_arrays name_patterns without_masters native
-    backends old_code
+    launched nested arguments command_line master_arrays name_patterns without_masters native
+    command_process backends old_code
     patience
     fixed_scales
     policy loss_scale lost_weights

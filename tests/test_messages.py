@@ -51,9 +51,10 @@ def test_a_wrong_argument_is_one_printable_line():
     assert called == (2, "", f"error: unrecognized arguments: {ESCAPED} (see --help)\n")
 
 
-def test_an_exception_whose_text_raises_has_none():
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_an_exception_whose_text_raises_has_none(kind):
     class Speechless(Exception):
         def __str__(self):
-            raise ValueError
+            raise kind
 
     assert one_line(Speechless()) == ""

@@ -50,6 +50,7 @@ def _programs():
 
 PROGRAMS = _programs()
 COMMANDS = sorted(PROGRAMS.keys() - PARTS - ALONE)
+QUICK = ("mixprec.monitor", "scripts.pack_dataset")  # to start; all begin and end alike, as the first test shows
 
 
 @pytest.mark.core(100)
@@ -58,7 +59,7 @@ def test_each_program_makes_its_streams_safe_before_it_imports_what_opens_files(
     tree = PROGRAMS[name]
     first, *_, last = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
     begin = ast.unparse(first.body[0])
-    assert begin == ("standard_streams.guard()" if begin.startswith("standard") else "command_process.begin()")
+    assert begin in ("standard_streams.guard()", "command_process.begin()", "command_process.begin(is_rank=True)")
     before = tree.body[: tree.body.index(first)]
     *others, own = [node for node in before if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert ast.unparse(own).startswith("from mixprec import ")
@@ -84,11 +85,8 @@ def _run(folder, name, state, *arguments):
     return int((folder / "code").read_text()), done.stdout, done.stderr
 
 
-@pytest.mark.core(7)
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("state", STATES)
-def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, name, state):
-    code, printed, errors = _run(tmp_path, name, state, *([] if name == "mixprec" else ["--help"]))
+def _assert_ends_well(folder, name, state):
+    code, printed, errors = _run(folder, name, state, *([] if name == "mixprec" else ["--help"]))
     assert (code, errors) == STATES[state]
     if "head" in state:
         assert printed.count("\n") == 1
@@ -96,8 +94,22 @@ def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, n
         assert bool(printed) == (state in ("2>&-", "2>/dev/full"))
 
 
-@pytest.mark.core(2)
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "mixprec"])
+@pytest.mark.core(100)
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("state", STATES)
+def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, name, state):
+    _assert_ends_well(tmp_path, name, state)
+
+
+@pytest.mark.core(3)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in QUICK])
+@pytest.mark.parametrize("state", ["<&- >&- 2>&-", ">/dev/full", "| head -1"])
+def test_any_other_command_does_as_well(tmp_path, name, state):
+    """In a state of each kind: closed, full, and without a reader."""
+    _assert_ends_well(tmp_path, name, state)
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_a_complaint_that_cannot_be_written_leaves_the_exit_code(tmp_path, name):
     assert _run(tmp_path, name, ">&- 2>&-", "--no-such-option") == (2, "", "")
 
@@ -164,6 +176,24 @@ def test_streams_that_are_none_or_closed(put, monkeypatch, capsys, attribute, is
         print("text", file=getattr(sys, attribute), flush=True)
     told = capsys.readouterr()
     assert "".join(told).endswith(": it is closed; it goes on\n")
+
+
+def test_what_was_lost_before_a_view_is_said_in_it(put, capsys):
+    """Such as what a network of the user's prints when it is imported; nothing is left to complain of at the end."""
+    put("stdout", _lost("full"))
+    with standard_streams.guarded():
+        print("text", flush=True)
+        with standard_streams.view("it goes on"):
+            pass
+        assert standard_streams.run(lambda: 0) == 0
+    assert capsys.readouterr().err == f"standard output: {FULL}; it goes on\n"
+
+
+def test_nothing_is_lost_where_nothing_is_written(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with standard_streams.guarded():
+        print(end="", flush=True)
+        assert standard_streams.run(lambda: 0) == 0
 
 
 def test_both_streams_are_lost(put):

@@ -1,11 +1,13 @@
 """All that a check brings home as one file of less than 16 MiB: summaries, logs, small files, what is cached."""
 
+import gzip
 import io
 import pathlib
 import tarfile
 
 from benchmarks.gpu_check import summary
 from mixprec import files
+from mixprec.archives import Damaged, reading
 from mixprec.command_line import one_line
 
 NAME = "check.tgz"
@@ -111,12 +113,14 @@ def unpacked(path):
         ValueError: it is no such archive.
     """
     try:
-        with tarfile.open(path, "r:gz") as archive:
-            names = [member for member in archive.getmembers() if member.isfile()]
-            if sum(member.size for member in names) > 20 * _LARGEST:
-                raise ValueError("it holds more than an archive of a check")
-            members = {member.name: archive.extractfile(member).read() for member in names}
-    except (tarfile.TarError, EOFError) as error:
+        with files.open_regular(path) as file, reading():
+            content = gzip.GzipFile(fileobj=file).read(20 * _LARGEST + 1)  # to its end, where its checksum stands
+            if len(content) > 20 * _LARGEST:
+                raise Damaged("it holds more than an archive of a check")
+            with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+                names = [member for member in archive.getmembers() if member.isfile()]
+                members = {member.name: archive.extractfile(member).read() for member in names}
+    except Damaged as error:
         raise ValueError(f"no archive of a check: {error}") from None
     if summary.JSON not in members:
         raise ValueError(f"no archive of a check: it has no {summary.JSON}")

@@ -1,7 +1,8 @@
-"""Ranks that have left: MPI lets a process that ends wait for all others, and has these wait for it without a word.
+"""Ranks that have left: in MPI a process that ends waits for all others, and they wait for it without a word.
 
 So each process tells all others at its end how often it has taken part in what they do together. Where one waits for a
-rank that takes part no more, that is an error. Launchers see for themselves what ends without a message: ``os._exit``
+rank that takes part no more, that is an error. What a rank has begun and not ended does not count: MPI does not go on
+with it when the program has ended. Launchers see for themselves what ends without a message: ``os._exit``
 and signals.
 """
 
@@ -29,13 +30,23 @@ class Turns:
     def __init__(self, comm):
         self._comm = comm
         self._left = {}  # ranks that have left, and how many turns they took
-        self.taken = 0
+        self._taken, self._open = 0, set()
         _all[id(comm)] = self
 
     def take(self):
-        """Returns the number of the turn that begins."""
-        self.taken += 1
-        return self.taken
+        """Returns the number of the turn that begins, from 1 on."""
+        self._taken += 1
+        self._open.add(self._taken)
+        return self._taken
+
+    def end(self, turn):
+        """Notes that a turn is over on this rank."""
+        self._open.discard(turn)
+
+    @property
+    def ended(self):
+        """How many turns are over, with all before them."""
+        return min(self._open, default=self._taken + 1) - 1
 
     def check(self, turn):
         """Makes sure that no rank has left before that turn.
@@ -62,7 +73,7 @@ class Turns:
 
     def leave(self):
         """Tells all other ranks."""
-        taken = np.array([self.taken], np.int64)
+        taken = np.array([self.ended], np.int64)
         others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
         _sent.append((taken, [self._comm.Isend(taken, rank, _TAG) for rank in others]))
 

@@ -78,6 +78,7 @@ class _Request(Work):
     def done(self):
         if self._request is not None and self._request.Test():
             self._request = None
+            self._turns.end(self._turn)
         return self._request is None
 
     def join(self):

@@ -72,12 +72,7 @@ def _serve(arguments):
 
     monitor = Monitor(arguments.results, Jobs(arguments.results) if arguments.allow_jobs else None)
     token, connections = given or access_token.draw(), Connections()
-
-    def guard():
-        # Outside of NiceGUI's own middleware, which has browsers keep each answer, a refusal, too, for a year.
-        app.middleware_stack = Access(app.middleware_stack, Guard(token), connections)
-
-    app.on_startup(guard)
+    app.on_startup(lambda: _guard(app, Access(app.middleware_stack, Guard(token), connections)))
     app.on_startup(lambda: asyncio.to_thread(monitor.runs.refresh))  # the first time takes seconds, of 2,000 runs
     app.on_shutdown(monitor.tasks.end)
     pages.add(monitor)
@@ -104,6 +99,11 @@ def _serve(arguments):
             uvicorn_logging_level="error",  # a warning is a line of log for each bad request of any account
             **connections.settings(),
         )
+
+
+def _guard(application, access):
+    """Puts a middleware outside of NiceGUI's own, which has browsers keep each answer, refusals as well, for a year."""
+    application.middleware_stack = access
 
 
 def _once(function):

@@ -91,7 +91,7 @@ class Jobs:
         """Sends SIGTERM to a run on this machine: it finishes its step, writes a snapshot and ends.
 
         Args:
-            run: :class:`mixprec.monitor.runs.Run`.
+            run: :class:`mixprec.monitor.run_folder.Run`.
 
         Raises:
             JobError: its process is not here, or not ours.

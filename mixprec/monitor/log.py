@@ -236,8 +236,8 @@ class GradientLog(LogFile):
 def _two(stretch):
     """Returns two values in place of a stretch of a column: the smallest and the largest one, in their order.
 
-    Of a column that grows, such as that of iterations, these are the first and the last; of one that has values in a
-    few entries only, those. Null, which is inf, stays where there are no two other values.
+    Of a column that grows, such as the iterations, these are the first and the last; of one that has values in only a
+    few entries, those values. Null, which is inf, stays where there are no two other values.
     """
     known = [value for value in stretch if not math.isnan(value)] or [math.nan]
     finite = [value for value in known if math.isfinite(value)]

@@ -68,14 +68,14 @@ class Monitor:
         return log
 
     def row(self, run):
-        """Returns the :class:`mixprec.monitor.runs.Row` of a run as it is now."""
+        """Returns the :class:`mixprec.monitor.run_folder.Row` of a run as it is now."""
         return run.row(_INTERVAL)
 
     def curves(self, run, axis):
         """Returns the charts of a run as its log is now, computed once for all who look.
 
         Args:
-            run: :class:`mixprec.monitor.runs.Run`.
+            run: :class:`mixprec.monitor.run_folder.Run`.
             axis: one of :data:`mixprec.monitor.charts.AXES`.
 
         Returns:

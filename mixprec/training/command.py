@@ -68,6 +68,7 @@ def _main(argv, networks, ranks):
             return 0
         with interruption.raised_once():
             carry_out(arguments, networks, ranks)
+            ranks.gather(None)  # rank 0 has written all: what goes wrong when a process ends, ends the others too
     except processes.Refused as refused:
         return _refused(refused)
     except (OneLineError, MemoryError) as error:

@@ -16,10 +16,11 @@ from mixprec.backends.transfers import to_host
 from mixprec.training.snapshots import contents
 
 _LOSSES = {"main/loss": "the training loss", "validation/main/loss": "the validation loss"}
-# A loss of a classifier is a difference of logits: with a larger one they do not fit into float16. In float32 and
-# bfloat16 a network that has diverged may stay below inf for long.
-LARGEST_LOSS = float(np.finfo(np.float16).max)
-_STATISTICS = ("avg_mean", "avg_var")  # other values that a link keeps may be inf by design, as a mask is
+# A loss of a classifier is a difference of logits: with a larger one they do not fit into float16, nor do larger
+# weights. In float32 and bfloat16 a network that has diverged may stay below inf for long.
+LARGEST = float(np.finfo(np.float16).max)
+# These need only be finite, as variances of images in 0..255 are large. Other values of a link may be inf by design.
+_STATISTICS = ("avg_mean", "avg_var")
 
 
 class Diverged(RuntimeError):
@@ -29,8 +30,8 @@ class Diverged(RuntimeError):
 class SoundLosses(extension.Extension):
     """Knows whether the network is sound: losses of the last step, weights and running statistics are finite.
 
-    A loss must also be at most 65504, the largest number of float16. It reads from a GPU only when it is asked, or
-    saved. All ranks ask together.
+    A loss must also be at most 65504, the largest number of float16, and so must weights. It reads from a GPU only when
+    it is asked, or saved. All ranks ask together.
 
     Args:
         ranks: of :mod:`mixprec.training.processes`.
@@ -67,13 +68,14 @@ class SoundLosses(extension.Extension):
         Raises:
             Diverged: they are worth nothing; on all ranks.
         """
-        steps, problem = trainer.updater.iteration, self._problem(trainer)
+        steps, problem, smaller = trainer.updater.iteration, self._problem(trainer), "optimizer.lr"
         if problem is None and steps and not trainer.updater.get_optimizer("main").t:
             problem = "all steps were skipped, as gradients were not finite"
+            smaller = "loss_scale.init_scale or optimizer.lr"
         if problem is not None:
             raise Diverged(
                 f"training has diverged: at its end, in iteration {steps}, {problem}; no model.npz is written; try a "
-                "smaller optimizer.lr"
+                f"smaller {smaller}"
             )
 
     def _problem(self, trainer):
@@ -85,8 +87,8 @@ class SoundLosses(extension.Extension):
         for name, value in self._losses().items():
             if not math.isfinite(value):
                 return f"{_LOSSES[name]} is {value}"
-            if value > LARGEST_LOSS:
-                return f"{_LOSSES[name]} is {value:.3g}, which is more than {LARGEST_LOSS:.0f}"
+            if value > LARGEST:
+                return f"{_LOSSES[name]} is {value:.3g}, which is more than {LARGEST:.0f}"
         return None
 
     def _losses(self):
@@ -110,14 +112,18 @@ def _value(observed):
 
 
 def _of_weights(model):
-    """Returns which weights, or running statistics, of a model are not finite, in words, or ``None``."""
+    """Returns which weights, or running statistics, no sound network has, in words, or ``None``."""
     params = {name.lstrip("/") for name, _ in model.namedparams()}
-    finite = {}
+    values, sound = {}, {}
     for name, value in sorted(contents(model).items()):
-        is_checked = name in params or name.rpartition("/")[2] in _STATISTICS
-        if is_checked and isinstance(value, chainer.get_array_types()):
-            finite[name] = chainer.backend.get_array_module(value).isfinite(value).all()
-    device = chainer.backend.get_device_from_array(*finite.values())
-    if not finite or to_host(device.xp.stack(list(map(device.send, finite.values()))).all()):  # one read
+        limit = LARGEST if name in params else math.inf if name.rpartition("/")[2] in _STATISTICS else None
+        if limit is not None and isinstance(value, chainer.get_array_types()):
+            xp = chainer.backend.get_array_module(value)
+            values[name], sound[name] = value, (xp.isfinite(value) & (xp.abs(value) <= limit)).all()
+    device = chainer.backend.get_device_from_array(*sound.values())
+    if not sound or to_host(device.xp.stack(list(map(device.send, sound.values()))).all()):  # one read
         return None
-    return f"{next(name for name in finite if not to_host(finite[name])).removeprefix('predictor/')} is not finite"
+    name = next(name for name in sound if not to_host(sound[name]))
+    largest = to_host(abs(values[name]).max())
+    words = f"has {largest:.3g} in it, which is more than {LARGEST:.0f}" if math.isfinite(largest) else "is not finite"
+    return f"{name.removeprefix('predictor/')} {words}"

@@ -16,12 +16,11 @@ import traceback
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import duplicate
+from mixprec.launched import ARRIVAL, place_in, stay_at_exit
 from mixprec.messages import OneLineError, one_line
 from mixprec.training import rank_watch
-from mixprec.training.launched import place_in
 
 _MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
-_ARRIVAL = 0.2  # seconds in which the launcher reads what was printed; at an abort it drops the rest
 
 
 class RanksError(OneLineError):
@@ -49,12 +48,13 @@ def find(environment=None):
     Raises:
         Refused: they cannot talk to each other.
     """
+    stay_at_exit()
     place = place_in(os.environ if environment is None else environment)
     if place is None or place.size == 1:
         return Alone()
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
         problem = (
             f'{place.size} processes were started, and mpi4py cannot be imported ({error}): pip install -e ".[mpi]"'
         )
@@ -64,7 +64,7 @@ def find(environment=None):
                 return Together(MPI)
             except BaseException:  # the others wait for this one
                 print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
-                time.sleep(_ARRIVAL)
+                time.sleep(ARRIVAL)
                 MPI.COMM_WORLD.Abort(1)
         problem = (
             f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
@@ -280,7 +280,7 @@ class Together:
             else:
                 time.sleep(_MOMENT)  # that one ends this rank
             sys.stdout.flush()
-            time.sleep(_ARRIVAL)
+            time.sleep(ARRIVAL)
         finally:  # also if nothing can be printed
             rank_watch.leave(self._here, self._here)
             self._mpi.COMM_WORLD.Abort(code)

@@ -17,7 +17,8 @@ import sys
 import time
 
 _kept = []  # descriptors that are open until the process ends
-_NOT_OURS = OSError, ValueError, LookupError, AttributeError  # of a file that is gone, or holds something else
+# Of a file that is gone, or is or holds something else.
+_NOT_OURS = OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError
 _folders = {}  # pipes to watches that this process has started, by the number of their first rank's process
 _LEAVE, _TIE = b"leave", b"tie"  # messages
 _HIGH = 128  # the kernel closes high descriptors of a process that ends before low ones
@@ -165,7 +166,7 @@ def _clear(out, process):
         process: number of rank 0's, which is gone. A file of another run is left alone.
     """
     path, here = os.path.join(out, b"run.lock"), {"pid": process, "host": os.uname().nodename}
-    with open(path, "r+b") as lock:
+    with open(path, "r+b", opener=_no_link) as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -175,18 +176,23 @@ def _clear(out, process):
             return
         for name in os.listdir(out):
             if name.startswith(b".tmp-"):
-                os.remove(os.path.join(out, name))
+                with contextlib.suppress(OSError):  # a folder
+                    os.remove(os.path.join(out, name))
         with contextlib.suppress(*_NOT_OURS):
             _fail(out, here)
         os.remove(path)
 
 
+def _no_link(path, flags):
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _fail(out, here):
     path, temporary = os.path.join(out, b"status.json"), os.path.join(out, b".tmp-status.json")
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", opener=_no_link) as file:
         status = json.load(file)
     if here.items() <= status.items() and status["state"] in ("training", "evaluating"):
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(json.dumps(status | {"state": "failed", "seconds_left": None, "time": time.time()}) + "\n")
         os.replace(temporary, path)
 

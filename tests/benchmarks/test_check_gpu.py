@@ -97,6 +97,7 @@ def test_a_second_call_goes_on(finished, tmp_path):
         (["--resume", "{used}/file"], "--resume {used}/file: no archive of a check: "),
         (["--resume", "{used}/other.tgz"], "--resume {used}/other.tgz: no archive of a check: it has no summary.json"),
         (["--resume", "{used}/odd.tgz"], "--resume {used}/odd.tgz: no summary of a check: "),
+        (["--resume", "{used}/damaged.tgz"], "--resume {used}/damaged.tgz: no archive of a check: error: Error -3 "),
     ],
 )
 def test_bad_arguments_are_one_line(tmp_path, arguments, error, capsys):
@@ -105,6 +106,8 @@ def test_bad_arguments_are_one_line(tmp_path, arguments, error, capsys):
     for name, member in (("other.tgz", "file"), ("odd.tgz", "summary.json")):
         with tarfile.open(tmp_path / name, "w:gz") as packed:
             packed.add(tmp_path / member, member)
+    content = (tmp_path / "odd.tgz").read_bytes()
+    (tmp_path / "damaged.tgz").write_bytes(content[:18] + b"\xff" + content[19:])
     with pytest.raises(SystemExit) as ended:
         check_gpu.main([argument.format(used=tmp_path) for argument in arguments])
     printed, errors = capsys.readouterr()
@@ -209,4 +212,5 @@ def test_stages_find_the_checkout_first_then_what_was_carried(tmp_path, monkeypa
     assert all(value.startswith(str(scratch)) for name, value in variables.items() if name != "PYTHONPATH")
     assert [path.name for path in scratch.rglob("*")] == ["cache", "mixprec", "x.json"]  # engines that were chosen
     assert not os.path.exists("/tmp/mixprec-no")
-    assert capsys.readouterr().out == "check_gpu: File is not a zip file; the check goes on without\n"
+    line = "check_gpu: broken-1.0-py3-none-any.whl: BadZipFile: File is not a zip file; the check goes on without\n"
+    assert capsys.readouterr().out == line

@@ -3,6 +3,7 @@
 import os
 import re
 import tarfile
+import tracemalloc
 
 import chainer
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.sources.file_list import _read, scan_list
+from mixprec.data.sources.file_list import _digests, _read, scan_list
+from mixprec.data.sources.folders import ImageFiles
 from mixprec.data.sources.opening import open_images
 
 
@@ -249,3 +251,17 @@ def test_open_images_says_what_is_wrong(root, arguments, expected):
 def test_open_images_says_that_a_file_is_no_folder(root, form):
     message = refused(root / "a.jpg", form, scan=open_images)
     assert re.match(rf"{root}/a.jpg: cannot be read as a folder of \w+ \(Not a directory\)$", message)
+
+
+def test_what_is_known_of_each_file_takes_few_bytes(root):
+    count = 5000
+    images = ImageFiles(str(root), ("0",), ("a.jpg",) * count, np.zeros(count, np.int32), line_numbers=np.arange(count))
+    tracemalloc.start()
+    try:
+        digests, sizes = _digests(images)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.all(digests == digests[0])
+    assert np.all(sizes == os.path.getsize(root / "a.jpg"))
+    assert peak < 300 * count

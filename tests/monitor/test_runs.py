@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from mixprec.monitor.runs import Run, Runs, differences
+from mixprec.monitor.run_folder import Run, differences
+from mixprec.monitor.runs import Runs
 from mixprec.process_start import start_of
 from tests.monitor.made_runs import make_run
 

@@ -8,7 +8,8 @@ import pytest
 
 from mixprec import files
 from mixprec.monitor import runs as listings
-from mixprec.monitor.runs import Run, Runs
+from mixprec.monitor.run_folder import Run
+from mixprec.monitor.runs import Runs
 from mixprec.monitor.server_state import Monitor
 from tests.monitor.made_runs import make_run
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs the native libr
 @pytest.mark.sweep
 @pytest.mark.parametrize("instructions", ["1", "avx512", "avx2"])
 def test_random_calls(instructions):
-    command = [sys.executable, "-m", "tests.native.guard_pages", "0", "1000"]
+    command = [sys.executable, "-m", "tests.native.guard_pages", "0", "400"]
     env = {**os.environ, SWITCH: instructions}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()

@@ -1,12 +1,19 @@
 """Commands where the working directory is gone, and where Python leaves out docstrings and asserts."""
 
+import importlib
 import os
 import subprocess
 import sys
 
 import pytest
 
+from mixprec.data.data_error import DataError
+from mixprec.data.loaders.pipeline import require_dali
+from mixprec.training import command
+from mixprec.training.plots import Plots
+from models import MODELS
 from tests import ROOT
+from tests.circles import first
 from tests.training import finished_run, small_images
 
 CONFIG = """
@@ -52,11 +59,24 @@ def trained(work):
     return work / "trained"
 
 
-def test_a_training_in_a_removed_folder(work):
+def test_a_training_in_a_removed_folder(work, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)  # which takes most of the time
+    arguments = ["--config", str(work / "c.yaml"), "--out"]
+    assert command.main([*arguments, "out"], MODELS) == 2
+    assert capsys.readouterr().err == f"error: out: {GONE}\n"
+    assert command.main([*arguments, str(tmp_path / "out")], MODELS) == 0
+    assert "\nfolder   gone\n" in (tmp_path / "out" / "environment.txt").read_text()
+
+
+@pytest.mark.sweep
+def test_the_script_in_a_removed_folder(work):
     out = work / "in-a-removed-one"
     done = script(work, "train_imagenet", "--config", work / "c.yaml", "--out", out)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\nfolder   gone\n" in (out / "environment.txt").read_text()
+    assert (out / "model.npz").exists()
 
 
 TRAIN = ["--config", "{work}/c.yaml"]
@@ -86,7 +106,7 @@ RELATIVE = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("name", "arguments", "expected"), RELATIVE)
+@pytest.mark.parametrize(("name", "arguments", "expected"), first(7, RELATIVE))
 def test_a_relative_path_in_a_removed_folder_is_one_line(work, name, arguments, expected):
     assert expected in one_line(script(work, name, *(each.format(work=work) for each in arguments)))
 
@@ -103,14 +123,25 @@ def test_an_export_in_a_removed_folder(work, trained):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("options", [["-OO"], ["-bb"]], ids=" ".join)
-def test_a_training_with_options_of_python(work, trained, options):
+@pytest.mark.parametrize("option", first(1, ["-OO", "-bb"]))
+def test_a_training_with_an_option_of_python(work, trained, option):
     """``-OO`` leaves out docstrings, from which the list of replacements has its reasons, and asserts."""
-    out = work / f"out{''.join(options)}".replace(" ", "")
-    done = script(work, "train_imagenet", "--config", "c.yaml", "--out", out, cwd=work, options=options)
+    out = work / f"out{option}"
+    done = script(work, "train_imagenet", "--config", "c.yaml", "--out", out, cwd=work, options=[option])
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("model.npz", "snapshot_best.npz"):
         assert finished_run.members(out / name) == finished_run.members(trained / name)
+
+
+def test_a_dali_that_does_not_start_is_one_line(monkeypatch):
+    """It extends docstrings, which ``-OO`` leaves out."""
+
+    def fail(name):
+        raise TypeError("no docstring")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(DataError, match=r"^NVIDIA DALI is broken here \(TypeError: no docstring\): take data\.loader="):
+        require_dali()
 
 
 def test_converting_without_docstrings():
@@ -131,7 +162,7 @@ HELP = sorted(path.stem for path in (ROOT / "scripts").glob("[a-z]*.py"))
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", HELP)
+@pytest.mark.parametrize("name", first(3, HELP))
 def test_help_without_docstrings(work, name):
     done = script(work, name, "--help", cwd=work, options=["-OO"])
     assert (done.returncode, done.stderr) == (0, "")

@@ -107,6 +107,13 @@ def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
     _assert_nothing_is_left_of_it(work / "out")
 
 
+@pytest.mark.sweep
+def test_a_crash_at_the_end_of_a_process_loses_no_work(work):
+    _run(work, "crash at exit:all:connect")
+    assert json.loads((work / "out" / "status.json").read_text())["state"] == "done"
+    assert (work / "out" / "model.npz").exists()
+
+
 @pytest.mark.long
 def test_one_of_several_ranks_that_leave_says_so(work):
     done = _run(work, "exit3:others:forward", "training.batch_size=1", ranks=3)

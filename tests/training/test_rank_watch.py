@@ -107,7 +107,25 @@ def test_the_folder_of_a_rank_0_that_was_killed_says_so(tmp_path, lock, status, 
     assert ({path.name for path in tmp_path.iterdir()}, said["state"], said["epoch"]) == (left, state, 2.5)
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", '{"pid": 4711}', "{"])
+@pytest.mark.parametrize("name", ["run.lock", "status.json"])
+def test_no_link_is_followed(tmp_path, name):
+    here, elsewhere = {"pid": 4711, "host": os.uname().nodename}, tmp_path / "elsewhere"
+    out = tmp_path / "out"
+    out.mkdir()
+    if name == "status.json":
+        (out / ".tmp-folder").mkdir()  # which is no reason to stop
+    for file in ("run.lock", "status.json"):
+        place = elsewhere if file == name else out / file
+        place.write_text(json.dumps({"state": "training", **here}))
+    (out / name).symlink_to(elsewhere)
+    with contextlib.suppress(*rank_watch._NOT_OURS):
+        rank_watch._clear(os.fsencode(out), 4711)
+    assert (out / name).is_symlink()
+    assert json.loads(elsewhere.read_text())["state"] == "training"
+    assert (out / "run.lock").exists() == (name == "run.lock")
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", '{"pid": 4711}', "{", 100000 * "["])
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path, text):
     (tmp_path / "run.lock").write_text(text)
     with contextlib.suppress(*rank_watch._NOT_OURS):

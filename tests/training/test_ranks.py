@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import threading
 import types
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from mixprec import config as configs
+from mixprec import launched
 from mixprec.data.data_error import DataError
-from mixprec.training import devices, images, launched, processes, rank_states, snapshots
+from mixprec.training import devices, images, processes, rank_states, snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator
 
@@ -54,6 +56,21 @@ def test_without_mpi4py_one_rank_of_each_machine_says_what_to_install(rank, loca
         processes.find({"PMI_RANK": str(rank), "PMI_SIZE": "4", "MPI_LOCALRANKID": str(local)})
     line = refused.value.line
     assert line is None if begin is None else line.startswith(begin) and line.endswith('pip install -e ".[mpi]"')
+
+
+def test_without_a_library_of_mpi_the_run_is_refused(monkeypatch, tmp_path):
+    """mpi4py's wheels import without one, and then raise."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    (tmp_path / "mpi4py" / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(processes.Refused) as refused:
+        processes.find(HYDRA | {"MPI_LOCALRANKID": "0"})
+    assert "mpi4py cannot be imported (cannot load MPI library)" in refused.value.line
+    for name in ("mpi4py", "mpi4py.MPI"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.pack import pack
-from tests import mpi
+from tests import ROOT, mpi
 from tests.circles import first
 from tests.training import finished_run, rank_runs
 
@@ -209,6 +209,25 @@ def test_bad_input_is_one_line(work, fault):
     assert done.returncode == 2
     assert re.fullmatch(REFUSED[fault] + "\n", done.stderr)
     assert not (work / "refused").exists()
+
+
+BEFORE = {  # with the exit code, and what comes before the line that names the rank
+    "MIXPREC_NATIVE=x": (2, r"error: MIXPREC_NATIVE=x: allowed: .*\n"),
+    "PYTHONPATH={}": (1, r"Traceback (?s:.*)\nImportError: broken\n"),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("variable", first(1, BEFORE))
+def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
+    (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
+    command = [sys.executable, "-m", "mixprec.train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
+    environment = 'if [ "$PMI_RANK" = 1 ]; then export "$0"; fi; exec "$@"'
+    setting = variable.format(f"{tmp_path}:{ROOT}")
+    done = mpi.launch(2, ["sh", "-c", environment, setting, *command], work)
+    code, words = BEFORE[variable]
+    assert re.fullmatch(words + r"rank 1: ended before training began; all ranks end\n" + ABORTED, done.stderr)
+    assert done.returncode == code
 
 
 @pytest.mark.sweep

@@ -12,12 +12,14 @@ import pytest
 from mixprec.training import console
 from mixprec.training.plots import Plots
 from tests import ROOT
+from tests.circles import first
 from tests.training.signalling_network import Tiny
 from tests.training.test_train_signals import _assert_same, train, whole, work  # noqa: F401
 
 BROKEN, FULL = os.strerror(errno.EPIPE), os.strerror(errno.ENOSPC)
 # Of redirections of a shell.
-REASONS = {">&-": "it is closed", ">/dev/full": FULL, "| true": BROKEN, "| head -7": BROKEN}
+REASONS = {"| head -7": BROKEN, ">&-": "it is closed", ">/dev/full": FULL, "| true": BROKEN}
+STATES = ["| head -7", ">&-", ">/dev/full 2>&1", "<&- >&- 2>&-", "2>&-", "2>&1 | head -7", ">/dev/full", "| true"]
 
 
 def _is_done(folder, expected):
@@ -75,7 +77,7 @@ def test_a_run_that_fails_keeps_its_exit_code_and_its_status(train, whole, monke
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("state", ["2>&-", "<&- >&- 2>&-", ">/dev/full 2>&1", "2>&1 | head -7", *REASONS])
+@pytest.mark.parametrize("state", first(4, STATES))
 def test_a_training_process(train, whole, tmp_path, state):  # noqa: F811
     program = (
         "import sys; from mixprec import standard_streams; standard_streams.guard()\n"

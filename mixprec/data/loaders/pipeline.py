@@ -70,6 +70,9 @@ def require_dali():
         return importlib.import_module("nvidia.dali")
     except ImportError as error:
         raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install -e ".[dali]"') from error
+    except Exception as error:  # a TypeError with python -OO, as it extends docstrings
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"NVIDIA DALI is broken here ({reason}): take data.loader=pillow instead") from error
 
 
 def define_pipeline(

@@ -114,15 +114,17 @@ def _check_folders(images):
 
 def _digests(images):
     """Digests for the check, and sizes, of all files."""
-    found = [(path, _status(path)) for path in listing(images.paths(), images.root)]
-    digests = [scan.digest(path, status) for path, status in found]
-    if not any(digests):
+    digests, sizes = np.empty(len(images), np.uint64), np.empty(len(images), np.int64)
+    for index, path in enumerate(listing(images.paths(), images.root)):
+        status = _status(path)
+        digests[index], sizes[index] = scan.digest(path, status), size_in(status)
+    if not digests.any():
         name = images.name(0)
         raise DataError(
             f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
             f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
         )
-    return digests, np.array([size_in(status) for _, status in found], np.int64)
+    return digests, sizes
 
 
 def _status(path):

@@ -18,14 +18,7 @@ from mixprec.announcements import announce
 from mixprec.bounds import MIB
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources import scan
-from mixprec.data.sources.shard_folder import (
-    LARGEST_MANIFEST,
-    MADE_BY,
-    MANIFEST,
-    UNFINISHED,
-    is_whole,
-    read_manifest,
-)
+from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, is_whole, read_manifest
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 from mixprec.standard_streams import bars_are_off
@@ -100,14 +93,7 @@ def verify(folder):
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     total = sum(shard["bytes"] for shard in manifest["shards"].values())
     try:
-        with tqdm(
-            total=total,
-            desc=f"Comparing {printable(root)}",
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=bars_are_off(),
-        ) as bar:
+        with _bar("Comparing", root, total=total, unit="B", unit_scale=True) as bar:
             shards = manifest["shards"].items()
             sums = pool.map(lambda name: _sha256(os.path.join(root, name)), manifest["shards"])
             for (name, expected), sha256 in zip(shards, sums, strict=True):
@@ -209,14 +195,7 @@ def _pack(source, out, form, plan, settings):
     before = len(source) - sum(len(indices[name]) for name in todo)
     pool = ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)))
     try:
-        with tqdm(
-            total=len(source),
-            initial=before,
-            desc=f"Packing {printable(out)}",
-            unit="img",
-            leave=False,
-            disable=bars_are_off(),
-        ) as bar:
+        with _bar("Packing", out, total=len(source), initial=before, unit="img") as bar:
             for name in todo:
                 samples = _encoded(pool, source, FORMATS[form].encode, numbers[name], indices[name].tolist())
                 done[name] = _write_shard(os.path.join(out, name), FORMATS[form], samples, bar)
@@ -294,6 +273,10 @@ def _sha256(path):
         while content := file.read(_MIB):
             digest.update(content)
     return digest.hexdigest()
+
+
+def _bar(verb, folder, **settings):
+    return tqdm(desc=f"{verb} {printable(folder)}", leave=False, disable=bars_are_off(), **settings)
 
 
 def _read_json(path):

@@ -6,7 +6,7 @@ from nicegui import ui
 
 from mixprec.monitor import charts
 from mixprec.monitor.pages import frame, inputs
-from mixprec.monitor.runs import differences
+from mixprec.monitor.run_folder import differences
 
 _SECONDS = 2.0
 _MOST = 12  # runs in a chart

@@ -18,7 +18,7 @@ class Evaluation:
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        run: :class:`mixprec.monitor.runs.Run`.
+        run: :class:`mixprec.monitor.run_folder.Run`.
         weights: names of its files of weights, not empty.
     """
 

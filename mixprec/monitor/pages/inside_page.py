@@ -20,7 +20,7 @@ class Inside:
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        run: :class:`mixprec.monitor.runs.Run`.
+        run: :class:`mixprec.monitor.run_folder.Run`.
         weights: names of its files of weights, not empty.
     """
 

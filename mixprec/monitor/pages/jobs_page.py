@@ -7,7 +7,7 @@ from nicegui import ui
 
 from mixprec.monitor.jobs import JobError
 from mixprec.monitor.pages import frame, inputs
-from mixprec.monitor.runs import RUNNING
+from mixprec.monitor.run_folder import RUNNING
 
 _SECONDS = 2.0
 

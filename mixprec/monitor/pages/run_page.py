@@ -6,7 +6,7 @@ from nicegui import ui
 
 from mixprec.monitor import charts
 from mixprec.monitor.pages import frame, inputs
-from mixprec.monitor.runs import differences
+from mixprec.monitor.run_folder import differences
 
 _SECONDS = 1.0
 _TEXTS = {
@@ -23,7 +23,7 @@ class Curves:
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        run: :class:`mixprec.monitor.runs.Run`.
+        run: :class:`mixprec.monitor.run_folder.Run`.
     """
 
     def __init__(self, monitor, run):

@@ -29,7 +29,7 @@ class Scaling:
 
     @classmethod
     def of(cls, scaler, hold):
-        """Returns that of a loss scale, whose state ``hold`` puts on the device."""
+        """Returns the state for a loss scale, whose arrays ``hold`` puts on the device."""
         return cls(**scaler.held_by(hold), **constants_of(scaler))
 
 

@@ -97,7 +97,9 @@ def _cut_off(path):
 
 def _damaged(path):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
+    middle = len(content) // 2
+    for place in range(middle, middle + 200):  # more than a local header, of which not every byte counts
+        content[place] ^= 0xFF
     path.write_bytes(bytes(content))
 
 
