@@ -51,8 +51,8 @@ class Connections:
 
         return {
             "http": Watched,
-            # asyncio's own loop accepts at most so many before it goes on with those that it has. It does so three times
-            # before it reads what the first has sent, which must not be closed by then.
+            # asyncio's own loop accepts at most so many before it goes on with the ones that it has, and does so a few
+            # times before it reads what the first has sent, which must not be closed by then.
             "loop": "asyncio",
             "backlog": max(4, self._most[HEADER] // 4),
             "timeout_graceful_shutdown": 5,  # seconds; a request that is not whole would go on for minutes

@@ -9,6 +9,8 @@ import pytest
 from nicegui import ui
 
 from mixprec.monitor import log_limit
+from mixprec.monitor.access import Access, Guard
+from mixprec.monitor.connections import Connections
 from mixprec.monitor.jobs import Jobs
 from mixprec.monitor.log_limit import Once
 from mixprec.monitor.pages import frame
@@ -123,6 +125,20 @@ def test_an_error_that_comes_again_and_again_is_printed_once(once, is_ours):
     assert "\x1b" not in printed[0]
     assert ("in number\n" in printed[0]) == is_ours
     assert printed[0].count("\n") == 0 or is_ours
+
+
+def test_an_error_of_other_code_has_no_traceback_for_the_middleware_that_it_passes(once):
+    logger, printed = once
+
+    async def fails(scope, receive, send):
+        raise KeyError("REQUEST_METHOD")
+
+    scope = {"type": "websocket", "headers": [(b"host", b"localhost"), (b"authorization", b"Bearer a-token")]}
+    with pytest.raises(KeyError) as raised:
+        asyncio.run(Access(fails, Guard("a-token"), Connections())(scope, None, None))
+    logger.error("an error", exc_info=raised.value)
+    logger.warning("a page that is gone", stack_info=True)
+    assert [line.count("\n") for line in printed] == [0, 0]
 
 
 def test_messages_of_different_places_are_printed(once):
