@@ -101,7 +101,8 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 SANITIZED = $(VENV)/sanitized
 SANITIZE = -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=undefined
 RUN_SANITIZED = cd $(SANITIZED) && LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0:max_malloc_fill_size=1000000000:malloc_fill_byte=255 UBSAN_OPTIONS=print_stacktrace=1 \
+	ASAN_OPTIONS=detect_leaks=0:max_malloc_fill_size=1000000000:malloc_fill_byte=255:log_path=$(CURDIR)/$(SANITIZED)/report \
+	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/$(SANITIZED)/report \
 	PYTHONPATH=$(CURDIR)/$(SANITIZED) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=2 OPENBLAS_NUM_THREADS=1 $(CURDIR)/$(BIN)/python
 test-sanitized: install ## the native library under AddressSanitizer and UBSan, with g++: see docs/native.md
 	@echo "compile the native library for the sanitizers; some minutes"
