@@ -46,9 +46,9 @@ class Trace:
         own, finish = mpi_transport._Sum, exchange.GradientExchange.finish
 
         class TracedSum(own):
-            def __init__(self, comm, array):
+            def __init__(self, turns, comm, array):
                 self.start, self.stop = time.perf_counter(), None
-                super().__init__(comm, array)
+                super().__init__(turns, comm, array)
                 if array.dtype.itemsize < _NUMBERS:
                     notes.append(self)
 

@@ -41,7 +41,7 @@ class MpiTransport(Transport):
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
         self.progress()  # forgets those that are done, also where no backward pass asks
-        work = _Request(self._turns, _post(self._comm, array), array)
+        work = _Sum(self._turns, self._comm, array)
         self._under_way.append(work)
         return work
 
@@ -69,10 +69,9 @@ class MpiTransport(Transport):
 
 
 class _Request(Work):
-    def __init__(self, turns, request, array=None):
+    def __init__(self, turns, request):
         self._turns, self._turn = turns, turns.take()
         self._request = request  # None when it is done
-        self._array = array  # held: mpi4py does not, for a sum in place
 
     @property
     def done(self):
@@ -88,6 +87,12 @@ class _Request(Work):
                 self._turns.check(self._turn)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST)
+
+
+class _Sum(_Request):
+    def __init__(self, turns, comm, array):
+        super().__init__(turns, _post(comm, array))
+        self._array = array  # held: mpi4py does not, for a sum in place
 
 
 def _leave(sums, give_back):
