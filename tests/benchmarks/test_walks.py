@@ -16,11 +16,13 @@ ROWS = [
     *((walks.NUMPY, name) for name in [*ON_BOTH, walks.CAPTURE]),
     *((walks.STAND_IN, name) for name in [*ON_BOTH, walks.WARM_UP, walks.CAPTURED, walks.LAUNCHED]),
 ]
-MOST = {  # files and changes on NumPy, by the native library; a change of the code may lower them
+# Files and changes on NumPy, by the native library; a change of the code may lower them. An update enters patience.py:
+# what all three loss scales count stands in one file.
+MOST = {
     walks.FORWARD: (23, 86),
-    walks.UPDATE: (11, 29),
-    walks.STEP: (48, 303),
-    walks.CAPTURE: (52, 316),
+    walks.UPDATE: (12, 30),
+    walks.STEP: (49, 304),
+    walks.CAPTURE: (53, 317),
 }
 
 
