@@ -347,7 +347,7 @@ MUTANTS = [
     Mutant("token-of-all", "monitor/access_token.py", "monitor/test_access_token.py",
            "os.fchmod(folder, 0o700)", "pass", "others read the token in a folder that was there"),
     Mutant("half-open", "monitor/connections.py", "monitor/test_connections.py",
-           "if len(owing) > self._most:", "if False:", "half-open connections take all descriptors"),
+           "if len(held) > self._most[part]:", "if False:", "half-open connections take all descriptors"),
     Mutant("another-site", "monitor/access.py", "monitor/test_access.py",
            'headers.get("origin", f"http://{host}").lower() not in', '"" in', "a page of another site reads the pages"),
     Mutant("taken-process", "monitor/jobs.py", "monitor/test_jobs.py",
