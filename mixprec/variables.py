@@ -27,6 +27,8 @@ VARIABLES = {
     f"{_PREFIX}OLD_CODE": Variable(("0", "1"), "names for old code that NumPy and Python have removed"),
 }
 
+MONITOR_TOKEN = f"{_PREFIX}MONITOR_TOKEN"  # any text; mixprec.monitor.access_token takes it, and nothing shows it
+
 
 class VariableError(OneLineError):
     """A variable has a value that is not allowed; the message is one line."""
@@ -66,6 +68,9 @@ def described():
     """Returns what is set, as a list of ``"NAME=VALUE (what it decides)"``; an unknown name is said to be unknown."""
     found = []
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX) and os.environ[name]):
+        if name == MONITOR_TOKEN:
+            found.append(f"{name} is set (it opens the pages of the monitor)")
+            continue
         known = VARIABLES.get(name)
         about = known.about if known else "mixprec has no such variable"
         found.append(one_line(f"{name}={os.environ[name]} ({about})"))

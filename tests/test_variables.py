@@ -81,6 +81,14 @@ def test_the_report_says_what_is_set(monkeypatch):
     assert (row.state, row.note) == ("broken", "MIXPREC_CUDNN=x: allowed: 1 or 0; default: 1")
 
 
+def test_the_report_does_not_show_the_token(monkeypatch):
+    """It is also written to ``environment.txt`` of a run."""
+    monkeypatch.setenv("MIXPREC_MONITOR_TOKEN", "correct-horse.battery~staple")
+    (row,) = environment._variables()
+    assert (row.state, row.note) == ("ok", "MIXPREC_MONITOR_TOKEN is set (it opens the pages of the monitor)")
+    assert "staple" not in environment.report()
+
+
 @pytest.mark.sweep
 def test_the_report_goes_on_with_a_wrong_one():
     done = python(["-m", "mixprec"], MIXPREC_NATIVE="x")

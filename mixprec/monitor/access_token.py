@@ -9,8 +9,8 @@ import stat
 
 from mixprec.files import TEMPORARY, cache_folder
 from mixprec.messages import OneLineError
+from mixprec.variables import MONITOR_TOKEN as VARIABLE
 
-VARIABLE = "MIXPREC_MONITOR_TOKEN"
 _ALLOWED = re.compile(r"[A-Za-z0-9._~-]{16,256}")  # what an address takes as it is
 
 
