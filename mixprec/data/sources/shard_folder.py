@@ -72,7 +72,7 @@ def read_manifest(root):
         raise DataError(f"{printable(path)}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # without it the classes have no names, and a shard may be missing
         raise DataError(f"{printable(path)}: damaged: not JSON") from error
-    if not isinstance(manifest, dict) or manifest.get("made by") != MADE_BY:
+    if not _is_ours(manifest):
         return None
     if not is_whole(manifest):
         raise DataError(f"{printable(path)}: damaged: not as scripts/pack_dataset.py writes it")
@@ -81,7 +81,7 @@ def read_manifest(root):
 
 def is_whole(manifest):
     """Whether the content of a JSON file is a manifest of ``scripts/pack_dataset.py``, or the notes for one."""
-    if not isinstance(manifest, dict) or manifest.get("made by") != MADE_BY:
+    if not _is_ours(manifest):
         return False
     classes, shards = manifest.get("classes"), manifest.get("shards")
     return (
@@ -91,6 +91,10 @@ def is_whole(manifest):
         and isinstance(shards, dict)
         and all(_is_name(name) and "/" not in name and _is_shard(shard) for name, shard in shards.items())
     )
+
+
+def _is_ours(manifest):
+    return isinstance(manifest, dict) and manifest.get("made by") == MADE_BY
 
 
 def _is_name(text):
