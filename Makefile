@@ -31,7 +31,7 @@ LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-sweep test-long test-cupy test-plans test-sanitized lint install clean
+.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint install clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -62,13 +62,13 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN
 test: install ## the core of the tests: what a user's trust rests on
 	@$(PYTEST) $(ARGS)
 
-test-all: test test-sweep test-long test-cupy test-plans ## all tests: the core, and everything below
+test-all: test test-slow test-long test-cupy test-plans ## all tests: the core, and everything below
 
-test-sweep: install ## the other cases of the core's tests, all examples of property tests, and the measuring tools
-	@$(PYTEST) -m "(sweep or examples) and not long and not cupy and not plans" $(ARGS)
+test-slow: install ## what takes longer or shows what the core shows too, and the tests of the measuring tools
+	@$(PYTEST) -m "slow and not long and not cupy and not plans" $(ARGS)
 
-test-long: install ## longer cases of what the sweep shows, which CI leaves out: large networks, more kills
-	@$(PYTEST) -m "long and not cupy and not plans" $(ARGS)
+test-long: install ## what CI leaves out: large networks, more kills, all examples of property tests
+	@$(PYTEST) -m "(long or examples) and not cupy and not plans" $(ARGS)
 
 # Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
 # not import CuPy; of training and of captures a file or two stand for all.
@@ -80,7 +80,7 @@ CUPY = $(filter-out tests/test_models.py,$(wildcard tests/*.py)) $(addprefix tes
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
-	@$(PYTEST) -m "cupy or not sweep" $(CUPY) $(ARGS)
+	@$(PYTEST) -m "cupy or not slow" $(CUPY) $(ARGS)
 
 # The version that PyTorch 2.11 brings lies in a folder beside the one that is installed; the frontend takes cuDNN from
 # LD_LIBRARY_PATH if there is one. 5: ARGS leaves no test for it.

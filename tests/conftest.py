@@ -14,11 +14,11 @@ import pytest
 from mixprec import environment
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.native import native_library
-from tests import circles
+from tests import cases
 
 
 def pytest_configure(config):
-    circles.load_profile(config)
+    cases.load_profile(config)
     # What processes of tests keep is neither taken from the user's folder nor left there. Matplotlib's list of fonts
     # takes seconds to make, and stays where it is.
     os.environ.setdefault("MPLCONFIGDIR", matplotlib.get_cachedir())
@@ -39,7 +39,7 @@ def _cache_folder():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-    circles.mark(items)
+    cases.mark(items)
     if environment.usable_device_count():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see python -m mixprec")

@@ -9,9 +9,9 @@ Mutants
 
 To add one, write a line of :data:`MUTANTS`: a name, the file below ``mixprec/``, the tests to try first below
 ``tests/``, the original text (a part of a line that occurs once in the file), what becomes of it, and what that would
-do to a user. Then run the script with the name. If the mutant survives, look what kills it with ``-m ""``: give that
-test function more cases in the core (``@pytest.mark.core(n)``), or write a small one. A mutant that changes nothing for
-a user says nothing either: plant another one. The sweep looks whether all texts are still there (test_mutants.py).
+do to a user. Then run the script with the name. If the mutant survives, look what kills it with ``-m ""``: take
+the mark ``slow`` from that case, or write a small one. A mutant that changes nothing for
+a user says nothing either: plant another one. CI looks whether all texts are still there (test_mutants.py).
 """
 
 import argparse

@@ -73,7 +73,7 @@ def test_a_damaged_header_is_seen_by_the_checksum(tmp_path):
         snapshots.read(path)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reader", READERS)
 def test_many_damages(tmp_path, kind, reader):

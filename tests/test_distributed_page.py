@@ -80,7 +80,7 @@ def _check(value, fields, path="manifest"):
 
 
 @pytest.mark.parametrize(
-    "processes", [pytest.param(1, marks=pytest.mark.sweep), 2, pytest.param(4, marks=pytest.mark.sweep)]
+    "processes", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 )
 def test_the_loop_trains(processes):
     """As printed, and only the first process prints it; with any number of them to the same loss."""

@@ -49,7 +49,6 @@ def _start(program):
     )
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("script", [*SCRIPTS, "mixprec.train"])
 def test_ctrl_c_while_a_script_is_imported_is_one_line(script):
     path = str(ROOT / "scripts" / script)

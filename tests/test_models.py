@@ -34,7 +34,6 @@ def images(count, side):
     return np.random.default_rng(0).standard_normal((count, 3, side, side)).astype(np.float32)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("name", IMAGENET)
 def test_parameter_count_is_torchvisions(name):
     assert models.MODELS[name](1000).count_params() == IMAGENET[name]
@@ -59,7 +58,6 @@ def test_resnet20_has_the_papers_0_27_million_parameters():
     assert models.MODELS["resnet20"](10).count_params() - 2752 == 269_722
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("name", "side"), [("resnet18", 64), ("resnet50", 64), ("resnext50_32x4d", 32), ("resnet8", 32), ("resnet20", 40)]
 )
@@ -213,7 +211,6 @@ def test_the_training_script_takes_the_networks_of_the_checkout():
 
 
 # The two numbers are those of github.com/milesial/Pytorch-UNet with deconvolutions, for masks of one and two classes.
-@pytest.mark.core(1)
 @pytest.mark.parametrize(("classes", "parameters"), [(1, 31_037_633), (2, 31_037_698)])
 def test_parameter_count_of_the_unet_is_that_of_others(classes, parameters):
     assert UNet(classes).count_params() == parameters
@@ -251,7 +248,6 @@ def test_the_unet_joins_what_it_had_at_the_same_resolution():
     assert shapes["/head"] == (4, 64, 64)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(("name", "blocks"), [("resnet8", 3), ("resnet18", 8), ("resnet50", 16)])
 def test_stochastic_depth_grows_linearly_with_the_blocks(name, blocks):
     """As timm's: ``drop_path_rate * net_block_idx / (net_num_blocks - 1)``, in the order of the forward pass."""

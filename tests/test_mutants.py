@@ -7,7 +7,7 @@ import pytest
 from tests import ROOT
 from tests.mutants import MUTANTS
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 AT_LEAST, OF_EACH_PACKAGE = 36, 3
 
 

@@ -177,7 +177,7 @@ def test_what_other_code_took_off_is_put_back_by_the_next_convert_and_setup():
     """)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_replacements_inside_of_replacements_do_no_harm():
     """Where a wrapper hides what it calls, all replacements are made again on top of it."""
     _run("""
@@ -321,13 +321,13 @@ def test_the_table_of_shims_has_a_row_for_each_file_that_declares_one():
     assert set(rows) == files
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_module_prints_the_list():
     done = subprocess.run([sys.executable, "-m", "mixprec"], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.endswith(f"\n\n{patches.report()}\n")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_without_chainer_the_module_prints_why_there_is_no_list():
     code = "import runpy, sys; sys.modules['chainer'] = None; runpy.run_module('mixprec', run_name='__main__')"
     assert _run(code).splitlines()[-1].startswith("The list of all that mixprec replaces needs Chainer: ")

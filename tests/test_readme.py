@@ -48,7 +48,6 @@ def test_there_is_python_to_run():
     assert all(BLOCKS.values())
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("block", NUMBERED)
 def test_python_runs_as_printed(block, tmp_path):
     _run(block, tmp_path)

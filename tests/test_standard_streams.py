@@ -53,7 +53,6 @@ COMMANDS = sorted(PROGRAMS.keys() - PARTS - ALONE)
 QUICK = ("mixprec.monitor", "scripts.pack_dataset")  # to start; all begin and end alike, as the first test shows
 
 
-@pytest.mark.core(100)
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - ALONE))
 def test_each_program_makes_its_streams_safe_before_it_imports_what_opens_files(name):
     tree = PROGRAMS[name]
@@ -94,14 +93,12 @@ def _assert_ends_well(folder, name, state):
         assert bool(printed) == (state in ("2>&-", "2>/dev/full"))
 
 
-@pytest.mark.core(100)
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("state", STATES)
 def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, name, state):
     _assert_ends_well(tmp_path, name, state)
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in QUICK])
 @pytest.mark.parametrize("state", ["<&- >&- 2>&-", ">/dev/full", "| head -1"])
 def test_any_other_command_does_as_well(tmp_path, name, state):
@@ -266,7 +263,7 @@ def test_the_encoding_is_named_where_it_may_be_the_reason(monkeypatch):
         assert encoding_hint(path) == "; Python takes names of files for ascii here: set PYTHONUTF8=1 if they are UTF-8"
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_path_that_cannot_be_encoded(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONUTF8", "0")
     monkeypatch.setenv("LC_ALL", "C")

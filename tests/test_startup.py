@@ -30,7 +30,6 @@ def run_python(code, *options, env=None):
     return done.stdout
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "imports",
     ["import chainer", "import chainer, mixprec", "import mixprec, chainer", "import chainermn"],
@@ -40,7 +39,6 @@ def test_chainer_imports_silently_in_any_order(imports):
     assert run_python(imports, "-W", "error") == ""
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("module", ["chainer.testing", "chainer.gradient_check", "chainer.testing.doctest_helper"])
 def test_modules_that_want_pkg_resources_import_silently(module):
     assert run_python(f"import {module}", "-W", "error") == ""
@@ -74,7 +72,6 @@ def test_neither_a_bare_interpreter_nor_mixprec_imports_anything_heavy(statement
     assert run_python(code).strip() == "[]"
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
     """The worker imports nothing but what it unpickles: a function of Chainer and a link."""
@@ -94,7 +91,6 @@ def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
         np.testing.assert_array_equal(saved["W"], link.W.array)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method):
     """The parent, `python -c`, imports Chainer first; no script runs again in the worker that could import a shim."""
@@ -107,7 +103,6 @@ def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method
     assert run_python(code).strip() == "8"
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_multiprocess_iterator_hands_over_chainer_data_sets(method):
     code = f"""

@@ -55,7 +55,7 @@ def test_each_python_of_the_environment_goes_on():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", [COMMANDS[-2], *(pytest.param(each, marks=pytest.mark.sweep) for each in COMMANDS)])
+@pytest.mark.parametrize("command", [COMMANDS[-2], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)])
 def test_commands_end_with_one_line(command):
     done = python([*command, "--help"], MIXPREC_NATIVE="x")
     line = "error: MIXPREC_NATIVE=x: allowed: 1, 0, avx2 or avx512; default: 1\n"
@@ -89,7 +89,7 @@ def test_the_report_does_not_show_the_token(monkeypatch):
     assert "staple" not in environment.report()
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_report_goes_on_with_a_wrong_one():
     done = python(["-m", "mixprec"], MIXPREC_NATIVE="x")
     assert (done.returncode, done.stderr) == (0, "")

@@ -24,7 +24,6 @@ def _model(name, compute):
     return model
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("compute", [None, "float16"])
 def test_the_blocks_of_a_resnet_are_the_residual_blocks(compute):
     model = _model("resnet50", compute)

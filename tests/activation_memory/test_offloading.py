@@ -17,7 +17,7 @@ from mixprec.activation_memory import made_plans, planning
 from mixprec.backends.file_copies import FileCopies
 from mixprec.messages import OneLineError
 from tests.activation_memory.offloaded_runs import SMALLEST, Run, differences
-from tests.circles import first
+from tests.cases import first
 
 STEPS, POISONED = range(6), {3}
 GENEROUS = "100 GB"
@@ -61,12 +61,11 @@ def slots(monkeypatch):
     return taken
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("name", "compute"),
     [
         *itertools.product(["narrow_resnet18", "lstm"], [None, "float32", "float16", "bfloat16"]),
-        *first(1, itertools.product(["unet"], [None, "float32", "float16", "bfloat16"])),
+        *first(1, itertools.product(["unet"], [None, "float32", "float16", "bfloat16"]), 1),
         pytest.param("resnet18", "float16", marks=pytest.mark.long),
     ],
 )
@@ -82,7 +81,6 @@ def test_the_same_bits(name, compute, tmp_path, at_least):
     assert made.schedule.peak < made.peak
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("share", [0.3, 0.7])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_accumulation(recompute, share, tmp_path, at_least):
@@ -96,7 +94,7 @@ def test_accumulation(recompute, share, tmp_path, at_least):
     assert ("recompute" in made.schedule.choices) <= recompute
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_recompute_inside(tmp_path, at_least):
     def blocks(model):
         for stage in ("layer1", "layer2", "layer3", "layer4"):
@@ -190,7 +188,7 @@ def test_an_exception_in_the_forward_pass(tmp_path, at_least, slots):
     assert not slots
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_memory_falls(tmp_path, at_least):
     """The arrays are gone from memory: at the peak of a step, and after the forward pass."""
     at_least()

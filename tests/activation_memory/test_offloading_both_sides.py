@@ -12,7 +12,6 @@ from tests.stand_ins.cuda_sides import both_sides
 STEPS = 10
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize("capture", [None, REQUIRED])
 def test_the_same_bits(side, capture, monkeypatch):  # noqa: F811

@@ -128,7 +128,6 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.core(len(PROGRAMS))
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__[1:])
 def test_as_without(program, memory):
     found = []

@@ -69,7 +69,7 @@ def _in_use():
     return nan_pool.in_use()
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_hard_limit(least, monkeypatch):
     """The model fails without, and trains with: at every step there is no more than the limit, down to the least."""
     _peaks(Run(None), range(1))  # workspaces are there from now on
@@ -108,7 +108,6 @@ def test_a_budget_below_the_least(least, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("wishes", [{}, {"second_stream": True}])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_captured_in_any_order(recompute, wishes, least):
@@ -125,7 +124,7 @@ def test_captured_in_any_order(recompute, wishes, least):
     assert_same(run, eager(8 + ORDERS, dropout=0.3))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_eager_in_any_order(least):
     expected = eager(STEPS)
     for seed in range(6):
@@ -135,7 +134,6 @@ def test_eager_in_any_order(least):
         assert_same(run, expected)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("fault", ["before memory is given back", "before it is read", "for the device"])
 def test_a_missing_wait_is_found(fault, least, monkeypatch):
     """Without one of the waits some order gives other numbers."""

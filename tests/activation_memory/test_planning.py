@@ -12,7 +12,7 @@ from mixprec.activation_memory.recording import Buffer, Bus, Event, Recomputatio
 from mixprec.activation_memory.timetable import schedule
 from tests.activation_memory.random_rounds import KINDS, random_bus, random_recording
 from tests.activation_memory.three_queues import needs_of, simulate
-from tests.circles import first
+from tests.cases import first
 
 FAST = Bus(1e6, 1e6)
 SAME = 1e-9
@@ -62,8 +62,7 @@ def rules(recording, budget, bus):
         yield found
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize("part", first(3, range(8)))
+@pytest.mark.parametrize("part", first(3, range(8), 3))
 def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
     compared = 0
     for seed in range(25 * part, 25 * part + 25):
@@ -93,7 +92,6 @@ def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
     assert compared > 100
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_other_choices_are_faster(kind):
     """Of all choices of small networks: the search finds the best ones but for some percent."""
@@ -115,7 +113,6 @@ def test_few_other_choices_are_faster(kind):
     assert sorted(ratios)[len(ratios) * 3 // 4] < 1 + SAME
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_least_budget(kind):
     for seed in range(20):

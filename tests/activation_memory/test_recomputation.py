@@ -34,7 +34,6 @@ from tests.activation_memory.recomputed_programs import (
 )
 
 
-@pytest.mark.core(4)
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # of the step that is skipped
 @pytest.mark.parametrize("compute", COMPUTE)
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -208,7 +207,7 @@ def test_what_is_fused_is_what_the_first_call_has_fused():
     assert decided[1][1] == Following(relu=True, add=False)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_multi_node_batch_normalization_and_gradients_on_their_way_to_other_processes():
     mpi.run(
         2,

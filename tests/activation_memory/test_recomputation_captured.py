@@ -32,7 +32,6 @@ def _of_two(model, x, t):
     yield model(x[::-1], t) / 2
 
 
-@pytest.mark.core(1)
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize(
     ("network", "wishes", "lossfun"),

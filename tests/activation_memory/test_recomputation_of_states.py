@@ -173,7 +173,6 @@ def _left(made, again):
     return [np.array(each) for each in [x.grad, *gradients, *lasting, vars(link).get("mean", 0)] if each is not None]
 
 
-@pytest.mark.core(len(STATES))
 @pytest.mark.parametrize("made", STATES, ids=lambda made: made.__name__)
 def test_states_are_those_of_the_first_call(made):
     for one, other in zip(_left(made, mixprec.recompute), _left(made, _same), strict=True):

@@ -11,7 +11,7 @@ from mixprec.activation_memory import made_plans, offloading, planning
 from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import schedule
 from tests.activation_memory.simulated_bus import ConvolutionWork, SimulatedBus, Work
-from tests.circles import first
+from tests.cases import first
 
 NETWORKS, PARTS = 200, 10
 
@@ -105,8 +105,8 @@ def _vdnn(budget, recording, rates):
     raise AssertionError("swapping all does not fit")
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("part", first(3, range(PARTS)))
+@pytest.mark.slow
+@pytest.mark.parametrize("part", first(3, range(PARTS), 3))
 def test_plans_hold_what_they_promise(part, monkeypatch):
     """Within 10 % of the time, within the budget, and not slower than two simpler rules; the gradient is the same."""
     for seed in range(part, NETWORKS, PARTS):

@@ -14,7 +14,7 @@ from mixprec.backends import file_copies
 from mixprec.backends.file_copies import FileCopies
 from mixprec.backends.host_memory import host_memory
 from mixprec.dtypes import BFLOAT16
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.copy_programs import Program
 
 DTYPES = [np.bool_, np.uint8, np.int64, np.float16, BFLOAT16, np.float32, np.float64, np.complex64]

@@ -26,6 +26,8 @@ from models import MODELS
 from scripts import benchmark
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 CHOICES = {"model.arch": sorted(MODELS)}
 ARMS = [Arm("mixup", "mixup=0.2", ("training.mixup=0.2",)), Arm("ema", "ema_decay=0.98", ("training.ema_decay=0.98",))]
 

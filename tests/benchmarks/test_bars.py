@@ -26,6 +26,8 @@ from scripts import benchmark
 from tests import ROOT
 from tests.stand_ins.stub_worker import StubWorker
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 SMALL = ("--arch", "resnet8", "--batch", "2", "--size", "32", "--blocks", "1", "--block-steps", "1")
 SETTINGS = bars_run.Settings("resnet8", [2], 32, 1, 1, 60.0, None, None, None)

@@ -17,6 +17,8 @@ from benchmarks.bars.timed_step import LR
 from mixprec import environment
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 OFF = "off: MIXPREC_CUDNN=0"
 
 

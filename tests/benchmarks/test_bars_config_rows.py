@@ -15,6 +15,8 @@ from mixprec import config as configs
 from mixprec.training.updater import CapturedUpdater
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 TASK = Task("resnet8", MODELS["resnet8"], "@numpy", 4, 32)
 
 

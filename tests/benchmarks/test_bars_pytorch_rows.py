@@ -20,6 +20,8 @@ from benchmarks.bars.timed_step import LR
 from benchmarks.processes import Worker
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 GPU = "@cupy:0"
 _NAMES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias"}
 

@@ -12,6 +12,8 @@ from benchmarks.bars.timed_step import Step
 from benchmarks.processes import Worker
 from tests.stand_ins.stub_worker import StubWorker
 
+pytestmark = pytest.mark.slow
+
 TASK = Task("resnet8", None, "@numpy", 8, 64)
 BLOCKS, STEPS = 2, 3
 WARM = 2 + 1  # steps before the first block: two to warm up, and one that is timed

@@ -17,6 +17,8 @@ from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.processes import Worker
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 CPU, GPU = (Task("resnet8", None, specifier, 8, 64) for specifier in ("@numpy", "@cupy:0"))
 
 

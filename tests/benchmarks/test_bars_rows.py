@@ -10,6 +10,8 @@ from benchmarks.bars.row_schedule import Result
 from benchmarks.bars.row_statistics import Row, row_of
 from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches
 
+pytestmark = pytest.mark.slow
+
 MB = 10**6
 BAR = BenchmarkRow("other", group="config")
 BASE = [Block(4.0, None, 900 * MB), Block(5.0, None, 900 * MB), Block(2.0, None, 900 * MB)]

@@ -11,6 +11,8 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from benchmarks.bars import chart
 from tests.benchmarks import bars_record as examples
 
+pytestmark = pytest.mark.slow
+
 GROUPS = ("plain", "config", "precision", "peer")
 
 

@@ -14,6 +14,8 @@ from benchmarks.gpu_check import archive, stages
 from scripts import check_gpu
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "scripts" / "check_gpu.py"
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}  # a machine with a GPU behaves as one without
 STAGES = [stage.name for stage in stages.stages(ROOT) if stage.needs_device and not stage.on_request]

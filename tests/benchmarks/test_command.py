@@ -19,6 +19,8 @@ from models import MODELS
 from scripts import benchmark
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 

@@ -8,10 +8,12 @@ from benchmarks import comparison_power
 from benchmarks.comparison_runs import FAULTS, Training
 from mixprec.graph_capture import doubts
 
+pytestmark = pytest.mark.slow
+
 LOUD = list(FAULTS)[-1]  # within the noise that each layer has
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [1e-5, 1e-2])
 def test_faults_are_found_and_right_graphs_pass(lr):
     training = Training("resnet20", size=16, batch=4, lr=lr)
@@ -23,7 +25,7 @@ def test_faults_are_found_and_right_graphs_pass(lr):
         assert {name for name, calls in found.noisy.items() if calls < len(found.differing)} <= {LOUD}
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_comparison_by_bits_would_refuse_right_graphs(monkeypatch):
     """The runs do differ: without noise that is measured, each of them is another step."""
     monkeypatch.setattr("mixprec.graph_capture.verification._APART", 0)

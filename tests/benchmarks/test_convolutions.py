@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+
 from benchmarks import convolution_speed
 from scripts import benchmark
+
+pytestmark = pytest.mark.slow
 
 
 def test_each_convolution_is_counted(tmp_path, capsys, monkeypatch):

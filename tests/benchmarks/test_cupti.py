@@ -11,6 +11,8 @@ from benchmarks import cupti
 from benchmarks.cupti import Calls, CuptiMissing
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCE = ROOT / "tests" / "stand_ins" / "fake_cupti.c"
 
 

@@ -1,6 +1,10 @@
 """The most memory of a GPU that was held at a time."""
 
+import pytest
+
 from benchmarks.device_memory import peak_of
+
+pytestmark = pytest.mark.slow
 
 
 class Hook:

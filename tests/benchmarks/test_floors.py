@@ -13,6 +13,8 @@ from benchmarks.null_device import Call, Spec
 from mixprec.backends import cpu
 from mixprec.backends.geometry import BatchNorm, Convolution, Saved
 
+pytestmark = pytest.mark.slow
+
 RATES = types.SimpleNamespace(bandwidth=1e6, flops={"float32": 2e6, "float16": 8e6})
 GEOMETRIES = [
     ((2, 4, 7, 6), (6, 4, 3, 2), 1, 1),

@@ -16,6 +16,8 @@ from benchmarks.gpu_check import archive, check, group, stages, summary, wheels
 from benchmarks.gpu_check.stages import Stage
 from mixprec import files
 
+pytestmark = pytest.mark.slow
+
 MACHINE = {"date": "2026-11-23T00:00:00+00:00", "mixprec": None, "commit": None, "python": "3.12.3", "cpu": "a CPU"}
 STUBBORN = "trap '' TERM; while :; do sleep 0.05; done"
 FOUND = "echo GPU 0"

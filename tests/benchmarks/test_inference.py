@@ -7,6 +7,8 @@ import pytest
 from benchmarks.bars import page
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("onnx", reason="ONNX is not installed: extra export")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: extra export")
 

@@ -15,6 +15,8 @@ from models import MODELS
 from scripts import benchmark
 from tests.benchmarks import roofline_small as small
 
+pytestmark = pytest.mark.slow
+
 GAP, COPY = 1.1e-6, 0.84 * 4.3e12
 FP32 = 67e12
 

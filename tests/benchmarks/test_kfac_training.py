@@ -13,6 +13,8 @@ from benchmarks.kfac_training.training_run import Run, train
 from scripts import benchmark
 from scripts.datasets import digits, textures
 
+pytestmark = pytest.mark.slow
+
 GRID = {SGD: ((0.1, 0.3),), KFAC: ((0.1,), (0.1,))}
 PLAN = training_study.Plan(GRID, ("float32",), (100, 101), (0, 1, 2), (0.5, 0.7, 0.9))
 

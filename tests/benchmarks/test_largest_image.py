@@ -12,6 +12,8 @@ from benchmarks.bars import page
 from mixprec.activation_memory.recomputation import is_recomputed
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 FIXED, OF_A_PIXEL = 100e6, 400.0  # bytes that a stub of a process takes
 
 

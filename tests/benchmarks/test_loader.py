@@ -19,6 +19,8 @@ from mixprec.data.loaders.synthetic import SyntheticIterator
 from models import MODELS
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 
 def test_tables_and_the_same_numbers_as_json(tmp_path, capsys):
     pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")

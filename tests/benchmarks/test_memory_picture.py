@@ -10,6 +10,8 @@ from mixprec.activation_memory.planning import least, plan
 from mixprec.activation_memory.recording import Buffer, Bus, Event, Recomputation, Recording
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 
 def _recording(seed):
     """A chain of functions, each of which keeps its result until it goes backward; some can be computed again."""

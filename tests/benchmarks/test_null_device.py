@@ -25,6 +25,8 @@ from mixprec.graph_capture.cuda_graphs import CupyGraphs, Graph, graphs_of
 from tests.backends.cudnn.plan_variants import variants
 from tests.stand_ins import fake_cudnn
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _installed():

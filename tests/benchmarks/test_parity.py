@@ -30,6 +30,8 @@ from models import MODELS
 from scripts import parity as script
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 RESULT = ROOT / "benchmarks" / "results" / "2026-11-25-parity-cpu.json"
 
 

@@ -12,6 +12,8 @@ from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from scripts import benchmark
 from tests.stand_ins import cuda_on_host
 
+pytestmark = pytest.mark.slow
+
 X, W = Spec((2, 6, 5, 16), "float16"), Spec((8, 3, 3, 16), "float16")
 DY = Spec((2, 3, 3, 8), "float16")
 CONVOLUTION = Convolution(stride=(2, 2), pad=(1, 1))

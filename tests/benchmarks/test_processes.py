@@ -14,6 +14,8 @@ from benchmarks import processes
 from benchmarks.processes import Worker
 from tests import ROOT
 
+pytestmark = pytest.mark.slow
+
 DIED = "its process died: a crash, or the memory of the machine was not enough"
 
 

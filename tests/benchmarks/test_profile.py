@@ -33,6 +33,8 @@ from models import MODELS
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 
+pytestmark = pytest.mark.slow
+
 PRIMITIVES = primitives_of(np.empty(0))
 RATES = types.SimpleNamespace(bandwidth=1e9, flops=dict.fromkeys(("float16", "bfloat16", "float32"), 1e9))
 IMAGES = np.random.RandomState(0).normal(size=(4, 3, 8, 8)).astype(np.float32)

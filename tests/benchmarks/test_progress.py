@@ -1,12 +1,15 @@
 """benchmarks.bars.progress: what is counted while a row is prepared."""
 
 import numpy as np
+import pytest
 
 from benchmarks.bars.progress import reporting
 from mixprec.backends import launch
 from mixprec.backends.cudnn import context, settings
 from mixprec.backends.geometry import Convolution
 from tests.stand_ins.cuda_on_host import HostCuda, send
+
+pytestmark = pytest.mark.slow
 
 
 def test_plans_and_measurements_of_cudnn_are_counted(capsys):

@@ -11,6 +11,8 @@ import pytest
 
 from benchmarks import gpu, rates
 
+pytestmark = pytest.mark.slow
+
 DTYPES = "float32", "tf32", "float16", "bfloat16"
 
 

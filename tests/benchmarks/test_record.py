@@ -17,7 +17,9 @@ from benchmarks.bars.row_statistics import Row
 from benchmarks.rates import Rates
 from mixprec import environment
 from tests.benchmarks import bars_record as examples
-from tests.circles import tries
+from tests.cases import tries
+
+pytestmark = pytest.mark.slow
 
 ABSENT = object()
 

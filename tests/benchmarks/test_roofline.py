@@ -15,6 +15,8 @@ from benchmarks.roofline.roofline_tables import report
 from models import MODELS
 from tests.benchmarks import roofline_small as small
 
+pytestmark = pytest.mark.slow
+
 SMALL = layers(small.Small, small.SIZE)
 H200 = rates.from_numbers(4300, 790)
 

@@ -6,12 +6,15 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from chainer.links.model.vision import googlenet, vgg
 
 from benchmarks.roofline import fusible_layers, levels
 from benchmarks.roofline.network_layers import layers
 from models import MODELS
 from tests.benchmarks import roofline_small as small
+
+pytestmark = pytest.mark.slow
 
 
 def test_layers_of_a_small_network():

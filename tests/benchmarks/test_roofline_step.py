@@ -10,6 +10,8 @@ from benchmarks.step import recorded
 from benchmarks.step.launches import CONVERSION, Launch
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 MB = 10**6
 STEM = Launch(kinds.CONV_FPROP, "conv_fprop", MB, flops=236e6, filter=(7, 7, 3))
 WIDE = Launch(kinds.CONV_FPROP, "conv_fprop", MB, flops=10 * MB, filter=(3, 3, 64))

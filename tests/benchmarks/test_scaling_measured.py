@@ -17,6 +17,8 @@ from mixprec.distributed import exchange, mpi_transport
 from models import MODELS
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 needs_mpi = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed: extra mpi")
 
 

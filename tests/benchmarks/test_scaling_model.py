@@ -19,6 +19,8 @@ from benchmarks.scaling.overlap import Bucket
 from models import MODELS
 from tests.benchmarks import roofline_small as small
 
+pytestmark = pytest.mark.slow
+
 SMALL = layers(small.Small, small.SIZE)
 NODES = Cluster(4, 3.0, 80.0, 40.0)  # 4 GPUs with 80 bytes/s each, 40 bytes/s from a node
 

@@ -20,6 +20,8 @@ from models import MODELS
 from tests import ROOT
 from tests.backends.cudnn import cold_start
 
+pytestmark = pytest.mark.slow
+
 # Kinds of calls of which there are more or fewer than on 2026-11-26, by how many, and why. So far no call is another
 # one; what is new is how calls are computed, see NO_SUMS.
 OTHERS = {}

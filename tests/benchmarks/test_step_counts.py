@@ -15,6 +15,8 @@ from benchmarks.step.counts import Counts
 from benchmarks.step.launches import CONVERSION, STRIDED
 from models import MODELS
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"arch": "resnet18", "batch": 4, "size": 32}
 FULL = {"arch": "resnet50", "batch": 2, "size": 224}
 

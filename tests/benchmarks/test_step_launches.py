@@ -14,6 +14,8 @@ from mixprec.backends.cudnn.operation import Operation, Tensor
 from mixprec.backends.device_log import Record, recording
 from mixprec.backends.geometry import BatchNorm
 
+pytestmark = pytest.mark.slow
+
 IMAGES, SHAPE = 2, (2, 4, 4, 16)
 SIZE = 2 * 4 * 4 * 16  # bytes of an image
 

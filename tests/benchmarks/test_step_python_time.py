@@ -15,6 +15,8 @@ from benchmarks.step.python_time import CAPTURED, EAGER, PLAIN, Row
 from models import MODELS
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 COUNTED = {"eager": 0, "captured": 1}  # and how many graphs are launched
 
 

@@ -10,6 +10,8 @@ from chainer import function_node
 import mixprec
 from benchmarks.step.tape import PRIMITIVES, Tape
 
+pytestmark = pytest.mark.slow
+
 
 class Net(chainer.Chain):
     """A convolution, a batch normalization, a branch and a sum: Chainer adds two gradients."""

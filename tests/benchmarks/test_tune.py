@@ -16,7 +16,7 @@ from scripts import tune as script
 from tests import ROOT
 from tests.stand_ins.cuda_on_host import HostCuda, send
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 CONFIG = configured.load("nhwc_fused_batched.yaml", arch="resnet18", batch=2, size=32)
 

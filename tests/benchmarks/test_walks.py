@@ -11,6 +11,8 @@ from benchmarks import walks
 from mixprec import dtypes
 from scripts import benchmark
 
+pytestmark = pytest.mark.slow
+
 ON_BOTH = [walks.FORWARD, walks.UPDATE, walks.STEP]
 ROWS = [
     *((walks.NUMPY, name) for name in [*ON_BOTH, walks.CAPTURE]),

@@ -58,7 +58,7 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
     assert python(code, machine(tmp_path)) == ([], [])
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_everything_of_chainer_imports(tmp_path):
     code = """
         import importlib, pkgutil, chainer, chainermn, chainermn.functions, chainermn.links
@@ -72,7 +72,6 @@ def test_everything_of_chainer_imports(tmp_path):
     assert python(code, machine(tmp_path)) == (["True"], [])
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("settings", "variables"),
     [
@@ -91,13 +90,11 @@ def test_without_a_gpu_or_switched_off_nothing_is_placed_and_nothing_said(tmp_pa
     assert python(SEEN, machine(tmp_path, **settings, **variables)) == ([OFF], [])
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("value", ["", "1"])
 def test_switched_on(tmp_path, value):
     assert python(SEEN, machine(tmp_path, MIXPREC_CUDNN=value)) == ([ON], [])
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("frontend", "named"),
     [
@@ -123,7 +120,7 @@ def test_what_is_missing_is_named_once(tmp_path, frontend, named):
     assert named in said[0]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_chainers_own_switch(tmp_path):
     """As with CuPy's own cuDNN: the module is there, and Chainer does not use it."""
     code = """
@@ -142,7 +139,6 @@ OWN = {
 }
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("frontend", [FRONTEND, NO_FRONTEND])
 def test_cudnn_of_cupy_stays(tmp_path, frontend):
     code = """
@@ -152,7 +148,7 @@ def test_cudnn_of_cupy_stays(tmp_path, frontend):
     assert python(code, machine(tmp_path, frontend=frontend, more=OWN)) == (["True 8000 True True"], [])
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_cudnn_of_cupy_that_does_not_load_is_replaced(tmp_path):
     more = {**OWN, "cupy/cudnn.py": "raise ImportError('libcudnn.so.8')"}
     assert python(SEEN, machine(tmp_path, more=more)) == ([ON], [])
@@ -260,7 +256,7 @@ BRANCHES = """
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("use_cudnn", ["auto", "always", "never"])
 def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudnn):
     """With NumPy in place of CuPy, so that the conditions of the branches see a GPU's arrays."""
@@ -282,7 +278,6 @@ def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudn
     assert said == [f"cuDNN's {what} is not bridged: Chainer's own path" for what in on]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("run", ["sequences()", "transformer('gpu')"])
 def test_with_cudnn_of_cupy_its_branches_are_taken(tmp_path, run):
     code = f"""
@@ -325,7 +320,6 @@ def test_functions_stay_what_they_were(tmp_path):
 # --- the report
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("settings", "variables", "row"),
     [

@@ -28,7 +28,7 @@ def test_parameters_are_unpacked_into_another_dtype():
     assert without_mpi.run(code) == [str(expected)]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize("setup_first", [True, False])
 def test_processes_that_begin_with_other_weights_have_the_same_masters(setup_first, compute):
@@ -111,8 +111,7 @@ def test_gradients_and_parameters_in_another_order_of_axes():
 # In two and three processes
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_mean_of_finite_gradients_overflows(processes):
     """Each is the mean in float64, rounded once: large ones, subnormal ones, and all in between."""
     code = """
@@ -147,7 +146,7 @@ def test_no_mean_of_finite_gradients_overflows(processes):
     assert mpi.run(processes, mpi.COMMUNICATOR, code) == ["right"] * processes
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_process_is_not_finite_on_all():
     code = """
         link = chainer.Link()
@@ -160,7 +159,7 @@ def test_what_is_not_finite_on_one_process_is_not_finite_on_all():
     assert mpi.run(2, mpi.COMMUNICATOR, code) == ["[1.0, inf, nan]"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_arrays_reach_all_processes(dtype):
     """Of an odd number of elements: a float16 is not half of something larger."""
@@ -182,7 +181,7 @@ def test_arrays_reach_all_processes(dtype):
     assert mpi.run(2, mpi.COMMUNICATOR, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_evaluation_of_large_losses_has_their_mean():
     code = """
         class Model(chainer.Link):
@@ -225,7 +224,7 @@ _TRAINING = """
 
 
 @pytest.mark.parametrize(
-    ("compute", "tolerance"), [("float32", 1e-6), pytest.param("float16", 2e-3, marks=pytest.mark.sweep)]
+    ("compute", "tolerance"), [("float32", 1e-6), pytest.param("float16", 2e-3, marks=pytest.mark.slow)]
 )
 def test_accumulated_steps_of_two_processes_are_those_of_one_with_all_images(compute, tolerance):
     """Four batches of six images: two for each process. There is one message for each parameter and step."""
@@ -280,7 +279,7 @@ def test_an_overflow_in_a_batch_of_one_process_skips_the_step_on_all():
     assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, code) == ["128.0"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_updater_accumulates_under_chainermn():
     code = """
         model, optimizer = built("float16", several)
@@ -295,7 +294,7 @@ def test_the_updater_accumulates_under_chainermn():
     assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, code) == ["6 5"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_plain_optimizer_takes_several_losses_under_chainermn():
     code = """
         model = L.Linear(8, 5)

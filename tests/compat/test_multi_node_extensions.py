@@ -4,7 +4,7 @@ import pytest
 
 from tests import mpi
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 _TRAINING = """
     import tempfile

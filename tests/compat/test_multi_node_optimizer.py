@@ -40,14 +40,13 @@ _TWO_BRANCHES = """
 """
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("dtype", "own_loop", "tolerance"),
     [
         ("float16", False, 2e-3),
-        pytest.param("float16", True, 2e-3, marks=pytest.mark.sweep),
-        pytest.param("float32", False, 1e-7, marks=pytest.mark.sweep),
-        pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.sweep),
+        pytest.param("float16", True, 2e-3, marks=pytest.mark.slow),
+        pytest.param("float32", False, 1e-7, marks=pytest.mark.slow),
+        pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.slow),
     ],
 )
 def test_a_branch_that_one_process_uses(dtype, own_loop, tolerance):
@@ -72,7 +71,7 @@ def test_a_branch_that_one_process_uses(dtype, own_loop, tolerance):
     assert mpi.run(2, mpi.COMMUNICATOR, _TWO_BRANCHES, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_it_is_the_optimizer_that_it_is_around():
     """Attributes, hooks, epochs and files reach through both; the first update sends weights, and that is all."""
     code = """
@@ -122,7 +121,7 @@ def test_it_is_the_optimizer_that_it_is_around():
     assert mpi.run(2, mpi.COMMUNICATOR, _TWO_BRANCHES, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_overflow_in_the_second_update_takes_back_its_own_statistics():
     """Not those of the first one, which sends weights, and moves running statistics as in plain Chainer."""
     code = """
@@ -142,7 +141,7 @@ def test_an_overflow_in_the_second_update_takes_back_its_own_statistics():
     assert mpi.run(2, mpi.COMMUNICATOR, _TWO_BRANCHES, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_fifty_steps_with_overflows_on_single_processes():
     """Scale, counters and masters are the same on both, bit for bit."""
     code = """

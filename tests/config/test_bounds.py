@@ -46,7 +46,7 @@ def test_the_walk_finds_the_numbers_of_the_schema():
 
 @pytest.mark.parametrize("sign", ["", "-"])
 @pytest.mark.parametrize("number", HUGE, ids=["1e60", "400 digits", "5000 digits", "9e99", "1e999"])
-@pytest.mark.core(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NUMBERS)
 def test_no_number_of_a_config_is_without_bounds(path, name, number, sign):
     assert_refused(path, name, sign + number)

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from mixprec.config import ConfigError, dump, load
-from tests.circles import first
+from tests.cases import first
 from tests.config import mangled
 from tests.guard import guarded
 
@@ -56,8 +56,7 @@ def _loads(path, overrides):
     return True
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize("seed", first(4, range(SEEDS)))
+@pytest.mark.parametrize("seed", first(4, range(SEEDS), 4))
 def test_a_damaged_config_loads_or_is_refused_in_one_line(work, seed):
     with guarded(120):
         loaded = tried(seed, CONFIGS)

@@ -66,7 +66,6 @@ def published_matrix(operation, magnitude, size):
     }[operation]
 
 
-@pytest.mark.core(4 * len(OPERATIONS))
 @pytest.mark.parametrize("size", [32, 331])
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -161,7 +160,6 @@ def every_step(policy, operation, size):
     return [step(policy, operation, number, sign, size) for number in (0, 1, 9, 15, 22, 30) for sign in (1, -1)]
 
 
-@pytest.mark.core(len(OPERATIONS))
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operations_of_pillow_are_the_formulas(pictures, policy, operation):
@@ -179,8 +177,6 @@ def test_operations_of_pillow_are_the_formulas(pictures, policy, operation):
                 assert np.mean(difference > 0) < 0.12
 
 
-@pytest.mark.core(4)
-@pytest.mark.core(len(OPERATIONS))
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_operations_of_dali_are_those_of_pillow(pictures, policy, operation, monkeypatch):

@@ -78,7 +78,6 @@ def _expected(images, policy, places, **settings):
     return [np.asarray(augmented(picture, steps(spec, *each)), np.float64) for each in places]
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("policy", ["rand", "trivial"])
 @pytest.mark.parametrize("last_batch", ["partial", "drop"])
 def test_each_place_of_an_epoch_has_its_operations(make, alike, policy, last_batch):
@@ -110,7 +109,6 @@ def test_both_loaders_give_shards_the_same_images(loaders, smooth, policy):
         np.testing.assert_array_equal(x == 0, other_x == 0)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("pad_channels", [False, True])
 def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_channels):
@@ -130,7 +128,6 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
     assert 10 < count < 26
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -153,7 +150,6 @@ def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, settings):  # noqa:
         fresh.finalize()
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("settings", [EVERYTHING, {"augment": "trivial", "erase": 0.5}], ids=["everything", "trivial"])
 def test_any_number_of_threads_gives_the_same_batches(make, noise, settings):  # noqa: F811
     expected = take(make(noise, **settings), 8)

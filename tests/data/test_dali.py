@@ -239,7 +239,6 @@ def test_flip_mirrors_some_images_and_no_flip_none(make, tmp_path, flip):
     assert (mirrored > 0) == flip
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("seed", [0, 7])
 def test_same_seed_gives_the_same_batches_whatever_the_threads(make, noise, seed):
     """Seed 0 too: DALI takes a negative seed, not 0, as 'choose one'."""
@@ -258,7 +257,6 @@ def test_training_reset_repeats_the_beginning(make, noise):
     assert_same(first, take(iterator, 8))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("train", "delivered"),
     [*((True, delivered) for delivered in (0, 1, 3, 5, 6, 8, 12)), *((False, delivered) for delivered in (0, 3, 5, 6))],
@@ -335,7 +333,6 @@ def images_of(batches):
     return [image for images, _ in batches for image in images]
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("batch_size", "last_batch", "counts"),
     [
@@ -378,7 +375,6 @@ def test_dropped_images_are_others_in_each_epoch(make, flat):
     assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_batch):
     for shard, places in zip(
@@ -394,7 +390,6 @@ def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_b
             shard.reset()
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_shard_goes_on_after_any_batch(make, noise, last_batch, shard):
@@ -421,13 +416,11 @@ def test_crops_and_flips_differ_between_shards(make, tmp_path):
     assert not np.array_equal(next(first)[0], next(second)[0])
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_batches_do_not_depend_on_how_many_are_made_ahead(make, noise, prefetch):
     assert_same(take(make(noise, flip=True), 15), take(make(noise, flip=True, prefetch=prefetch), 15))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("train", [True, False])
 def test_a_fourth_channel_is_zero_and_changes_nothing_else(make, noise, train, dtype):
@@ -553,7 +546,6 @@ def test_batches_are_contiguous_and_stay_valid_as_long_as_they_are_kept(make, no
         np.testing.assert_array_equal(t, t_then)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda iterator: pickle.loads(pickle.dumps(iterator))])
 def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
     expected = take(make(noise), 12)
@@ -629,7 +621,6 @@ def test_impossible_argument_is_named(make, flat, arguments, message):
     assert str(caught.value).startswith(message)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("train", [True, False])
 def test_image_broken_after_the_scan_is_fatal_and_named(make, tmp_path, train):
     """DALI names neither the file nor the batch when bytes are not an image."""
@@ -752,7 +743,6 @@ def _staged(make, images, last_batch="partial", dtype="float32", **settings):
     return StagedIterator(Stages(tuple(epochs)), made)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_batch):
     iterator = _staged(make, flat, last_batch, **PLAIN)
@@ -774,7 +764,6 @@ def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_b
     iterator.finalize()
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("delivered", [0, 1, 11, 12, 13, 14, 15, 16, 20])
 def test_a_snapshot_of_any_stage_goes_on_bit_for_bit(make, noise, tmp_path, delivered):
     """6 batches an epoch for 2 epochs, then 3, then 5: stages begin after 12 and 15 batches."""

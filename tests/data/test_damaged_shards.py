@@ -85,7 +85,7 @@ def test_packing_goes_on_with_no_damaged_manifest(folder, images):
         tried(folder, lambda out: pack(images, out, form=content["format"]))
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(250, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("count", [60, pytest.param(250, marks=pytest.mark.slow)])
 def test_damaged_shards(folder, count):
     (folder / "manifest.json").unlink()
     (shard,) = [path for path in folder.iterdir() if path.suffix in (".tar", ".tfrecord")]
@@ -96,7 +96,7 @@ def test_damaged_shards(folder, count):
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_headers_of_long_names_whose_checksums_fit(tmp_path, form, count):
     draw, path = random.Random(0), tmp_path / "a.tar"
     whole = io.BytesIO()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mixprec.data.mixing import Mixing
 from tests.backends.primitive_cases import FLOAT32, STORAGE, arrays, assert_close, exact
-from tests.circles import tries
+from tests.cases import tries
 
 
 def timms_box(height, width, share, cy, cx):

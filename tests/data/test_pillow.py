@@ -129,7 +129,6 @@ def test_decoded_pixels_are_those_of_dali(make, make_dali, kinds, size):
         np.testing.assert_array_equal(found, wanted, err_msg=kinds.name(index))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(("width", "height"), [(53, 37), (37, 53), (500, 375), (333, 501), (60, 60)])
 @pytest.mark.parametrize(("resize", "size"), [(20, 15), (24, 16), (70, 61)])
 def test_resized_pixels_are_those_of_dali(make, make_dali, tmp_path, width, height, resize, size):
@@ -157,7 +156,7 @@ def _geometry(iterator, count):
     return np.array(found)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_random_crops_are_distributed_as_those_of_dali(make, make_dali, tmp_path):
     """Means and standard deviations, of 800 crops each, are equal within five standard errors."""
     (tmp_path / "0").mkdir()
@@ -221,7 +220,6 @@ def test_image_that_is_smaller_than_the_crop_is_named(make, flat):
     assert str(caught.value) == f"{flat.paths()[0]}: 24x20 pixels: smaller than the crop of 64x64"
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("num_shards", [2, 4])
 @pytest.mark.parametrize("last_batch", ["partial", "drop"])
 def test_batches_of_all_shards_are_those_of_one_process(make, noise, last_batch, num_shards):
@@ -425,7 +423,6 @@ def _is_there(pid):
         return False
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("end", ["returns", "killed", "interrupted"])
 def test_processes_end_with_the_script(noise, tmp_path, end):
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -20,7 +20,7 @@ from mixprec.data.sources import shards, tfrecord, webdataset
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import FORMATS, scan_shards
-from tests.circles import tries
+from tests.cases import tries
 
 
 def encoded(seed, kind="JPEG"):

@@ -18,7 +18,7 @@ from tests.stand_ins.host_launch import HostLauncher
 DTYPES = [np.dtype(np.float16), np.dtype(BFLOAT16), np.dtype(np.float32)]
 CORE = ("float16", "float32"), ("float32", "float32")  # g++ takes its time for each
 PAIRS = [
-    pytest.param(*pair, marks=[] if (pair[0].name, pair[1].name) in CORE else pytest.mark.sweep)
+    pytest.param(*pair, marks=[] if (pair[0].name, pair[1].name) in CORE else pytest.mark.slow)
     for pair in itertools.product(DTYPES, DTYPES)
 ]
 LAUNCHER = HostLauncher()

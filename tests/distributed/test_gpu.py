@@ -37,7 +37,7 @@ def alone(monkeypatch):
 
 
 @both_sides
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, "float32"])
 def test_a_process_alone_with_nccl_trains_as_without(side, alone, dtype):  # noqa: F811
     pytest.importorskip("cupy.cuda.nccl") if side.is_gpu else None
@@ -47,7 +47,7 @@ def test_a_process_alone_with_nccl_trains_as_without(side, alone, dtype):  # noq
 
 
 @both_sides
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_captured_steps_of_a_process_alone_with_nccl(side, alone):  # noqa: F811
     pytest.importorskip("cupy.cuda.nccl") if side.is_gpu else None
     run = Run(REQUIRED, side=side, communicator=alone).run(range(12))

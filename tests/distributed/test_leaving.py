@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tests import mpi
-from tests.circles import first
+from tests.cases import first
 from tests.distributed import programs
 
 PROGRAM = """
@@ -61,10 +61,10 @@ def _run(tmp_path, ranks, way, program=PROGRAM):
     return mpi.launch(ranks, [sys.executable, file, way], tmp_path, 60)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "way"),
-    first(2, [(2, "sys.exit(0)"), (3, "forward"), (2, "sys.exit(3)"), (2, "raise"), (2, "return"), (2, "setup")]),
+    first(2, [(2, "sys.exit(0)"), (3, "forward"), (2, "sys.exit(3)"), (2, "raise"), (2, "return"), (2, "setup")], 2),
 )
 def test_a_rank_that_has_left_is_an_error_where_others_wait_for_it(tmp_path, ranks, way):
     done = _run(tmp_path, ranks, way)
@@ -72,7 +72,7 @@ def test_a_rank_that_has_left_is_an_error_where_others_wait_for_it(tmp_path, ran
     assert done.returncode
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_rank_that_leaves_in_the_middle_of_its_sums_has_left(tmp_path):
     """They are large: MPI sends them only when the other side asks for them."""
     done = _run(tmp_path, 2, "", IN_THE_MIDDLE)
@@ -80,7 +80,7 @@ def test_a_rank_that_leaves_in_the_middle_of_its_sums_has_left(tmp_path):
     assert done.returncode
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_ranks_that_end_one_after_the_other_are_right(tmp_path):
     done = _run(tmp_path, 3, "late")
     assert (done.returncode, done.stderr, done.stdout) == (0, "", 3 * "end\n")

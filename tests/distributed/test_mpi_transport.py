@@ -39,7 +39,7 @@ _SETTING = """
     ("processes", "sizes"),
     [
         (2, [0, 1, 2, 3, 1000, 100_000]),
-        *(pytest.param(n, [1, 7, 2049, 70_001, 300_001], marks=pytest.mark.sweep) for n in (2, 3, 4)),
+        *(pytest.param(n, [1, 7, 2049, 70_001, 300_001], marks=pytest.mark.slow) for n in (2, 3, 4)),
     ],
 )
 def test_sums(processes, sizes):
@@ -59,7 +59,7 @@ def test_sums(processes, sizes):
     assert mpi.run(processes, _SETTING, code) == ["right"] * processes
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_sums_go_on_while_the_process_computes():
     code = """
         array = np.full(300_000, rank, np.float32)
@@ -85,7 +85,7 @@ def test_sums_that_are_joined_are_forgotten_where_none_asks_for_progress():
     assert mpi.run(1, _SETTING, code) == ["1"]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_any_number_of_transports_one_after_the_other_use_few_communicators_of_which_mpich_has_2048():
     code = """
         for _ in range(2100):

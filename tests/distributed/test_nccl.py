@@ -22,7 +22,7 @@ from tests.stand_ins.capture_sides import HOST, device, host  # noqa: F401  (fix
 from tests.stand_ins.nccl_on_host import Communicator
 from tests.stand_ins.rank_threads import ThreadTransport
 
-sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 3
 SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
@@ -31,7 +31,7 @@ SCALE = 2.0**13  # so that half of a gradient is no subnormal number of float16
 
 
 @pytest.mark.usefixtures("host", "twins")
-@pytest.mark.parametrize("dtype", [None, sweep("float32"), sweep("float16")])
+@pytest.mark.parametrize("dtype", [None, slow("float32"), slow("float16")])
 def test_a_run_is_one_without_a_communicator(dtype):
     """The mean of two that are the same is that, bit for bit; what is not waited for, or not held, is NaN."""
     communicator = Communicator()
@@ -140,7 +140,7 @@ def _assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["float32", sweep("float16"), sweep("bfloat16")])
+@pytest.mark.parametrize("dtype", ["float32", slow("float16"), slow("bfloat16")])
 def test_written_gradients_are_averaged_as_on_numpy(two_ranks, dtype):
     """Other ones on each rank; an overflow on one, and parameters without a gradient on one or both."""
 

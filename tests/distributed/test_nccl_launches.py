@@ -15,7 +15,7 @@ from mixprec.graph_capture.cuda_graphs import graphs_of
 from models import MODELS
 from tests.stand_ins.twin_transport import COMMUNICATOR
 
-sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def _records(communicator, **settings):
@@ -36,7 +36,7 @@ def _records(communicator, **settings):
 
 
 @pytest.mark.usefixtures("twins")
-@pytest.mark.parametrize("dtype", [None, sweep("float32")])
+@pytest.mark.parametrize("dtype", [None, slow("float32")])
 def test_two_launches_for_a_bucket_and_one_pass_over_gradients(dtype, monkeypatch):
     """The kernels of the update read the arena only; rounding is one launch for all buckets. Nothing is read."""
     monkeypatch.setattr(buckets, "MOST", 2**15)

@@ -23,7 +23,7 @@ def test_two_processes():
     assert mpi.run(2, SETTING, CORE, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 3])
 def test_overflows(processes):
     code = """
@@ -40,7 +40,7 @@ def test_overflows(processes):
     assert mpi.run(processes, SETTING, CORE, code) == ["right"] * processes
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_all_rules_dtypes_and_several_losses(processes):
     code = """
@@ -53,7 +53,7 @@ def test_all_rules_dtypes_and_several_losses(processes):
     assert mpi.run(processes, SETTING, SWEEP, code) == ["right"] * processes
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("during", ["forward", "backward"])
 def test_an_exception_on_one_rank_ends_all(during):
     """While the others wait for its gradients."""
@@ -74,7 +74,7 @@ def test_an_exception_on_one_rank_ends_all(during):
         mpi.run(2, SETTING, code)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_hook_that_fails_on_one_rank_is_found_on_all(processes):
     """The others have updated: without an error they would train on with other parameters."""
@@ -97,7 +97,7 @@ def test_a_hook_that_fails_on_one_rank_is_found_on_all(processes):
     assert mpi.run(processes, SETTING, code) == ["2 planted", *[error] * processes]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_optimizer_that_goes_while_gradients_are_on_their_way():
     """MPI may write into their memory until the end; what rank 0 alone has sent reaches no other optimizer."""
     code = """
@@ -133,7 +133,7 @@ def test_an_optimizer_that_goes_while_gradients_are_on_their_way():
     assert mpi.run(2, SETTING, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_exit_while_gradients_are_on_their_way():
     """Nothing is freed that MPI still writes into; mpi.run sees to the exit code."""
     code = """
@@ -151,8 +151,8 @@ def test_an_exit_while_gradients_are_on_their_way():
         assert mpi.run(3, SETTING, code) == []
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.sweep)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_differences_between_ranks_are_errors_on_all(processes):
     """At setup, and in a later step: no rank waits for another one."""
     code = """

@@ -68,7 +68,6 @@ def assert_same_bits(path, other):
         assert (a[name].dtype, a[name].shape, a[name].tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes())
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("arch", "classes", "tensors"),
     [

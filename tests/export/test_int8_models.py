@@ -36,7 +36,7 @@ def exported(name):
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["everything", *(pytest.param(name, marks=pytest.mark.sweep) for name in ZOO)])
+@pytest.mark.parametrize("name", ["everything", *(pytest.param(name, marks=pytest.mark.slow) for name in ZOO)])
 def test_exported_models(name, target, only_minmax):
     network, batches = exported(name)
     model, _ = quantize(network, batches, target=target)
@@ -94,7 +94,6 @@ def digits():
     return network.graph(), array[:1440], array[1440:], labels[1440:]
 
 
-@pytest.mark.core(1)
 @BOTH
 @pytest.mark.parametrize("half_ends", [False, True])
 def test_digits_lose_less_than_a_point(digits, target, half_ends):

@@ -63,7 +63,6 @@ def operators(graph):
     return [node.op_type for node in graph.graph.node]
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("reference", [False, True])
 def test_most_of_what_networks_are_made_of(batch, reference):
@@ -73,7 +72,7 @@ def test_most_of_what_networks_are_made_of(batch, reference):
     assert_close(found(graph, rows, reference=reference), expected(model, rows))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet8", "resnet10_small", "resnet50", "resnext50_32x4d"])  # each kind of block
 def test_our_models(name):
     model, images = trained(lambda: MODELS[name](10), 3, 32, 32, batch=4)
@@ -130,7 +129,7 @@ def _called_with_arrays(case):
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -158,7 +157,6 @@ def test_the_zoo_is_exported_or_refused(name):
         assert_close(found(graph, *rows), expected(model, *rows))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("has_optimizer", [True, False])
 def test_a_converted_model_has_the_graph_of_the_plain_one(compute, has_optimizer):
@@ -249,7 +247,6 @@ def test_outputs_are_those_of_the_model_in_its_order():
     assert_close(found(graph, images), expected(model, images))
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("outsize", [(7, 7), (8, 7), (8, 8)])
 @pytest.mark.parametrize("pad", [0, 1])
 @pytest.mark.parametrize("dilate", [1, 2])
@@ -345,7 +342,6 @@ BAD = {
 }
 
 
-@pytest.mark.core(20)
 @pytest.mark.parametrize("what", BAD)
 def test_what_cannot_be_exported_is_one_line(what, tmp_path):
     build, message = BAD[what]
@@ -389,7 +385,6 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.core(30)
 def test_functions(name):
     model, images = trained(lambda: chainer.Sequential(L.Convolution2D(3, 4, 1), FUNCTIONS[name]), 3, 5, 6)
     graph = mixprec.export.onnx(model, images)

@@ -23,7 +23,6 @@ def fake(values, scale, zero_point=0, lowest=-128, highest=127):
     return ((np.clip(numbers, lowest, highest) - float(zero_point)) * np.float64(scale)).astype(np.float32)
 
 
-@pytest.mark.core(20)
 @CASES
 def test_structure(name, target, half_ends):
     network, model, report = quantized(name, target, half_ends)
@@ -60,7 +59,6 @@ def test_structure(name, target, half_ends):
     assert kinds(model)["Cast"] == (4 if half_ends and target == "tensorrt" else 0)
 
 
-@pytest.mark.core(20)
 @CASES
 def test_outputs_are_near_and_the_batch_is_free(name, target, half_ends):
     network, model, report = quantized(name, target, half_ends)
@@ -76,7 +74,6 @@ def test_outputs_are_near_and_the_batch_is_free(name, target, half_ends):
             np.testing.assert_allclose(found, wanted[start : start + number], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.core(6)
 @pytest.mark.parametrize("half_ends", [False, True])
 @BOTH
 @pytest.mark.parametrize("seed", range(30))

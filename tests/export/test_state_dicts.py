@@ -19,7 +19,7 @@ REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = [
     "resnet18",
     *(
-        pytest.param(arch, marks=pytest.mark.sweep)
+        pytest.param(arch, marks=pytest.mark.slow)
         for arch in ("resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
     ),
 ]
@@ -87,7 +87,7 @@ def test_logits_are_those_of_pytorch_in_both_directions(twins, torch, arch):
     ("blocks", "group_width"),
     [
         pytest.param((1, 4, 2, 1), 96, id="other blocks"),
-        pytest.param((3, 4, 6, 3), 128, id="wide ResNet-50-2", marks=pytest.mark.sweep),
+        pytest.param((3, 4, 6, 3), 128, id="wide ResNet-50-2", marks=pytest.mark.slow),
     ],
 )
 def test_another_structure_of_the_same_kind(twins, blocks, group_width):
@@ -150,7 +150,7 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
 
 
-@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnext50", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnext50", marks=pytest.mark.slow)])
 def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one(arch):
     plain = MODELS["resnext50_32x4d" if arch == "resnext50" else arch](3)
     by_hand = getattr(resnet_by_hand, arch)(3, dtype=np.float32)
@@ -250,7 +250,6 @@ def test_tensors_that_are_not_dense(torch):
         load_torchvision(small(), state)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [

@@ -38,7 +38,7 @@ def torchvisions_names(convolutions, blocks):
     return names
 
 
-@pytest.mark.parametrize("arch", ["resnet18", *(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][1:])])
+@pytest.mark.parametrize("arch", ["resnet18", *(pytest.param(a, marks=pytest.mark.slow) for a in [*BLOCKS][1:])])
 def test_names_are_torchvisions(arch):
     names = file_names(MODELS[arch](10), torch=True)
     assert set(names.values()) == torchvisions_names(*BLOCKS[arch])
@@ -46,7 +46,7 @@ def test_names_are_torchvisions(arch):
 
 
 @pytest.mark.parametrize(
-    "arch", [*(pytest.param(a, marks=pytest.mark.sweep) for a in [*BLOCKS][:3:2]), "resnext50_32x4d"]
+    "arch", [*(pytest.param(a, marks=pytest.mark.slow) for a in [*BLOCKS][:3:2]), "resnext50_32x4d"]
 )
 def test_shapes_are_those_of_the_module_in_pytorch(arch):
     pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")

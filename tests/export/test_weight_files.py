@@ -213,7 +213,6 @@ def test_a_file_of_something_else(work, suffix, content):
     assert refusal(f"a{suffix}").startswith(("damaged, or ", "has no tensors by name"))
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
 def test_a_damaged_file_is_refused_or_holds_other_numbers(work, suffix, seed):

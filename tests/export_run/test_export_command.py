@@ -80,7 +80,7 @@ def _validation(work):
     return np.array(images, np.float32), np.array(labels)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_files_that_take_pixels(work, exported, tmp_path):
     assert export(work, tmp_path, *ALL, "--preprocess")[0] == 0
     images, _ = _validation(work)
@@ -98,7 +98,6 @@ def test_files_that_take_pixels(work, exported, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("target", ["tensorrt", "cpu"])
 @pytest.mark.parametrize("half_ends", [True, False])
 def test_int8_for(target, half_ends, work, tmp_path):
@@ -257,7 +256,7 @@ def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
     assert found["rows"][2]["difference"] is None
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False])
 def test_weights_of_7_bits_are_told(there, work, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("mixprec.export.int8.has_vnni", lambda: there)
@@ -285,7 +284,7 @@ def test_an_output_that_is_full_is_not_the_folders_fault(work, tmp_path, monkeyp
     assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "export.json", "export.png"}
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_scripts_run(work, tmp_path):
     """As a user calls them, from another folder; the second on files that the first has written."""
     script = ROOT / "scripts"

@@ -73,7 +73,6 @@ def test_the_best_classes_come_first(capsys):
     assert lines[1:] == ["  100.0 %  green", "    0.0 %  red", "    0.0 %  blue"]
 
 
-@pytest.mark.core(40)
 @pytest.mark.parametrize(
     ("name", "value"),
     [

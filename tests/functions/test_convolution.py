@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mixprec import announcements, backends
 from mixprec import functions as F
-from tests.circles import tries
+from tests.cases import tries
 from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 
 CONVOLUTIONS = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec import functions as F
-from tests.circles import tries
+from tests.cases import tries
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mixprec import functions as F
 from mixprec.backends.geometry import LocalResponseNorm
 from mixprec.functions.local_response_normalization import LocalResponseNormalization
-from tests.circles import tries
+from tests.cases import tries
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 

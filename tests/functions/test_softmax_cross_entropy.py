@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mixprec import backends
 from mixprec import functions as F
 from mixprec.backends import cpu
-from tests.circles import tries
+from tests.cases import tries
 from tests.functions.nhwc import DTYPES, EPS, normal, run, wide
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.device_stand_in import array as on_device

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.functions import widening
-from tests.circles import tries
+from tests.cases import tries
 
 EPS16 = 2.0**-11
 EPS32 = 2.0**-24

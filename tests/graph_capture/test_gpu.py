@@ -28,7 +28,6 @@ class Dropping(Network):
             block.stochastic_depth = 0.5
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize(
     ("rule", "settings"),
@@ -72,7 +71,6 @@ def test_an_overflow_in_a_graph(side):  # noqa: F811
     assert "optimizer/mixprec/loss_scale/value" in moved
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize("kind", ["host", "device", "variable"])
 def test_arguments(side, kind):  # noqa: F811
@@ -97,7 +95,6 @@ def test_a_loss_function_of_the_users(side):  # noqa: F811
     assert_same(captured, expected)
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize(
     ("wishes", "replays"),
@@ -152,7 +149,6 @@ def test_evaluation_between(side):  # noqa: F811
     assert_same(captured, eager(12, dropout=0.5, side=side))
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize(("resumed", "middle"), [("captured", 2), ("captured", 4), ("captured", 8), ("eager", 8)])
 def test_snapshot_in_the_middle_and_resume(side, resumed, middle, tmp_path):  # noqa: F811
@@ -172,7 +168,7 @@ def test_snapshot_in_the_middle_and_resume(side, resumed, middle, tmp_path):  # 
     assert resumed == "eager" or other.step.replays == 16 - middle - FIRST_REPLAY
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_a_snapshot_is_loaded_into_a_run(side, tmp_path):  # noqa: F811
     """Which goes on from there: the graph reads and writes what was loaded, or there is another one."""
@@ -189,7 +185,7 @@ def test_a_snapshot_is_loaded_into_a_run(side, tmp_path):  # noqa: F811
     assert_same(captured, run(None))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_two_runs_on_the_same_device(side):  # noqa: F811
     """Two models with graphs take turns: they share a stream, and nothing else."""
@@ -256,7 +252,6 @@ def _line_of(fault):
     return f"{__file__}:{first + number} "
 
 
-@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_line_and_the_run_goes_on(side, fault, caplog):  # noqa: F811
@@ -360,7 +355,7 @@ def _peak(side, capture, size):  # noqa: F811
     return peak.bytes, sum(param.size for param in run.model.params()) * (2 + 4 + 4)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_memory(side):  # noqa: F811
     """A captured run needs what an eager one does, and copies of the state while it compares; all of it goes back."""

@@ -56,7 +56,7 @@ def _with_a_part_in_between(capture):
     return run
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_copies_of_statistics_stay_as_long_as_a_graph(cuda):
     captured = _with_a_part_in_between({"required": True})
     assert captured.step.replays == 6
@@ -71,7 +71,7 @@ def _with_other_powers(capture):
     return run
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_power_of_another_number_in_each_step(cuda):
     """What was applied is settled before; it must not come back with the state that a comparison starts from."""
     captured = _with_other_powers({"required": True})

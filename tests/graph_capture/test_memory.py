@@ -68,7 +68,7 @@ def _eager(counted, x, t):
     return peaks[-1], sum(param.size * (2 + 4 + 4) for param in optimizer.target.params())
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_captured_step_needs_what_an_eager_one_does(counted):
     """At its peak, also in the calls that compare; copies of the state come on top there, three at most."""
     x, t = _batch(64)
@@ -87,7 +87,7 @@ def test_a_captured_step_needs_what_an_eager_one_does(counted):
     assert eager > state + 150 * MEBI  # the activations are what this is about
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_second_graph_has_memory_of_its_own_and_gives_it_back(counted):
     step = mixprec.capture(_optimizer("resnet18"), graphs=1, required=True)
     batches = _batch(8), _batch(4)

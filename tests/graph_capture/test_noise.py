@@ -69,7 +69,6 @@ def _overflow_at_random(gradient, random, noise):
     return gradient * random.normal(1, noise, gradient.shape)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("noise", [0.7, 0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed, noise):  # noqa: F811
@@ -104,7 +103,6 @@ def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  
     assert len(run.observed) > doubts.CALLS
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("wrong", [2, 6])
 def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypatch, wrong):  # noqa: F811
     """As the accuracy of a small batch is, if two classes are equally likely."""

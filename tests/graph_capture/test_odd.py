@@ -15,7 +15,7 @@ from chainer import serializers
 import mixprec
 from mixprec import announcements
 from mixprec.graph_capture import CaptureError, capture_evaluation
-from tests.circles import first
+from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same
 from tests.stand_ins import graph_array
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
@@ -174,7 +174,6 @@ class Counting(chainer.LinkHook):
         self.calls += 1
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("added", [0, 3, 4, 8])
 def test_a_hook_of_a_link_is_not_left_out(added, cuda, caplog):
     def program(run):
@@ -196,7 +195,6 @@ def test_a_hook_of_a_link_is_not_left_out(added, cuda, caplog):
 # --- errors
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 @pytest.mark.parametrize("when", [(0, 1), (2,), (1, 2, 3), (3, 4)])
 @pytest.mark.parametrize("late", [False, True], ids=["before the forward pass", "after it"])
@@ -411,7 +409,7 @@ def test_parameters_that_come_late():
             assert optimizer.t == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["graphs", "kinds"])
 def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
     def lossfun(model, x, t, number):
@@ -429,7 +427,6 @@ def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
 # --- other models
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("moves", [False, True])
 def test_a_link_that_does_not_belong_to_the_model(moves, cuda):
     """As the generator where a discriminator learns: its statistics move once a step, and it may be replaced."""
@@ -473,7 +470,7 @@ def test_hooks_of_links_in_an_evaluation(cuda, caplog):
     assert evaluate.why_not == "a graph would leave out the hook Counting of /predictor/fc"
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_kind_that_comes_rarely_does_not_end_the_others(cuda):
     """As the last batch of an epoch: something else is updated each time, which is no fault of the step."""
 
@@ -491,7 +488,6 @@ def test_a_kind_that_comes_rarely_does_not_end_the_others(cuda):
     assert captured.step.replays >= 6
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("when", [0, 2, 3, 4, 7])
 def test_the_random_state_of_dropout_is_drawn_anew(when, cuda):
     """Also in the step that would be compared."""
@@ -506,7 +502,7 @@ def test_the_random_state_of_dropout_is_drawn_anew(when, cuda):
     assert beside_eager(program, dropout=0.5).step.replays >= 13 - FIRST_REPLAY - 5
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_what_is_updated_changes_in_each_step(cuda, caplog):
     """As with one optimizer for a generator and a discriminator, one of them frozen: that is said."""
 
@@ -523,7 +519,7 @@ def test_what_is_updated_changes_in_each_step(cuda, caplog):
     assert record.getMessage().endswith("parameters, rules or hooks are others each time")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_two_optimizers_of_one_model(cuda):
     """They share update rules, and one must know at once what the other did."""
     runs = []
@@ -689,8 +685,8 @@ class Actions:
             (self.run if a < 0.5 else self.second).step.reset()
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", first(2, range(6)))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", first(2, range(6), 2))
 def test_a_random_program(seed, cuda):
     choose = random.Random(seed)
     names = [name for name in vars(Actions) if not name.startswith("_") and name not in ("batch", "evaluate_eagerly")]

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("host")
 # --- a step
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("first", [0, 3, 4])
 def test_the_first_steps_overflow(first):
     """Also that in which the graph is compared: it is compared again with one that moves something."""
@@ -98,7 +97,7 @@ def test_a_graph_launches_what_an_eager_step_does(device):  # noqa: F811
     assert found[0] == found[1]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_links_that_stay_in_float32():
     runs = [Run(wishes, keep_float32=("*/fc",)).run(range(FIRST_REPLAY + 1)) for wishes in (REQUIRED, None)]
     assert runs[0].step.replays == 1
@@ -118,7 +117,6 @@ def test_results_are_new_and_have_no_graph():
         assert observed["returned"].array == observed["main/loss"].array
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("loss_scale", [None, 64.0])
 def test_other_loss_scales_and_zeros(loss_scale):
     captured, expected = (
@@ -162,7 +160,7 @@ def test_weights_are_loaded_into_a_run(tmp_path):
     assert_same(captured, run(None))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_parameters_are_frozen_and_thawed():
     def run(capture):
         run = Run(capture).run(range(7))

@@ -100,7 +100,6 @@ class Run:
 # --- the proof
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(("model", "name"), CASES, ids=[f"{model}, {name}" for model, name in CASES])
 def test_two_steps_in_a_row_ask_for_the_same(model, name, uploads):
     cls, settings, moved = OPTIMIZERS[name]

@@ -136,7 +136,7 @@ class FaultyNetwork(Small):
         return self.fc(F.reshape(F.average_pooling_2d(h, h.shape[2:]), (h.shape[0], -1)))
 
 
-@pytest.mark.parametrize("where", ["backward", pytest.param("forward", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("where", ["backward", pytest.param("forward", marks=pytest.mark.slow)])
 def test_a_capture_that_fails_on_one_rank(ranks, caplog, where):
     """All go on eagerly. What the other one has captured is dropped, and nothing waits for ever."""
     joined = []
@@ -157,7 +157,7 @@ def test_a_capture_that_fails_on_one_rank(ranks, caplog, where):
     assert [is_joined for is_capturing, is_joined in joined if is_capturing] == [where == "forward"]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["required", "hook"])
 def test_an_error_on_all_ranks_if_capture_is_required(ranks, kind):
     def fails(model, x, t):
@@ -185,7 +185,7 @@ def test_an_error_on_all_ranks_if_capture_is_required(ranks, kind):
     assert_same(first.result, second.result)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_step_that_differs_on_one_rank(ranks):
     """It is found out while steps are watched: the others learn it in the next call."""
 
@@ -202,7 +202,7 @@ def test_a_step_that_differs_on_one_rank(ranks):
     assert captured[0].step.why_not == captured[1].step.why_not
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_difference_that_one_rank_finds(ranks):
     """A graph that has frozen a number; all take what the eager step has computed."""
 
@@ -263,7 +263,7 @@ def _replace_an_array(run):
     run.model.predictor.fc.b.array = run.model.predictor.fc.b.array.copy()
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_graph_that_one_rank_drops(ranks):
     """All drop theirs in the same call, capture others, and launch these."""
 
@@ -279,7 +279,7 @@ def test_a_graph_that_one_rank_drops(ranks):
     assert first.step.why_not is None
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hook", "shape"])
 def test_a_call_that_is_eager_on_one_rank(ranks, kind, caplog):
     """It is eager on both; graphs stay."""
@@ -301,7 +301,7 @@ def test_a_call_that_is_eager_on_one_rank(ranks, kind, caplog):
     assert len(said) == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_other_shapes_on_other_ranks(ranks):
     """As long as they come at the same time; the last one of an epoch is smaller."""
 
@@ -314,7 +314,7 @@ def test_other_shapes_on_other_ranks(ranks):
     assert first.step.replays == second.step.replays == 14 - 5 - 5
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_shapes_that_change_on_each_rank_by_itself(ranks):
     """Graphs that were not captured together are not launched together."""
 
@@ -326,7 +326,7 @@ def test_shapes_that_change_on_each_rank_by_itself(ranks):
     beside_eager(ranks, program, {})
 
 
-@pytest.mark.parametrize("rank_of_update", [1, pytest.param(0, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("rank_of_update", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_an_update_in_place_of_a_captured_step(ranks, rank_of_update):
     """An error on all ranks in this step, and no rank that waits for ever."""
 
@@ -341,7 +341,7 @@ def test_an_update_in_place_of_a_captured_step(ranks, rank_of_update):
     assert [run.result for run in ranks(program, {})] == [True, True]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_processes():
     """With MPI, which waits for ever if processes ask it for other things."""
     lines = mpi.run(2, "import tests.graph_capture.rank_program as program; program.main()")
@@ -349,7 +349,7 @@ def test_processes():
     assert lines == [f"{rank}: {said}" for rank in range(2)]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_several_losses(ranks):
     def losses(model, *parts):
         for part in range(2):
@@ -392,7 +392,7 @@ class Joint(Small):
         return self.fc(h if is_of_numpy(h.array) else Centered(self._communicator).apply((h,))[0])
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_sums_in_the_midst_of_a_pass(ranks):
     """They keep their order among those of gradients, in a graph as well."""
 
@@ -404,7 +404,7 @@ def test_sums_in_the_midst_of_a_pass(ranks):
     assert first.nccl.calls == second.nccl.calls
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_second_stream(ranks):
     """Gradients of filters are packed when they are there."""
 
@@ -417,7 +417,7 @@ def test_a_second_stream(ranks):
     assert "wait for the second stream" in first.nccl.events
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
     """It was not there to be compared: all compare once more."""
     state, news = TrainingStep.state, []
@@ -437,7 +437,7 @@ def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
     assert first.step.replays == second.step.replays == 9 - 5 - 1
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scale", [mixprec.DynamicLossScale(init=2.0**7, patience=4), mixprec.NoLossScale(4), mixprec.StaticLossScale(8, 4)]
 )
@@ -467,7 +467,7 @@ def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, mo
     assert first.step.replays > 3
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_a_random_program(ranks, seed):
     """Each rank does something else between its steps."""

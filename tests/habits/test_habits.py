@@ -22,7 +22,6 @@ def _plain(name):
     return run(name, Setting(wrapped=False))
 
 
-@pytest.mark.core(2 * len(HABITS))
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_a_habit(name, setting):
     """Everything is within its share of the largest value of its kind, or of its own size, whichever is more."""

@@ -48,7 +48,6 @@ def _moved(model, x, t, rule):
 RULES = {"SGD": lambda: chainer.optimizers.SGD(1.0), "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(1.0, 0.0)}
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 def test_one_step_is_the_least_squares_solution(rule, bias):

@@ -70,7 +70,7 @@ def test_each_kind_of_step_has_a_graph(side):  # noqa: F811
     assert_same_curvature(captured, expected, side)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_nothing_is_uploaded_or_read_but_what_is_new(device, monkeypatch):  # noqa: F811
     """Damping and the rate for kl_clip are arrays on the device, which are filled: no upload, and no other graph."""
@@ -95,7 +95,7 @@ def test_nothing_is_uploaded_or_read_but_what_is_new(device, monkeypatch):  # no
     assert run.step.replays == replays + 5
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_damping_and_rate_are_those_of_the_step():
     def run(capture):
@@ -111,7 +111,7 @@ def test_damping_and_rate_are_those_of_the_step():
     assert_same_curvature(captured, expected)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_a_snapshot_is_loaded_into_a_run(tmp_path):
     """The graphs of before write into matrices that are not those of the optimizer any more: they are dropped."""
@@ -129,7 +129,7 @@ def test_a_snapshot_is_loaded_into_a_run(tmp_path):
     assert_same_curvature(captured, expected)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_gradients_are_left_as_zeros():
     """Those of the parameters, though the update reads those of masters."""
@@ -141,7 +141,7 @@ def test_gradients_are_left_as_zeros():
     assert not any(gradient.any() for gradient in captured.gradients().values())
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 @pytest.mark.parametrize("clips", [(1e-6, None), (None, 1e-6)])
 def test_kl_clip_that_comes_or_goes(clips):

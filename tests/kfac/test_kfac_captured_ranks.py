@@ -40,7 +40,7 @@ def two_ranks(host, monkeypatch):  # noqa: F811
     return both
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_captured_steps_are_eager_ones(two_ranks, monkeypatch):
     """Overflows are skipped on both; nobody is asked by MPI while a graph is captured."""
     exchange = rank_threads.ThreadRanks.exchange

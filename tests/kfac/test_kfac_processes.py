@@ -84,7 +84,7 @@ _PROGRAM = """
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_two_processes():
     code = """
         one_process_with_all_images()
@@ -95,7 +95,7 @@ def test_two_processes():
     assert mpi.run(2, SETTING, _PROGRAM, code) == ["right"] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_four_processes():
     code = """
         one_process_with_all_images()

@@ -88,7 +88,6 @@ def run(name, damping):
     return link, factors(link, x, dy), gradients, layer_of(kfac, "/0/W"), seen.found
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_factors(name):
     link, (a, g, positions), _, layer, _ = run(name, 0.1)
@@ -97,7 +96,6 @@ def test_the_factors(name):
     assert_near(np.tril(layer.averages[1][0]), np.tril(images**2 * positions**2 * g), 1e-5)
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_gradient(name):
     """The damping of mixprec's factors, in the units of kfac-pytorch's, in ``inv(A + damping I)``."""

@@ -26,7 +26,7 @@ from tests.kfac.runs_of_ranks import (  # noqa: F401  (a fixture)
 )
 from tests.stand_ins.rank_threads import ThreadTransport
 
-sweep = functools.partial(pytest.param, marks=pytest.mark.sweep)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 STEPS = 13  # the first 8 compute inverses each
 SPARSE = {"factor_every": 2, "inverse_every": 4}
 
@@ -41,8 +41,8 @@ def _trained(communicator, steps=STEPS, **settings):
 # --- one process with the images of all
 
 
-@pytest.mark.parametrize("kl_clip", [sweep(None), 1e-4])
-@pytest.mark.parametrize("size", [2, sweep(4)])
+@pytest.mark.parametrize("kl_clip", [slow(None), 1e-4])
+@pytest.mark.parametrize("size", [2, slow(4)])
 def test_ranks_are_one_process_with_all_images(threads, size, kl_clip):  # noqa: F811
     settings = {**SPARSE, "kl_clip": kl_clip}
     first, *others = threads(size, lambda communicator: _trained(communicator, **settings))
@@ -55,7 +55,7 @@ def test_ranks_are_one_process_with_all_images(threads, size, kl_clip):  # noqa:
         assert not np.allclose(_trained(None, 1, **settings)["/predictor/out/W"], without)  # it counts here
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_a_batch_normalization_with_equal_statistics(threads, compute):  # noqa: F811
     """Both ranks have the same images; those of one process are twice these."""
@@ -72,7 +72,7 @@ def test_a_batch_normalization_with_equal_statistics(threads, compute):  # noqa:
         assert_close(first, trained(None))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_generator_of_losses(threads):  # noqa: F811
     """Two losses of each rank, their means."""
 
@@ -93,7 +93,7 @@ def test_a_generator_of_losses(threads):  # noqa: F811
     assert_close(first, _trained(None, 3))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_one_rank_is_a_process_alone(threads):  # noqa: F811
     (found,) = threads(1, lambda communicator: _trained(communicator, 3))
     assert_same_bits(found, _trained(None, 3))
@@ -132,7 +132,7 @@ def test_layers_come_in_another_order_on_another_rank(threads):  # noqa: F811
 # --- overflows
 
 
-@pytest.mark.parametrize("size", [2, sweep(4)])
+@pytest.mark.parametrize("size", [2, slow(4)])
 def test_overflows_on_single_ranks(threads, size):  # noqa: F811
     """All ranks skip, nothing is kept of such a step; after each all have the same bits."""
     planted = {0: 0, 1: size - 1, 4: 0, 10: size - 1, 12: 0}  # rank by step: plain ones and with new inverses
@@ -193,7 +193,7 @@ def _error(function, kind=ValueError):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("size", [2, sweep(3)])
+@pytest.mark.parametrize("size", [2, slow(3)])
 def test_a_layer_that_some_ranks_do_not_use(threads, size):  # noqa: F811
     """In the first step: an error on all, each time."""
 
@@ -208,7 +208,7 @@ def test_a_layer_that_some_ranks_do_not_use(threads, size):  # noqa: F811
     assert threads(size, run) == [[error] * 2] * size
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_rank_without_any_layer(threads):  # noqa: F811
     """One rank has not converted its model; the error is not only its own."""
 
@@ -226,7 +226,7 @@ def test_a_rank_without_any_layer(threads):  # noqa: F811
     assert none.startswith("KFAC has found no layer that mixprec computes")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("later", [3, 11])
 def test_a_layer_that_comes_later(threads, later):  # noqa: F811
     """On all ranks: they go on as one process would, which computes new inverses again."""
@@ -246,7 +246,7 @@ def test_a_layer_that_comes_later(threads, later):  # noqa: F811
     assert_close(first, expected)
 
 
-@pytest.mark.parametrize(("settings", "later", "found"), [({}, 2, 2), sweep(SPARSE, 9, 10)])
+@pytest.mark.parametrize(("settings", "later", "found"), [({}, 2, 2), slow(SPARSE, 9, 10)])
 def test_a_layer_that_comes_later_on_one_rank(threads, settings, later, found):  # noqa: F811
     """An error on both in each step from the next one on that takes second moments."""
 
@@ -264,7 +264,7 @@ def test_a_layer_that_comes_later_on_one_rank(threads, settings, later, found): 
     assert threads(2, run) == [[(step, error) for step in range(found, later + 3)]] * 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_layer_that_one_rank_leaves_out_for_a_while(threads):  # noqa: F811
     """After the first step: the moments are those of the images that have come to it."""
 
@@ -291,11 +291,11 @@ def test_new_layers_of_one_rank_are_new_for_all(threads):  # noqa: F811
     ("name", "values"),
     [
         ("damping", (0.1, 0.2)),
-        sweep("kl_clip", (None, 1e-3)),
-        sweep("decay", (0.95, 0.9)),
-        sweep("factor_every", (1, 2)),
+        slow("kl_clip", (None, 1e-3)),
+        slow("decay", (0.95, 0.9)),
+        slow("factor_every", (1, 2)),
         ("inverse_every", (2, 4)),
-        sweep("largest", (8192, 16)),
+        slow("largest", (8192, 16)),
     ],
 )
 def test_other_settings_are_an_error_at_setup(threads, name, values):  # noqa: F811
@@ -310,7 +310,7 @@ def test_other_settings_are_an_error_at_setup(threads, name, values):  # noqa: F
 # --- snapshots
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_snapshot_of_rank_0_for_all(threads):  # noqa: F811
     """Between two steps with new inverses, while the host does not know yet whether steps were skipped."""
 

@@ -44,14 +44,12 @@ def assert_step(found, expected, factors=FACTORS, gradients=GRADIENTS):
         assert_near(found[1][name], gradient, gradients, name)
 
 
-@pytest.mark.core(len(NETWORKS))
 @pytest.mark.parametrize("fuse", [None, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_beside_fp64(name, fuse):
     assert_step(first_step(build(name), fuse=fuse), expected_step(build(name)))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["linear", "stride", "groups", "depthwise", "conv+BN", "BN alone", "BN of rows"])
 def test_a_step_in_16_bits_beside_fp64(name, compute):
@@ -72,7 +70,6 @@ def test_a_step_in_16_bits_beside_fp64(name, compute):
             assert_near(lower(ours), lower(theirs), bound, first)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("name", ["conv+BN+ReLU", "add"])
 def test_statistics_that_a_convolution_takes(name):
     model = build(name)
@@ -137,7 +134,6 @@ def test_the_links_of_mixprec():
     assert_step(found, expected_step(plain, data=(x, data_labels)))
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("batched", [True, False])
 def test_weights_move_by_the_preconditioned_gradient(batched):
     """Without a hook, by SGD."""

@@ -49,7 +49,6 @@ def _by_parts_in_own_loop(optimizer, x, t):
     optimizer.update()
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("network", ["linear", "stride", "groups"])
 @pytest.mark.parametrize("function", [_by_parts, _by_parts_in_own_loop])
 def test_accumulated_gradients_are_those_of_the_whole_batch(function, network):
@@ -59,7 +58,6 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(function, network):
         assert_near(found[name], value, 1e-5, name)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("loss_scale", [2.0**8, None, "dynamic"])
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_loop_of_ones_own_gives_the_same_bits(loss_scale, batched):
@@ -141,7 +139,6 @@ def _soft(model, x, t):
     return F.sum(-target.astype(x.dtype) * F.log_softmax(model(x))) / len(t)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(("ours", "plain"), [(_smoothed, _smoothed_in_fp64), (_soft, _soft)])
 @pytest.mark.parametrize("network", ["linear", "conv+BN+ReLU"])
 def test_other_targets_than_labels(network, ours, plain):
@@ -172,7 +169,6 @@ def _in_fp64(network, steps):
         yield calls, gradients
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("network", ["conv+BN+ReLU", "linear", "groups"])
 @pytest.mark.parametrize("decay", [0.95, 0.0, 0.5])
 def test_averages_and_inverses_of_several_steps(network, decay):
@@ -208,7 +204,6 @@ def test_kl_clip_needs_a_learning_rate():
         optimizer.update(loss, model, *batch(0))
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("rule", ["SGD", "Adam", "AdamW", "RMSprop"])
 @pytest.mark.parametrize("clip", [1e-6, 1e-3, 1e6])
 def test_kl_clip(clip, rule):

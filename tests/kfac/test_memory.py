@@ -57,7 +57,6 @@ def _run(model, compute="float32", steps=2):
     return state_of(optimizer, kfac)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 def test_recompute(compute):
     model = Blocks()
@@ -65,7 +64,7 @@ def test_recompute(compute):
     assert_same(_run(model, compute), _run(Blocks(), compute))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_recompute_of_all_blocks():
     model = Blocks()
     for link in (model.block, model.conv, model.bn, model.out):
@@ -76,14 +75,14 @@ def test_recompute_of_all_blocks():
         assert_near(found[name], value.astype(np.float64), 1e-6, name)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_forget():
     """Chainer's own, whose parameters are not behind an argument."""
     expected, found = _run(Blocks()), _run(Blocks(_forgotten))
     assert_same(found, expected)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [True, False])
 def test_offload(tmp_path, recompute):
     expected = _run(Blocks())

@@ -79,7 +79,7 @@ def test_a_layer_that_is_used_now_and_then_keeps_what_it_has():
     assert layer_of(kfac, "/first/W").steps == 4
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_layer_that_comes_late_has_inverses_in_its_first_step_with_moments():
     """Whatever the schedule says of inverses; in a plain step before that it goes on with its gradient."""
     model = Net()
@@ -306,7 +306,7 @@ def test_a_model_of_its_own():
         mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_setup_once_more_begins_afresh():
     model = Net()
     optimizer, kfac = wrapped(model, damping=DAMPING, factor_every=2, inverse_every=4)

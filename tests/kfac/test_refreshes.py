@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.kfac.refreshes import INVERSES, MOMENTS, PLAIN, Refreshes
-from tests.circles import tries
+from tests.cases import tries
 
 LATER = 8
 

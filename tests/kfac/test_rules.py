@@ -20,7 +20,6 @@ def _expected():
     return {name: param.array for name, param in plain.namedparams()}, gradients
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("clipping", [None, 0.2])
 @pytest.mark.parametrize("no_decay", [None, "ndim <= 1"])
@@ -58,7 +57,6 @@ RULES = {
 }
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 @pytest.mark.parametrize("rule", RULES)
 def test_update_rules_see_preconditioned_gradients(rule, compute):
@@ -89,7 +87,7 @@ def test_unscaled_gradients_are_those_before_it():
         assert_near(gradient, gradients[name], 1e-5, name)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_zero_gradients():
     model = build("conv+BN+ReLU")
     kfac = mixprec.KFAC(DAMPING)

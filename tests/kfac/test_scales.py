@@ -21,7 +21,6 @@ def _run(compute, loss_scale, batched=True):
     return state_of(optimizer, kfac)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("scale", [2.0**14, None, mixprec.NoLossScale()], ids=["2^14", "None", "NoLossScale"])
 def test_scales_give_the_same_bits_in_float32(scale, batched):
@@ -86,7 +85,6 @@ PLANS = {
 }
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("kind", ["image", "loss"])
 @pytest.mark.parametrize("plan", PLANS)
@@ -106,7 +104,6 @@ def test_an_overflow_changes_nothing(plan, kind, batched):
         assert kinds[len(PLANS[plan]) - 4] == {"factors": 1, "inverses": 2, "plain": 0}[plan]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("plan", ["x....", "..x..", "..xx.x."])
 def test_a_run_with_overflows_is_one_without_them(plan):
     """Each step has new inverses: those that were skipped might as well not have been."""
@@ -132,7 +129,7 @@ def test_steps_count_those_that_were_not_skipped():
     assert layer_of(kfac, "/0/W").steps == 2
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(("lost", "kind"), [(9, 2), (12, 1)])
 def test_a_lost_step_is_had_again_eight_steps_later(lost, kind):
     """Where there would have been a plain one."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.kfac import sharing
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import graph_array
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.nccl_on_host import Communicator

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
-from tests.circles import tries
+from tests.cases import tries
 from tests.kfac.networks import batch, build, loss
 from tests.kfac.references import assert_same, layer_of, optimizer_of, state_of, wrapped
 
@@ -76,7 +76,6 @@ PLANS = [
 ]
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("compute", ["float32", "float16"])
 @pytest.mark.parametrize(("before", "after", "order"), PLANS)
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(files, before, after, order, compute):
@@ -93,7 +92,7 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(files, before, after, o
     assert_same(_state(resumed, kfac), _state(interrupted, its_kfac))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @settings(max_examples=tries(8))
 @given(before=st.text("..x", min_size=1, max_size=20), after=st.text("..x", max_size=14))
 def test_a_run_resumes_bitwise_wherever_it_stopped(tmp_path_factory, before, after):
@@ -108,7 +107,6 @@ def test_a_run_resumes_bitwise_wherever_it_stopped(tmp_path_factory, before, aft
     assert_same(_state(resumed, kfac), _state(interrupted, its_kfac))
 
 
-@pytest.mark.core(1)
 def test_a_file_without_k_fac(files):
     """One warning; the run is that of a K-FAC that begins."""
     model = build(NETWORK)
@@ -128,7 +126,7 @@ def test_a_file_without_k_fac(files):
     assert resumed.skipped == 0
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_file_with_k_fac_for_an_optimizer_without(files):
     """As Chainer has it: what is not asked for is not looked at."""
     saved, _ = _optimizer()
@@ -150,7 +148,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     """In one line; momentum and counters are what they were, too."""
@@ -170,7 +167,7 @@ def test_a_file_of_another_model_is_refused_and_nothing_changes(files, other):
     optimizer.update(loss, model, *batch(1))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_file_of_another_rule_is_refused_and_nothing_changes(files):
     saved, _ = _optimizer(rule="Adam")
     _run(saved, "...")
@@ -197,7 +194,6 @@ def test_a_file_has_one_triangle_of_each_matrix(tmp_path):
             assert np.prod(shape) == groups * rows * (rows + 1) // 2
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))], ids=["deepcopy", "pickle"]
 )
@@ -238,7 +234,7 @@ def test_a_k_fac_that_is_not_set_up_is_copied():
         assert optimizer.t == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_uninitialized_parameters(files):
     """Layers whose shapes the first call finds, and files for a model in which they are not known yet."""
 

@@ -184,7 +184,7 @@ def _assert_laid_out(network):
             assert param.array.transpose(0, 2, 3, 1).flags.c_contiguous, name
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 def test_a_snapshot_of_the_device_loads_on_numpy(side, dtype, tmp_path):

@@ -15,7 +15,7 @@ import mixprec
 from benchmarks import resnet_by_hand
 from mixprec import functions
 from models import MODELS
-from tests.circles import first
+from tests.cases import first
 
 BATCH, STEPS, COMPARED = 16, 20, 8
 
@@ -93,8 +93,8 @@ def _step(optimizer, loss):
     return loss.array
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("dtype", first(1, ["float16", "float32"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", first(1, ["float16", "float32"], 1))
 def test_it_trains(digits, dtype):
     """On every second pixel."""
     np.random.seed(0)

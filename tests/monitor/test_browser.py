@@ -20,7 +20,7 @@ WAIT = 120_000  # milliseconds: for processes that import Chainer on a machine t
 EVIL = "<script>alert(1)<"
 
 pytestmark = [
-    pytest.mark.sweep,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
 ]
 

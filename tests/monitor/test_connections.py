@@ -177,7 +177,7 @@ def test_what_is_gone_is_forgotten():
     assert _told(story) == (False, True)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("flood", KINDS)
 def test_a_new_client_is_answered_whatever_hundreds_of_others_hold_back(tmp_path, flood):
     floods = FLOODS.values() if flood == "all" else [FLOODS[flood]]
@@ -200,7 +200,7 @@ def test_a_new_client_is_answered_whatever_hundreds_of_others_hold_back(tmp_path
     assert server.printed.count("\n") < 10, server.printed
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_new_client_is_answered_whatever_others_do_not_read(tmp_path):
     with Server(tmp_path, descriptors=128) as server, contextlib.ExitStack() as held:
         page = _loaded(server, "/")[0].decode()

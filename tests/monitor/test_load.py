@@ -18,7 +18,7 @@ import pytest
 from tests.monitor.made_runs import make_run
 from tests.monitor.server import ENV, ROOT, TOKEN, Server, train
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 TABS = 20
 
 

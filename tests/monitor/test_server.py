@@ -13,7 +13,7 @@ import pytest
 
 from tests.monitor.server import ENV, ROOT, TOKEN, Server
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 
 def _answer(server, path, method="GET", **headers):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import library
-from tests.circles import tries
+from tests.cases import tries
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
 

@@ -12,7 +12,7 @@ from tests import ROOT
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["1", "avx512", "avx2"])
 def test_random_calls(instructions):
     command = [sys.executable, "-m", "tests.native.guard_pages", "0", "400"]
@@ -22,7 +22,7 @@ def test_random_calls(instructions):
     assert (done.returncode, lines[-1]) == (0, "done"), f"{lines[0]}, in call {lines[-1]}\n{done.stderr}"
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("at_end", [True, False])
 def test_a_page_is_where_the_array_ends(at_end):
     """Reading one element more, as a wrong kernel would, ends the process."""

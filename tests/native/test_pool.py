@@ -111,7 +111,6 @@ _PROGRAMS = {
 }
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("program", list(_PROGRAMS))
 def test_programs(program):
     code = textwrap.dedent(_BEGINNING) + textwrap.dedent(_PROGRAMS[program]) + "\nprint('done')\n"

@@ -41,7 +41,6 @@ def test_what_numpy_deprecates_in_its_turn_is_reached_in_silence(monkeypatch):
         assert numpy_names.at("chararray") == 1
 
 
-@pytest.mark.core(60)
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [

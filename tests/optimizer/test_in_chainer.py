@@ -153,7 +153,6 @@ def test_a_multi_node_optimizer_inside_the_wrapper():
     assert lines[0].endswith("create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)")
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("loss_scale", ["dynamic", 8, None])
 def test_double_buffering(loss_scale):
     """Raises, and says what overlaps in its place: the gradients come a step late, a skipped step's statistics too."""
@@ -192,7 +191,7 @@ def test_two_communicators():
     ]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_capture_of_chainermns_optimizer():
     """Raises, and says where the communicator goes."""
     lines = without_mpi.run(

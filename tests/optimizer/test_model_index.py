@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mixprec.optimizer.model_index import ModelIndex
-from tests.circles import tries
+from tests.cases import tries
 
 
 def _param():

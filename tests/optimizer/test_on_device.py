@@ -57,7 +57,6 @@ def _run(optimizer, steps, place=device_stand_in.array, by_hand=False):
 # --- a step
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "SGDW", "ScheduleFreeSGD"])
 def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):

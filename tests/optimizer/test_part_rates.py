@@ -130,7 +130,6 @@ def test_parameters_that_come_late_or_get_another_rule():
 # Steps
 
 
-@pytest.mark.core(8)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("name", [name for name in RULES if name != "AdaDelta"])
 def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
@@ -330,7 +329,6 @@ def test_a_switch_of_the_optimizer_is_seen_though_all_rules_have_factors():
 # Elsewhere
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("rates", [RATES, FROZEN])
 @pytest.mark.parametrize("name", ["MomentumSGD", "AdamW", "ScheduleFreeSGD"])
 def test_a_device_does_the_same_in_two_launches(launcher, name, rates):
@@ -350,7 +348,6 @@ def test_a_device_does_the_same_in_two_launches(launcher, name, rates):
         assert_same_bits(sides[0][key], expected, key)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("rule", ["MomentumSGD", "ScheduleFreeSGD"])
 def test_captured_steps_are_eager_steps(rule, host, device):  # noqa: F811
     """With a schedule: a graph has the factors, and the base moves; a step that overflows is among them."""

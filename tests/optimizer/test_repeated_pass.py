@@ -84,7 +84,6 @@ HEADS = {
 }
 
 
-@pytest.mark.core(len(HEADS))
 @pytest.mark.parametrize("head", HEADS)
 def test_functions_and_gradients_are_as_if_there_had_been_no_pass_before(head):
     """Also those of another model, which has gradients already, and of an input."""
@@ -111,7 +110,6 @@ def test_functions_and_gradients_are_as_if_there_had_been_no_pass_before(head):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("compute", ["float16", None])
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.large])
 def test_networks(name, compute):

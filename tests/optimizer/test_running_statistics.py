@@ -84,7 +84,6 @@ def _by_hand(optimizer, model, x):
     # Of a link that is not called, a loop of one's own does not say that a step begins.
     [(way, step) for way in WAYS for step in (_by_update, _by_hand) if (way, step) != (WAYS[3], _by_hand)],
 )
-@pytest.mark.core(8)
 def test_statistics_of_a_skipped_step_come_back(way, step, converts, freezes):
     """Also of layers that are frozen, before which there is no backward pass."""
     model = Net(way)

@@ -125,7 +125,6 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.core(len(PROGRAMS))
 @pytest.mark.parametrize(("kind", "compute", "gain"), PROGRAMS)
 def test_no_first_update_is_lost(kind, compute, gain):
     """Promise 11: without a search 1 to 11 are. With it, all is bit for bit a run that begins with the scale found."""
@@ -320,7 +319,6 @@ def _own_loop(model, optimizer, x):
     optimizer.update()
 
 
-@pytest.mark.core(6)
 @pytest.mark.parametrize(
     ("step", "settings", "reason"),
     [

@@ -227,7 +227,6 @@ def _update(optimizer, model):
 
 @pytest.mark.parametrize("compute", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize("sets", ["grad", "grad_var", "array", "addgrad", "old"])
-@pytest.mark.core(8)
 def test_a_checkpoint_written_by_hand(sets, compute):
     """Its gradients have the scale of the pass around it: the weights are those without the checkpoint."""
     scale = mixprec.DynamicLossScale(init=2.0**8, interval=1)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec import functions, links
-from tests.circles import tries
+from tests.cases import tries
 
 # plain: Chainer alone; bfloat16: the links of mixprec, wrapped; the others: converted to that dtype, and wrapped
 KINDS = ("plain", "float32", "float16", "bfloat16")

@@ -124,7 +124,7 @@ def test_models_that_mixprec_has_no_part_in_are_the_users_affair(said):
     assert said() == []
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_optimizer_that_chainermn_wraps_is_announced():
     code = """
         import chainer, chainermn, numpy, mixprec

@@ -7,7 +7,6 @@ from tests import ROOT
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "__init__.py")
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_of_a_script(bare, tmp_path, script):
     printed, errors = bare.run(ROOT / "scripts" / script, "--help", cwd=tmp_path)

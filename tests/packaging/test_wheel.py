@@ -18,7 +18,7 @@ from PIL import Image
 from tests import ROOT
 from tests.packaging.conftest import Environment
 
-pytestmark = pytest.mark.sweep
+pytestmark = pytest.mark.slow
 
 FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")

@@ -69,7 +69,7 @@ PROGRAM = """
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "loss_scale"),
     [("plain", {}), ("wrapped", {}), ("bfloat16", {}), ("float16", {"loss_scale": None})],

@@ -90,7 +90,7 @@ def sentences(number, seed):
     return found
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", [None, "float16", "bfloat16"])
 @pytest.mark.parametrize("encoder", [RNNEncoder, CNNEncoder, BOWEncoder])
 def test_text_classifier_learns(encoder, compute, tmp_path):

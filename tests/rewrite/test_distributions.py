@@ -101,7 +101,6 @@ LACKING = {  # in Chainer
 }
 
 
-@pytest.mark.core(len(DISTRIBUTIONS))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
     ("name", "quantity"), [each for each in itertools.product(DISTRIBUTIONS, QUANTITIES) if each not in LACKING]
@@ -123,7 +122,6 @@ def test_entropies_and_log_probabilities_and_their_gradients(name, quantity, opt
     np.testing.assert_allclose(gradient, expected_gradient, atol=32 * eps * max(1, np.abs(expected_gradient).max()))
 
 
-@pytest.mark.core(len(DISTRIBUTIONS))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_samples(name, options):

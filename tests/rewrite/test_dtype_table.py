@@ -155,7 +155,6 @@ def _results(case, layout=None):
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")
-@pytest.mark.core(2 * len(CASES))  # two seconds in all
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_overflows_where_a_function_adds_up_or_multiplies_up(name, layout):

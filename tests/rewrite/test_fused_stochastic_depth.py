@@ -196,7 +196,6 @@ LATE = {
 }
 
 
-@pytest.mark.core(15)
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("held", LATE)
 def test_gradients_of_what_the_user_keeps(held, first):

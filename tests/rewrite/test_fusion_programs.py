@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
-from tests.circles import tries
+from tests.cases import tries
 from tests.rewrite.twins import WIDTH, images, new, step
 
 SHAPE = (2, 3, 3, 3)

@@ -85,7 +85,6 @@ def test_float32_is_numpys(side, name):  # noqa: F811
         assert distance(found[key], value) <= 1e-3, key
 
 
-@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize("name", NETWORKS)
 def test_float16_is_as_near_to_float32_as_on_numpy(side, name):  # noqa: F811

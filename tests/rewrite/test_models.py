@@ -68,7 +68,6 @@ def _split(errors):
     return gradients, {key: error for key, error in errors.items() if key not in gradients}
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize(("case", "way"), TWO_WAYS)
 def test_float32_is_exact_to_1e_5(case, way):
     """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest
@@ -89,7 +88,7 @@ def test_models_that_are_wrong_with_fusion(case):
     _check_float32(case, converted(case, compute="float32"), new(case))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE_CASES)
 def test_float32_of_large_models(case):
     """As above, but for half of the gradients, or a quarter without normalizations. Some ReLU or maximum goes the other

@@ -72,7 +72,6 @@ def _check(case, compute):
         assert error <= 8 * EPS[compute], key
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("case", SMALL.values(), ids=SMALL)
 def test_float16(case):
     _check(case, "float16")
@@ -86,13 +85,12 @@ def test_results_are_float32_and_images_in_the_order_of_their_axes(case):
         assert variable.ndim != 4 or variable.array.flags.c_contiguous
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("name", IN_BFLOAT16)
 def test_bfloat16(name):
     _check(SMALL[name], "bfloat16")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LARGE_CASES)
 def test_float16_of_large_models(case):
     """One call, fused. Their ReLUs are open or closed for good, so that errors are those of rounding alone, which grow

@@ -64,7 +64,7 @@ def test_ten_steps_in_float16(case):
     assert _apart(case, "float16") <= 0.15
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_most_models_stay_much_closer():
     assert np.median([_apart(case, "float32") for case in SMALL.values()]) <= 1e-5
     assert np.median([_apart(case, "float16") for case in SMALL.values()]) <= 1e-2

@@ -110,14 +110,14 @@ _ONE_PROCESS = """
 """
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_are_one_process_with_all_images(ranks):
     """In FP32, 20 steps of a network with both fusions: parameters and running statistics, to 1e-6."""
     mpi.run(ranks, _MODEL, _ONE_PROCESS)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_one_process_may_look_at_what_it_likes():
     """Neither the example of one process nor a result that it looks at makes it wait for the others."""
     lines = mpi.run(
@@ -151,7 +151,7 @@ def test_one_process_may_look_at_what_it_likes():
     assert lines == 12 * ["(4, 8, 6, 6) True"]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_processes_that_do_not_fuse_the_same_meet_in_the_order_of_the_model():
     """They would put together statistics of two branches; gradients in two orders are an error."""
     lines = mpi.run(
@@ -213,7 +213,7 @@ def test_processes_that_do_not_fuse_the_same_meet_in_the_order_of_the_model():
     assert lines == 2 * [", ".join(places)]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_what_a_converted_model_sends_to_other_processes_is_what_plain_chainer_sends():
     """Also through MultiNodeChainList, create_mnbn_model and pseudo_connect, in training and evaluation."""
     mpi.run(

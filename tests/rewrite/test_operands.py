@@ -77,7 +77,6 @@ OPERATORS = {
 }
 
 
-@pytest.mark.core(2 * len(OPERATORS))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("x", [VECTORS, IMAGES], ids=["vectors", "images"])
 @pytest.mark.parametrize("name", OPERATORS)
@@ -102,7 +101,6 @@ WEAK = {
 }
 
 
-@pytest.mark.core(len(WEAK))
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", WEAK)
 def test_numbers_and_integers_do_not_decide(kind, compute):
@@ -165,7 +163,6 @@ LINKS = {
 }
 
 
-@pytest.mark.core(len(LINKS))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", LINKS)
 def test_inputs_of_float64_are_cast(name, options):
@@ -195,7 +192,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.core(len(FUNCTIONS))
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float64_that_meets_variables_of_a_model_is_cast(name, options):
@@ -248,7 +244,6 @@ def nothing_said(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
-@pytest.mark.core(len(LOST))
 @pytest.mark.parametrize("name", LOST)
 def test_what_float16_cannot_hold_is_named_once_with_its_line(name, caplog, nothing_said):
     function, said = LOST[name]

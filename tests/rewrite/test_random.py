@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from tests.circles import tries
+from tests.cases import tries
 from tests.zoo.cases import Case, images, moment
 from tests.zoo.grammar import IMAGES, Net, networks
 from tests.zoo.pairs import NoClearInputs, converted, reference, run, statistics

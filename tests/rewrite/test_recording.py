@@ -34,7 +34,6 @@ def _launches(name, images, example):
     return counts, [note for note in notes if note.kind == "read"]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("name", "by_hand"), [("resnet18", "resnet18"), ("resnet50", "resnet50"), ("resnext50_32x4d", "resnext50")]
 )
@@ -46,7 +45,7 @@ def test_a_converted_network_launches_what_one_written_for_nhwc_does(name, by_ha
     assert counts["to_nhwc"] == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_nothing_is_converted_if_images_come_in_nhwc():
     images = np.empty((8, 64, 64, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
     counts, reads = _launches("resnet50", images, np.zeros((2, 3, 64, 64), np.float32))

@@ -161,7 +161,6 @@ OBJECTS = {
 }
 
 
-@pytest.mark.core(len(OBJECTS))
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", OBJECTS)
 def test_attributes_of_results_are_float32_and_gradients_flow_back(name, compute):

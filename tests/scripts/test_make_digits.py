@@ -56,7 +56,7 @@ def contents(folder):
 run = functools.partial(call, make_digits.main)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_set_is_complete_split_by_class_and_readable(complete):
     """scikit-learn's class sizes; a fifth of each, rounded down, is for validation."""
     from sklearn.datasets import load_digits

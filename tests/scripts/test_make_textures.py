@@ -70,7 +70,7 @@ def test_set_is_complete_split_by_class_and_readable(complete):
     assert numbers == list(range(104))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_smaller_pictures_are_the_same_ones_made_smaller(tmp_path, complete):
     assert textures.make_textures(tmp_path / "small", images=104, side=40) == (74, 30, True)
     paths = sorted(path.relative_to(complete) for path in complete.glob("*/*/*.jpg"))
@@ -250,7 +250,7 @@ def test_interrupted_run_leaves_nothing_behind(here, tmp_path, monkeypatch):
     assert closed == [True]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_ctrl_c_ends_the_script_in_one_line_and_leaves_nothing(tmp_path):
     out = tmp_path / "textures"
     process = subprocess.Popen(

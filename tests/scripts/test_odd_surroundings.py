@@ -13,7 +13,7 @@ from mixprec.training import command
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
-from tests.circles import first
+from tests.cases import first
 from tests.training import finished_run, small_images
 
 CONFIG = """
@@ -71,7 +71,7 @@ def test_a_training_in_a_removed_folder(work, tmp_path, monkeypatch, capsys):
     assert "\nfolder   gone\n" in (tmp_path / "out" / "environment.txt").read_text()
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_script_in_a_removed_folder(work):
     out = work / "in-a-removed-one"
     done = script(work, "train_imagenet", "--config", work / "c.yaml", "--out", out)
@@ -105,13 +105,13 @@ RELATIVE = [
 ]
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(("name", "arguments", "expected"), first(7, RELATIVE))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arguments", "expected"), first(7, RELATIVE, 7))
 def test_a_relative_path_in_a_removed_folder_is_one_line(work, name, arguments, expected):
     assert expected in one_line(script(work, name, *(each.format(work=work) for each in arguments)))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_export_in_a_removed_folder(work, trained):
     pytest.importorskip("onnxruntime")
     done = script(work, "export", "--run", trained, "--out", work / "exported", "--val-images", 4)
@@ -122,8 +122,8 @@ def test_an_export_in_a_removed_folder(work, trained):
     assert one_line(script(work, "export", "--run", trained, "--out", "e")) == expected
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("option", first(1, ["-OO", "-bb"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("option", first(1, ["-OO", "-bb"], 1))
 def test_a_training_with_an_option_of_python(work, trained, option):
     """``-OO`` leaves out docstrings, from which the list of replacements has its reasons, and asserts."""
     out = work / f"out{option}"
@@ -161,8 +161,8 @@ def test_converting_without_docstrings():
 HELP = sorted(path.stem for path in (ROOT / "scripts").glob("[a-z]*.py"))
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", first(3, HELP))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", first(3, HELP, 3))
 def test_help_without_docstrings(work, name):
     done = script(work, name, "--help", cwd=work, options=["-OO"])
     assert (done.returncode, done.stderr) == (0, "")

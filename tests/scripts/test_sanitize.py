@@ -123,7 +123,7 @@ def test_an_unknown_tool(script):
     assert "invalid choice: 'leakcheck'" in process.stderr
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_there_are_tests_to_run(script):
     """Those of every file of kernels."""
     process = subprocess.run(

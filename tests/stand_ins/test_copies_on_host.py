@@ -14,6 +14,8 @@ from tests.stand_ins.copy_programs import Program
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
 
+pytestmark = pytest.mark.slow
+
 SHAPE = 3, 50
 ORDERS = 50
 

@@ -10,6 +10,8 @@ import pytest
 from benchmarks import cupy_rules, null_device
 from tests.stand_ins import device_stand_in, graph_array
 
+pytestmark = pytest.mark.slow
+
 SHAPE, NHWC = (2, 3, 4, 5), (0, 3, 1, 2)  # of all arrays below, and how their axes lie in memory
 DENSE = {(0, 1, 2, 3): (120, 40, 10, 2), NHWC: (120, 2, 30, 6)}  # strides in float16, by the order of axes
 STAND_INS = {"recording": null_device, "graph": graph_array, "device": device_stand_in}

@@ -13,10 +13,12 @@ from mixprec.backends import device_log
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.geometry import Convolution
 from mixprec.dtypes import BFLOAT16
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import graph_array, graph_work, update_twin
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
+
+pytestmark = pytest.mark.slow
 
 SHAPE = 4, 6
 
@@ -112,7 +114,7 @@ def run(program, x, state):
     return alive[2:]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9), st.booleans()),
@@ -301,7 +303,6 @@ UPLOADS = {
 }
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("read", name) for name in READS), *(("upload", name) for name in UPLOADS)]
 )

@@ -7,6 +7,8 @@ from mixprec.backends.launch import text_of
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import send
 
+pytestmark = pytest.mark.slow
+
 _BARRIER = "__syncthreads();"
 _SOURCES = {
     "neighbour": """

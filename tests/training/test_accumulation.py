@@ -342,7 +342,7 @@ def _lossfun(model, batches):
     return Accumulated(model)(batches)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_a_captured_step_of_several_batches_is_the_eager_one(side):  # noqa: F811
     """Bit for bit, with overflows; the whole group is one launch, and reads nothing."""
@@ -361,7 +361,7 @@ def test_a_captured_step_of_several_batches_is_the_eager_one(side):  # noqa: F81
     assert_same(captured, expected)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_a_smaller_group_at_the_end_of_an_epoch_has_a_graph_of_its_own(side):  # noqa: F811
     captured, expected = Run(REQUIRED, lossfun=_lossfun, side=side), Eager(lossfun=_lossfun, side=side)

@@ -18,7 +18,7 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.model import ImageClassifier
 from mixprec.training.stopping import Stopped, Stopping
 from mixprec.training.updater import TimedUpdater
-from tests.circles import tries
+from tests.cases import tries
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, batch
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
@@ -382,7 +382,7 @@ def test_it_begins_with_the_weights_that_training_begins_with(tmp_path):
     np.testing.assert_array_equal(trainer.get_extension("average")._average.averages["/predictor/out/b"], 8)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @both_sides
 def test_captured_training_is_averaged_without_a_read_and_evaluated_in_the_same_graph(side):  # noqa: F811
     """Steps and evaluations in graphs: the averages are those of eager steps, bit for bit."""

@@ -600,7 +600,6 @@ def _assert_same_run(trainer, out, eager):
         assert _arrays(path) == _arrays(eager[0] / path.name)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("converter", [_to_device, lambda batch, device: chainer.dataset.concat_examples(batch)])
 def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
     """Log, snapshots and evaluations, bit for bit; between log, evaluation and snapshot the host reads nothing."""
@@ -616,7 +615,7 @@ def test_a_run_of_graphs_is_the_eager_run(eager, tmp_path, converter):
             assert seen[iteration + 1][0] == seen[iteration][0]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("iteration", [6, 12])
 def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, iteration):
     trainer, seen = _on_device(CapturedUpdater, tmp_path, snapshot=eager[0] / f"{iteration}.npz")
@@ -625,7 +624,7 @@ def test_a_resumed_run_of_graphs_is_the_uninterrupted_one(eager, tmp_path, itera
     assert trainer.updater.step.replays > 0
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_captured_run_of_two_ranks_with_the_same_images_is_that_of_one(eager, tmp_path, monkeypatch):
     """Their means are what each has: log, snapshots and evaluations are the same, bit for bit."""
     monkeypatch.setattr(ranks, "MpiTransport", lambda mpi_comm: Twins())
@@ -661,7 +660,6 @@ def _serialize(optimizer, serializer):
     optimizer.target.serialize(serializer["model"])
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**20])  # the latter overflows at first
 def test_a_file_may_be_loaded_at_any_time(cuda, place, scale):

@@ -104,7 +104,6 @@ def _assert_sound(path):
     assert all(np.isfinite(array).all() and np.abs(array).max() < 1e4 for array in model.values())
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_a_learning_rate_of_a_million(train, mode, compute):
@@ -118,7 +117,6 @@ def test_a_learning_rate_of_a_million(train, mode, compute):
             _assert_sound(out / name)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("compute", DTYPES)
 def test_patience_runs_out_in_any_mode(train, mode, compute):
@@ -143,7 +141,6 @@ OTHERS = [["training.ema_decay=0.9"], ["training.accumulation_steps=2"]]
 LAST_LOSSES = [*((*doom, []) for doom in DOOMS), *((*doom, keys) for keys in OTHERS for doom in DOOMS[:2])]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(("doom", "words", "keys"), LAST_LOSSES)
 def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     """Of fewer steps than patience has; in steps and in evaluations; of averaged weights, and of several batches."""
@@ -152,7 +149,7 @@ def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     _assert_failed(code, error, out, f"training has diverged: at its end, in iteration {steps}, {words}; no model.npz")
 
 
-@pytest.mark.sweep  # as the snapshots of a sound network show
+@pytest.mark.slow  # as the snapshots of a sound network show
 def test_losses_that_recover_are_no_error(train):
     """One batch of NaN, in the last interval of the log: the step is skipped."""
     code, printed, error, out = train(since=2 * STEPS + 3, until=2 * STEPS + 4)
@@ -179,7 +176,6 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     _assert_failed(code, error, out, "KFAC: second moments of .* set a larger damping; --resume auto goes on from")
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("link", "name", "value", "words"),
     [
@@ -212,7 +208,7 @@ def test_snapshots_are_those_of_a_sound_network_and_the_best_is_one_of_them(trai
     _assert_sound(out / "snapshot_best.npz")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("accuracy", [math.nan, 1.0])
 def test_the_best_snapshot_with_an_accuracy_or_a_loss_of_nan(train, monkeypatch, accuracy):
     """NaN is no best; nor is a network whose loss is NaN, whatever its accuracy, also in a run that was resumed."""
@@ -232,7 +228,6 @@ def test_the_best_snapshot_with_an_accuracy_or_a_loss_of_nan(train, monkeypatch,
         assert arrays["extensions/BestSnapshot/value"] == len(finished) / 10 > 0.2
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("stop", [None, 3 * STEPS + 2 * 2])
 def test_a_run_that_has_diverged_is_not_done_when_it_is_resumed(train, stop):
     """Nor if SIGTERM came in its last step, which writes a snapshot of what is there."""
@@ -248,7 +243,7 @@ def test_a_run_that_has_diverged_is_not_done_when_it_is_resumed(train, stop):
     assert "changed: optimizer.lr 0.02 -> 0.01" in printed
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_snapshot_of_a_version_that_kept_no_losses(train):
     code, _, _, out = train("training.epochs=1")
     assert code == 0
@@ -261,7 +256,7 @@ def test_a_snapshot_of_a_version_that_kept_no_losses(train):
     assert (code, error, _state(out)) == (0, "", "done")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_two_ranks(tmp_path, mode):
     """All end, and one says why: of patience, and of a last loss."""

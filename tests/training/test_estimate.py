@@ -71,7 +71,7 @@ def _sizes(memory):
 # Memory
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "batch_size", "compute", "name"),
     [
@@ -419,7 +419,6 @@ def test_what_does_not_fit_into_memory(config_of, tmp_path, capsys, monkeypatch)
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("free", "settings", "words"),
     [

@@ -154,7 +154,6 @@ def test_inf_and_nan_are_in_the_title_and_in_the_overflow_region():
     assert _texts(figure.axes[0])[10:] == ["50 %", "50 %"]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("layers", [1, 3, 110])
 def test_the_names_of_the_layers_do_not_overlap(layers):
     names = [f"/predictor/layer1/{index}/downsample/0/W" for index in range(layers)]
@@ -247,7 +246,7 @@ def test_a_norm_that_is_not_finite_is_left_out(tmp_path, value):
     assert all("gradient_norm" not in entry for entry in log)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_pictures_of_a_series_are_kept(tmp_path):
     optimizer = Optimizer(_array(1, 2**-30))
     _run(tmp_path, GradientHistogram(optimizer, "gradients_{.updater.iteration}.png"))

@@ -196,7 +196,6 @@ def test_a_stop_whose_snapshot_cannot_be_written_has_failed(train, work, monkeyp
     assert _said(work / "beat-unsaved")[:2] == ("failed", 3)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("place", [10, EVALUATIONS[3]])
 def test_kill_9_leaves_the_state_of_a_process_that_is_gone(train, work, whole, place):  # noqa: F811
     out = work / f"beat-killed{place}"

@@ -15,7 +15,7 @@ from mixprec.activation_memory import made_plans, planning
 from mixprec.training import command, kept_activations
 from mixprec.training.training_run import MEMORY
 from models import MODELS
-from tests.circles import first
+from tests.cases import first
 
 SECTIONS = {
     "model": {"arch": "resnet8", "classes": 10},
@@ -50,10 +50,10 @@ def _weights(out):
         return {name: arrays[name].tobytes() for name in arrays}
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recompute", "budget"),
-    first(2, [("blocks", "8 GB"), ("auto", None), ("blocks", None), ("auto", "8 GB"), ("none", "8 GB")]),
+    first(2, [("blocks", "8 GB"), ("auto", None), ("blocks", None), ("auto", "8 GB"), ("none", "8 GB")], 2),
 )
 def test_the_same_weights(work, recompute, budget, capsys):
     assert _main("plain") == 0
@@ -75,7 +75,7 @@ def test_the_same_weights(work, recompute, budget, capsys):
         assert recompute == "blocks" or re.search("^(swapped|recomputed) +[1-9]", text, re.MULTILINE)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_blocks_by_themselves_if_the_run_does_not_fit(work, monkeypatch, capsys):
     monkeypatch.setattr(kept_activations.estimates, "available", lambda device: (2**20, "a very small machine"))
     assert _main("limited", "memory.recompute=auto") == 0

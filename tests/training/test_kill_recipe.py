@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from tests import ROOT
-from tests.circles import first
+from tests.cases import first
 from tests.training import finished_run
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
@@ -99,8 +99,8 @@ def _newest(folder):
     return max((int(path.stem.rpartition("_")[2]) for path in folder.glob("snapshot_iter_*.npz")), default=0)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("loader", first(1, ["pillow", "dali"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", first(1, ["pillow", "dali"], 1))
 def test_kill_9_at_random_moments_with_everything_on(work, loader):
     """Snapshots, weights and log are those of an uninterrupted run, byte for byte, times aside."""
     settings = ("--set", f"data.loader={loader}")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.circles import first
+from tests.cases import first
 from tests.training import rank_runs
 
 ABORTED = r"(Abort\(\d+\) on node .*\n)?"  # MPICH's own line, which may not get out in time
@@ -59,8 +59,8 @@ def _run(work, fault, *settings, ranks=2, arguments=()):
     return rank_runs.run(work, ranks, "out", "training.epochs=1", *settings, **options)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("fault", first(5, WAYS))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", first(5, WAYS, 5))
 def test_each_way_out_ends_all_ranks_with_one_line(work, fault):
     done = _run(work, fault)
     code, words = WAYS[fault]
@@ -97,8 +97,8 @@ OTHERS = {
 }
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("fault", first(1, OTHERS))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", first(1, OTHERS, 1))
 def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
     done = _run(work, fault)
     code, words = OTHERS[fault]
@@ -107,7 +107,7 @@ def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
     _assert_nothing_is_left_of_it(work / "out")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_crash_at_the_end_of_a_process_loses_no_work(work):
     _run(work, "crash at exit:all:connect")
     assert json.loads((work / "out" / "status.json").read_text())["state"] == "done"

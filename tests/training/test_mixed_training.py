@@ -37,7 +37,6 @@ def _steps(run, batches):
         run.once(*MIXING(x, t, number))
 
 
-@pytest.mark.core(1)
 @both_sides
 @pytest.mark.parametrize("lossfun", [_softmax, _sigmoids])
 @pytest.mark.parametrize("sizes", [(4,), (4, 3)])

@@ -200,13 +200,12 @@ def test_a_model_that_was_converted_for_32_pixels_evaluates_at_48(tmp_path, layo
 
 
 _WITH_BLOCKS = [
-    pytest.param(name, marks=[] if name in ("resnet8", "resnet50") else pytest.mark.sweep)  # one of each kind of block
+    pytest.param(name, marks=[] if name in ("resnet8", "resnet50") else pytest.mark.slow)  # one of each kind of block
     for name in models.MODELS
     if name in ("resnet8", "resnet18", "resnet50", "resnext50_32x4d")
 ]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("name", _WITH_BLOCKS)
 def test_zero_initialized_blocks_start_as_their_shortcuts(name):
     plain, zero = (models.MODELS[name](10, **keywords) for keywords in ({}, {"zero_init_residual": True}))

@@ -166,7 +166,7 @@ def run(work):
     return functools.partial(call, train.main, "--config", "mine.yaml")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_example_of_the_docs_trains_as_printed(tmp_path):
     """In an empty folder; one epoch of the 355 validation images, as the whole run takes minutes."""
     pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')
@@ -262,7 +262,6 @@ BAD = {
 }
 
 
-@pytest.mark.core(len(BAD))
 @pytest.mark.parametrize("arch", BAD)
 def test_what_is_wrong_with_a_network_of_ones_own_is_one_line_before_the_data_are_looked_at(run, work, arch):
     before = sorted(work.rglob("*"))

@@ -14,7 +14,7 @@ import pytest
 from mixprec.training import rank_watch
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_rank_that_was_killed_is_named(leaves, capfd):
     """The other one has left before."""

@@ -300,7 +300,6 @@ def test_another_number_of_ranks_goes_on_at_the_same_image(config, delivered, th
     assert not [name for name in arrays if name.startswith("extensions/ranks/")]
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("delivered", [0, 5, 12, 13, 15, 18, 21, 27])
 def test_another_number_of_ranks_goes_on_in_the_stage_of_the_image(config, delivered):
     """48 images and 2 ranks: an epoch of 12 batches, two of 3, then of 6; one rank has other batches in the second."""

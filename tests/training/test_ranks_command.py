@@ -12,7 +12,7 @@ import pytest
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.pack import pack
 from tests import ROOT, mpi
-from tests.circles import first
+from tests.cases import first
 from tests.training import finished_run, rank_runs
 
 NORM = ("model.arch=small_norm", "training.ema_decay=0.9", "precision.compute=float16", "loss_scale.init_scale=1048576")
@@ -66,8 +66,8 @@ def test_ranks_start_from_weights_as_one_process_does(work, one):
     assert re.fullmatch(words, done.stderr)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("ranks", first(1, [2, 4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", first(1, [2, 4], 1))
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
     out = work / f"of{ranks}"
@@ -85,7 +85,7 @@ def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     assert re.search(r"^ranks    " + "; ".join(rf"{rank} on \S+, process \d+" for rank in range(ranks)), about, re.M)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "form"), [("train", "files"), ("val", "shards")])
 def test_other_images_under_the_same_names_are_refused(tmp_path, part, form):
     """On a machine of its own each rank has a folder of images at the same path."""
@@ -124,10 +124,10 @@ def whole(work):
     return work / "whole"
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),
-    first(1, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4"), (9, "iteration 7")]),
+    first(1, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4"), (9, "iteration 7")], 1),
 )
 def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
     """Bit for bit: with averages, statistics and dropout of each rank's own."""
@@ -162,8 +162,8 @@ def test_sigterm_and_resume_with_dali(work):
     _assert_same(work / "dali_stopped", work / "dali")
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize(("then", "now", "call"), first(2, [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("then", "now", "call"), first(2, [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)], 2))
 def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     """With as many images in a step the run is the one that was left alone; after an epoch, and in the middle of it."""
     out = work / f"moved{then}{now}{call}"
@@ -175,7 +175,7 @@ def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     _assert_close(out, one)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_another_number_of_ranks_in_the_middle_of_a_batch(work):
     done = rank_runs.run(work, 2, "middle", fault="term:1:3")
     assert done.returncode == 0
@@ -197,7 +197,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", REFUSED)
 def test_bad_input_is_one_line(work, fault):
     if fault == "disk":
@@ -217,8 +217,8 @@ BEFORE = {  # with the exit code, and what comes before the line that names the 
 }
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("variable", first(1, BEFORE))
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", first(1, BEFORE, 1))
 def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
     (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
     command = [sys.executable, "-m", "mixprec.train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
@@ -230,7 +230,7 @@ def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable
     assert done.returncode == code
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_bad_images_of_all_ranks_are_one_line(work):
     done = rank_runs.run(work, 2, "refused", "data.train=nowhere")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
@@ -248,8 +248,8 @@ FAILED = {
 }
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("fault", first(4, FAILED))
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", first(4, FAILED, 4))
 def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
     """And the run goes on from its last snapshot, as it does from any."""
     shutil.copytree(work / "images", tmp_path / "images")
@@ -263,7 +263,7 @@ def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
         assert (resumed.returncode, resumed.stderr) == (0, "")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_dry_run_says_what_each_rank_needs_and_writes_nothing(work):
     done = rank_runs.run(work, 2, "dry", arguments=("--dry-run",))
     assert (done.returncode, done.stderr) == (0, "")

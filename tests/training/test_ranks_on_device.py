@@ -9,7 +9,7 @@ from tests.training import rank_runs
 SETTINGS = ("model.arch=small_norm", "training.ema_decay=0.9", "training.epochs=1")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_ranks_with_gpus_are_ranks_on_cpus(tmp_path):
     """Weights, averages, statistics of all ranks, log: what goes to MPI and into files is brought to the host first."""
     compiled.need_compiler()

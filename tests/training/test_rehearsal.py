@@ -31,8 +31,8 @@ from tests.training import finished_run, rank_runs, small_images
 
 
 def core_of(values, *core):
-    """Parameters, of which the others belong to the sweep."""
-    return [pytest.param(value, marks=[] if value in core else pytest.mark.sweep) for value in values]
+    """Parameters, of which the others are slow."""
+    return [pytest.param(value, marks=[] if value in core else pytest.mark.slow) for value in values]
 
 
 # Shapes
@@ -188,7 +188,7 @@ def test_a_run_with_a_rehearsal_is_that_without_bit_for_bit(train, way, capsys):
     assert len(files) > 4
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_run_that_goes_on_rehearses_what_is_left(train, tmp_path, capsys):
     train("begun", "training.epochs=2", rehearse=False)
     shutil.copytree(tmp_path / "begun", tmp_path / "again")
@@ -317,7 +317,7 @@ def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F8
 # The command, on a stand-in for CuPy
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_command_measures_nothing_in_training(tmp_path):
     """With the rehearsal all is built and measured before the trainer runs, without it all in training."""
     compiled.need_compiler()

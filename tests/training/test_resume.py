@@ -18,7 +18,7 @@ from mixprec.training import command, snapshots, surroundings
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests.called import call
-from tests.circles import first
+from tests.cases import first
 from tests.training import finished_run
 from tests.training.lock_holder import lock_holder
 
@@ -76,8 +76,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.core(1)
-@pytest.mark.parametrize(("deep", "shallow"), first(3, [pair for pair in NESTED if pair[0] > pair[1]]))
+@pytest.mark.parametrize(("deep", "shallow"), first(3, [pair for pair in NESTED if pair[0] > pair[1]], 3))
 def test_a_deeper_networks_snapshot_is_refused_by_a_shallower_one(tmp_path, deep, shallow):
     """All names of the shallower one are in it. Without the settings, too, such as in a trainer of one's own."""
 
@@ -172,7 +171,6 @@ REFUSED += ("training.seed", "training.ema_decay", "data.synthetic_images")
 REFUSED += ("progressive.until", "progressive.sizes", "progressive.batch_sizes")
 
 
-@pytest.mark.core(12)
 @pytest.mark.parametrize("name", keys(configs.Config))
 def test_a_changed_setting_is_told_or_refused(train, tmp_path, name):
     base = configs.load("c.yaml")

@@ -61,7 +61,6 @@ _SCHEDULERS = {
 }
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("kind", _SCHEDULERS)
 def test_a_schedule_is_that_of_torch(kind):
     keywords, build = _SCHEDULERS[kind]

@@ -54,7 +54,7 @@ def _set(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     """From a file of PyTorch, in FP16, as all of a run: the head is new, the rest is that of the file."""
     network = weights("resnet8", 1000)
@@ -80,7 +80,6 @@ def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     assert "weights: 56 tensors of out/snapshot_iter_3.npz" in snapshot.stdout.splitlines()
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("compute", "layout"), [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw"), ("float32", "nchw")]
 )
@@ -168,7 +167,6 @@ def test_the_config_of_the_page_loads(tmp_path):
     assert config.data.std == tuple(round(255 * value, 3) for value in (0.229, 0.224, 0.225))
 
 
-@pytest.mark.core(8)
 @pytest.mark.parametrize("suffix", ["", ".npz", ".safetensors"])
 @pytest.mark.parametrize("path", ODD_PATHS)
 def test_odd_paths(train, tmp_path, path, suffix):

@@ -62,7 +62,6 @@ def run(tmp_path, monkeypatch):
     return start
 
 
-@pytest.mark.core(1)
 def test_a_recipe_from_config_to_results(run, tmp_path, capsys):
     assert run("--out", "whole", "--dry-run") == 0
     assert "moving average of the weights" in capsys.readouterr().out
@@ -124,7 +123,6 @@ def test_schedule_free_sgd_is_validated_with_what_it_saves(run, tmp_path, monkey
     _assert_that_it_goes_on(run, tmp_path, *arguments)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_mixed_images(run, tmp_path, capsys, threads):
     """They are others in each step, the same ones after a resume, and the same for any number of threads."""
@@ -140,7 +138,6 @@ def test_mixed_images(run, tmp_path, capsys, threads):
     assert finished_run.log(tmp_path / "plain") != finished_run.log(tmp_path / "whole")
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("loader", ["pillow", "dali"])
 def test_augmented_images(run, tmp_path, capsys, loader):
     """They are the same ones after a resume, and for any number of threads."""
@@ -156,7 +153,7 @@ def test_augmented_images(run, tmp_path, capsys, loader):
     _assert_that_it_goes_on(run, tmp_path, *arguments, "--set", "data.threads=3")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_stochastic_depth(run, tmp_path, capsys):
     """Other images are dropped in each step, and the same ones after a resume; the memory is estimated with it."""
     arguments = ["--set", "model.stochastic_depth=0.5"]

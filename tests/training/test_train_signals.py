@@ -18,7 +18,7 @@ from mixprec import files
 from mixprec.training import command, snapshots, surroundings
 from mixprec.training.plots import Plots
 from tests import ROOT
-from tests.circles import first, tries
+from tests.cases import first, tries
 from tests.training import finished_run, small_images
 from tests.training.signalling_network import Tiny
 
@@ -95,7 +95,6 @@ def test_the_run_that_was_left_alone(whole):
     assert _iterations(whole) == [10, 15, 18]
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("place", [1, 5, 22, *EVALUATIONS])
 def test_sigterm_and_resume(train, work, whole, capsys, place):
     """At the end of a step; in an evaluation after it, which the resumed run does first."""
@@ -119,7 +118,7 @@ def test_sigterm_and_resume(train, work, whole, capsys, place):
     assert len(_iterations(out)) <= 3
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @settings(max_examples=tries(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.sampled_from(["float16", "float32"]))
 def test_a_run_that_is_stopped_again_and_again(train, work, places, compute):
@@ -242,7 +241,6 @@ def _start(work, out, number, place=None, filename=None, before="", settings=())
     )
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize(
     ("place", "filename", "last"),
     [
@@ -288,10 +286,10 @@ def test_kill_9_at_random_moments_of_kfac_and_resume(train, work, often_by_kfac)
     _kill_and_resume(train, work, often_by_kfac, 4, [*OFTEN, *KFAC])
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("part", first(1, range(4)))
+@pytest.mark.slow
+@pytest.mark.parametrize("part", first(1, range(4), 1))
 def test_kill_9_at_random_moments_and_resume(train, work, often, part):
-    """20 in all, 5 of them in the sweep; in CI always the same ones."""
+    """20 in all, 5 of them in CI, always the same ones."""
     _kill_and_resume(train, work, often, part, OFTEN)
 
 
@@ -311,8 +309,8 @@ def _kill_and_resume(train, work, often, part, settings):
         assert _files(out) == _files(often)
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("number", first(1, range(3)))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", first(1, range(3), 1))
 def test_of_two_runs_that_start_at_the_same_time_in_one_folder_one_is_refused(work, whole, number):
     out = work / f"pair{number}"
     pair = [_start(work, out.name, signal.SIGTERM) for _ in range(2)]
@@ -324,7 +322,7 @@ def test_of_two_runs_that_start_at_the_same_time_in_one_folder_one_is_refused(wo
     assert _files(out) == _files(whole)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_second_sigterm_ends_the_process_at_once(work):
     """The first comes in a step that never ends."""
     process = _start(work, "second", signal.SIGTERM, place=4)

@@ -12,7 +12,7 @@ import pytest
 from mixprec.training import console
 from mixprec.training.plots import Plots
 from tests import ROOT
-from tests.circles import first
+from tests.cases import first
 from tests.training.signalling_network import Tiny
 from tests.training.test_train_signals import _assert_same, train, whole, work  # noqa: F401
 
@@ -76,8 +76,8 @@ def test_a_run_that_fails_keeps_its_exit_code_and_its_status(train, whole, monke
     assert json.loads((out / "status.json").read_text())["state"] == "failed"
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("state", first(4, STATES))
+@pytest.mark.slow
+@pytest.mark.parametrize("state", first(4, STATES, 4))
 def test_a_training_process(train, whole, tmp_path, state):  # noqa: F811
     program = (
         "import sys; from mixprec import standard_streams; standard_streams.guard()\n"

@@ -28,7 +28,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 EXAMPLES = settings(max_examples=tries(60))
 

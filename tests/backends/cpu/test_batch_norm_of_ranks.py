@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from mixprec.backends.geometry import BatchNorm
 from tests.backends.batches_of_ranks import CASES, check, split
 from tests.backends.primitive_cases import FLOAT32, STORAGE, arrays, exact
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import rank_threads
 
 

@@ -25,7 +25,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 pairs = {"stride": st.integers(1, 3), "pad": st.integers(0, 3), "dilation": st.integers(1, 2)}
 
@@ -352,7 +352,6 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, d
 # --- long sums
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize(("w_shape", "groups"), [((3, 1, 1, 2), 1), ((2, 1, 3, 1), 2)], ids=["dense", "depthwise"])
 def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):
@@ -434,7 +433,6 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
 # --- PyTorch
 
 
-@pytest.mark.core(8)
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize(
     ("convolution", "shape", "w_shape"),

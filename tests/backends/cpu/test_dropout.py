@@ -9,7 +9,7 @@ from scipy import stats
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu.dropout import philox
 from tests.backends.primitive_cases import EPS32, STORAGE, arrays, assert_close, exact, seeds, storage_dtypes
-from tests.circles import tries
+from tests.cases import tries
 
 words = st.integers(0, 2**32 - 1)
 

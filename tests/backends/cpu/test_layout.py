@@ -22,7 +22,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 HALVES = {dtype: np.arange(1 << 16, dtype=np.uint16).view(dtype) for dtype in (FLOAT16, BFLOAT16)}
 

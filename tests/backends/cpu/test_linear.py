@@ -22,7 +22,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 sizes = st.sampled_from([1, 2, 3, 5, 8, 17, 64, 129])
 

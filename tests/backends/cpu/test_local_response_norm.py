@@ -23,7 +23,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 STRONG = LocalResponseNorm(n=5, k=1.0, alpha=0.5, beta=0.75)
 

@@ -25,7 +25,7 @@ from tests.backends.primitive_cases import (
     softmax_cross_entropy_bounds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 rows = st.sampled_from([1, 2, 5, 33])
 classes = st.sampled_from([1, 2, 3, 10, 17, 100, 1000])

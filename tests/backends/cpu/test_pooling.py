@@ -25,7 +25,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 
 
 def nchw(x):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mixprec.backends.cpu import convolution as host
 from mixprec.backends.geometry import Affine, Convolution, Saved
 from tests.backends.primitive_cases import FLOAT32, STORAGE, arrays, exact, seeds, storage_dtypes
-from tests.circles import tries
+from tests.cases import tries
 
 TOLERANCE = 1e-5  # of a matrix, relative to its norm
 limits = st.sampled_from([1, 1 << 12, host.LIMIT])  # single rows or images, a few of them, everything at once

@@ -28,7 +28,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, receive, same, send
 
@@ -151,7 +151,7 @@ def test_the_own_kernels_compute_each_element_as_numpy_does(cuda, shape, dtype, 
     same(dadd, expected[3])
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @settings(max_examples=tries(40))
 @given(
     shape=batch_norm_shapes(), dtype=storage_dtypes, relu=st.booleans(), with_add=st.booleans(), by=engines, seed=seeds
@@ -177,7 +177,7 @@ def test_the_gradient_of_a_sum(cuda, shape, dtype, relu, with_add, by, seed):
     same(found, receive(expected))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @settings(max_examples=tries(20))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, relu=st.booleans(), with_add=st.booleans(), seed=seeds)
 def test_the_order_in_which_the_second_launch_walks_does_not_matter(cuda, shape, dtype, relu, with_add, seed):
@@ -215,7 +215,6 @@ def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(cuda
         np.testing.assert_array_equal(receive(dadd), is_open.astype(dtype))
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("shape", [(700, 40), (2, 9, 11, 264)])
 def test_many_blocks_beside_and_below_each_other(cuda, shape, dtype):
@@ -467,7 +466,6 @@ def test_launches_of_the_rest(cuda):
         assert (found.kernels, found.plans) == (launches, [])
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 def test_launches_for_the_gradient_of_a_sum(cuda, relu, add):
@@ -578,7 +576,7 @@ def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
     assert (found.kernels, len(found.plans)) == ((0, 2) if node_cost < 1 else (4, 0))
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @settings(max_examples=tries(60))
 @given(**batches_with_factors.CASES)
 def test_images_with_factors(cuda, **case):

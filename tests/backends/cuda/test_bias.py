@@ -16,7 +16,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, receive, send
 

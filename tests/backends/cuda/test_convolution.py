@@ -31,7 +31,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import HostCuda, receive, same, send
 

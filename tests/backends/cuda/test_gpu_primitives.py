@@ -203,7 +203,6 @@ def test_running_statistics_move_once_where_they_lie(side, add):
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-@pytest.mark.core(2)
 @both_sides
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
@@ -842,7 +841,6 @@ def test_rows_times_factors_by_own_kernels(side, dtype):
     same(side.receive(side.cuda.scale_rows(side.send(x), factors)), PRIMITIVES.scale_rows(x, expected))
 
 
-@pytest.mark.core(2)
 @both_sides
 @dtypes
 @pytest.mark.parametrize("relu", [False, True])
@@ -851,7 +849,6 @@ def test_batch_norm_with_factors_of_images(side, dtype, relu):
         batches_with_factors.check(side.cuda, side.send, side.receive, (6, 9, 8, 40), dtype, relu, with_plus, 0)
 
 
-@pytest.mark.core(3)
 @both_sides
 @pytest.mark.parametrize("target", STORAGE, ids=str)
 @pytest.mark.parametrize("source", STORAGE, ids=str)
@@ -911,7 +908,6 @@ def test_every_primitive_is_called():
     assert called == names
 
 
-@pytest.mark.core(2)
 @both_sides
 @dtypes
 @pytest.mark.parametrize("by", ENGINES)

@@ -37,7 +37,7 @@ def _sources(file, architecture, whole):
 
 
 @pytest.mark.cupy
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", kernels.DTYPES, ids=str)
 @pytest.mark.parametrize("file", ["batch_norm", *loads_in_flight.MACROS])
 def test_a_thread_of_a_batch_normalization_has_its_loads_under_way_together(file, dtype):
@@ -61,7 +61,7 @@ def test_there_are_kernels():
 
 
 @pytest.mark.cupy
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "whole"), [*((architecture, True) for architecture in ARCHITECTURES), ("sm_90", False)]
 )

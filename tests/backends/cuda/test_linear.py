@@ -15,7 +15,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 sizes = st.sampled_from([1, 2, 3, 8, 17, 64, 129])

@@ -20,7 +20,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, odd_values, receive, send
 
@@ -72,7 +72,6 @@ def test_odd_values(device, channels, n, dtype, seed, misaligned):
         assert_same(found, expected)
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("beta", POWERS)
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.backends.primitive_cases import (
     softmax_cross_entropy_bounds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, odd_values, receive, send
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import arrays, assert_close, exact, seeds, storage_dtypes
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, receive, send
 

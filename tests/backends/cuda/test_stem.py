@@ -14,7 +14,7 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import Convolution
 from tests.backends.cpu.test_convolution import bounds, chainers, drawn
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, assert_close, exact, seeds
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 RESNET = Convolution((2, 2), (3, 3))

@@ -15,7 +15,7 @@ from mixprec.backends.stored import Stored
 from tests.backends.cudnn.operations import batch_norm, conv_fprop
 from tests.stand_ins import deviceless_cudnn
 
-pytestmark = [pytest.mark.sweep, pytest.mark.plans, pytest.mark.each_version]
+pytestmark = [pytest.mark.slow, pytest.mark.plans, pytest.mark.each_version]
 
 try:
     library.load()

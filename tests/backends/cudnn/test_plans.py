@@ -19,7 +19,7 @@ from tests.backends.cudnn.plan_cases import NETWORKS, operations_of
 from tests.backends.cudnn.plan_variants import of_a_step, variants
 from tests.stand_ins import deviceless_cudnn, fake_cudnn
 
-pytestmark = [pytest.mark.sweep, pytest.mark.plans]
+pytestmark = [pytest.mark.slow, pytest.mark.plans]
 
 try:
     library.load()

@@ -15,7 +15,7 @@ from mixprec.backends.geometry import Convolution, Following
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, arrays
-from tests.circles import tries
+from tests.cases import tries
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no native library")
 PRIMITIVES = native.PRIMITIVES
@@ -102,7 +102,7 @@ def test_subnormal_bf16_numbers_are_zero_where_the_processor_multiplies_bf16():
     np.testing.assert_array_equal(PRIMITIVES.conv_fprop(x, w, Convolution()).astype(np.float64), expected)
 
 
-@pytest.mark.core(0)
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["avx2", "avx512"])
 def test_other_instructions_compute_the_same_but_for_rounding(instructions):
     """In a process of its own, as there is no way back: the tests of values."""

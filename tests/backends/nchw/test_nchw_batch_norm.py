@@ -26,7 +26,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mixprec.backends.nchw.bias import PlaneBiases
 from mixprec.backends.nchw.planes import Tiling
 from tests.backends.primitive_cases import STORAGE, arrays, exact, seeds, storage_dtypes
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import odd_values

@@ -21,7 +21,7 @@ from tests.backends.primitive_cases import (
     seeds,
     storage_dtypes,
 )
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import odd_values

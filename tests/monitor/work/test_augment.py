@@ -78,9 +78,8 @@ def test_crops_of_the_image(config, loader, compute):
     assert again["variants"] == found["variants"]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("form", ["tfrecord", pytest.param("webdataset", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("form", ["tfrecord", pytest.param("webdataset", marks=pytest.mark.slow)])
 def test_an_image_of_a_shard(config, loader, form, tmp_path):
     for part in ("train", "val"):
         pack(open_images(config.parent / part), tmp_path / part, form=form)
@@ -92,7 +91,6 @@ def test_an_image_of_a_shard(config, loader, form, tmp_path):
     assert found["variants"] == answer("augment", config=str(config), index=1, count=2, overrides=plain)["variants"]
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_operations_and_erasing(config, loader):
     """As in training; a source of one image has no batch with copies. What is erased has the mean colour."""

@@ -24,7 +24,7 @@ def run(work, tmp_path):
     return shutil.copytree(work / "run", tmp_path / "run")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_run_in_float32_is_evaluated_as_in_its_log(digits):
     folder, entry = digits
     found = answer("evaluate", run=str(folder))
@@ -118,7 +118,7 @@ BAD_WEIGHTS = {
 
 
 @pytest.mark.parametrize("what", BAD_WEIGHTS)
-@pytest.mark.parametrize("task", ["evaluate", pytest.param("inside", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("task", ["evaluate", pytest.param("inside", marks=pytest.mark.slow)])
 def test_bad_weights_are_one_line(what, task, run, work):
     import base64
 

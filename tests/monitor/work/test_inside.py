@@ -164,7 +164,6 @@ BAD = {
 }
 
 
-@pytest.mark.core(len(BAD))
 @pytest.mark.parametrize("what", BAD)
 def test_bad_uploads_are_one_line(what, work):
     image, message = BAD[what]
@@ -182,7 +181,6 @@ def test_uploads_that_are_too_large(work, monkeypatch):
     assert "bytes; wanted: at most 50" in told
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize(
     ("form", "mode"), [*itertools.product(("PNG", "BMP"), ("1", "L", "P", "RGB")), ("PNG", "RGBA"), ("JPEG", "L")]
 )

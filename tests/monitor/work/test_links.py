@@ -32,7 +32,7 @@ def _request(task, root, work):
     }[task] | {"root": str(root)}
 
 
-TASKS = ["evaluate", "inside", "images", "data", "schedule", pytest.param("augment", marks=pytest.mark.sweep)]
+TASKS = ["evaluate", "inside", "images", "data", "schedule", pytest.param("augment", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -45,7 +45,6 @@ def test_a_config_that_is_a_link_is_refused_and_nothing_of_it_shown(root, tmp_pa
     assert "hunter2" not in message
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", ["deep", "deep/run"])
 def test_a_folder_that_is_a_link_is_refused(root, tmp_path, work, task, name):
@@ -54,7 +53,6 @@ def test_a_folder_that_is_a_link_is_refused(root, tmp_path, work, task, name):
     assert "Not a directory" in error(task, **_request(task, root, work))
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("above", [False, True])
 def test_a_config_of_a_run_has_no_base(root, tmp_path, work, task, above):
@@ -110,7 +108,6 @@ def test_the_root_and_the_images_of_a_config_may_be_reached_by_links(root, tmp_p
     assert len(answer("images", run=f"{tmp_path}/link/deep/run", indices=[0])["images"]) == 1
 
 
-@pytest.mark.core(3)
 @pytest.mark.parametrize("task", ["data", "schedule", "images"])
 @pytest.mark.parametrize("text", [SECRET, "hunter2 1\n", "hunter2 1\nhunter2 0\n", "hunter2", "hunter2 -5"])
 def test_a_file_that_a_config_names_as_a_list_is_not_quoted(root, tmp_path, work, task, text):

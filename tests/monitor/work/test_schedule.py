@@ -13,7 +13,7 @@ from tests.monitor.work.asking import answer, error
 RUN = ("training.batch_size=10", "data.last_batch=partial")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_last_rate_is_that_of_the_log(digits):
     folder, entry = digits
     found = answer("schedule", config=str(folder / "config.yaml"))
@@ -38,7 +38,6 @@ def test_every_step_of_a_short_run():
     )
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 @pytest.mark.parametrize("kind", ["constant", "cosine", "step", "poly"])
 def test_a_long_run_has_its_edges(kind, last_batch):

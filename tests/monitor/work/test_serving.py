@@ -58,7 +58,7 @@ sys.exit(serving.main(["it"], {{"it": types.SimpleNamespace(run=run, fields={{}}
     assert ("Traceback" in done.stderr) == (what == "raises")
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_a_reader_that_has_gone():
     program = """import sys, types
 from mixprec.monitor.work import serving
@@ -157,7 +157,7 @@ def test_only_inside_has_a_limit_of_time():
     assert serving.BAD != serving.FAILED
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_tasks_need_no_onnx_and_no_dali():
     missing = "sys.modules.update({'onnx': None, 'onnxruntime': None, 'nvidia': None})"
     done = _process(["-c", f"import sys; {missing}; import mixprec.monitor.work.tasks"])

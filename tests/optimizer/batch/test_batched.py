@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mixprec.dtypes import BFLOAT16 as BF16
 from mixprec.optimizer.batch import native_group
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins.update_pair import RULES, Pair, new_optimizer, rate_of
 
 F16, F32, F64 = np.float16, np.float32, np.float64
@@ -86,7 +86,6 @@ def by(request, monkeypatch):
         monkeypatch.setattr(native_group, "library", lambda: None)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_is_chainers(name, by):
     """50 steps: all kinds of parameters, schedules, scales that differ, missing gradients, skips wherever they hurt."""
@@ -149,7 +148,6 @@ HOOKS = {
 }
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_every_rule_with_hooks_is_chainers(hooks, by):
     """26 steps of all rules in one model. Half of the rules have the hooks for rules."""

@@ -105,7 +105,7 @@ def compiler_for(architecture):
 
 
 @pytest.mark.cupy
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_rule_and_hook_compiles_without_spills(architecture):
     """An H100 gets all of them, and each of the other architectures a share."""

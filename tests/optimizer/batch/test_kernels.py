@@ -41,7 +41,6 @@ def twin(launcher, params, hooks=(), rule_hooks=(), seed=0):
     return Twin(launcher, array, receive, params, hooks, rule_hooks, seed)
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("hooks", HOOKS)
 def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     both = twin(launcher, of_all_rules(), HOOKS[hooks])
@@ -58,7 +57,6 @@ def test_all_rules_if_a_compiler_contracts():
     run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), closely)
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("hooks", "launches"),
     [
@@ -79,7 +77,6 @@ def test_launches_do_not_depend_on_the_number_of_parameters(launcher, hooks, lau
     assert len(launcher.launches) == 2 * launches == 2 * both.batch.launches
 
 
-@pytest.mark.core(2)
 @pytest.mark.parametrize(
     ("rule", "hooks", "launches"), [("LARS", 0, 2), ("LAMB", 0, 2), ("LARS", 1, 3), ("LAMB", 1, 3)]
 )
@@ -353,7 +350,6 @@ class CapturingLauncher(HostLauncher):
             self.graph.append((function, arguments))
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("uploads", [False, True])
 def test_a_graph_of_a_step_is_a_step(uploads):
     """As long as arrays and hyperparameters stay as they are; ``t`` moves on, and an overflow is seen."""

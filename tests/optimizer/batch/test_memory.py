@@ -398,7 +398,6 @@ def _shapes_of_all_rules():
         yield name, shapes[(place + 1) % 5], F32
 
 
-@pytest.mark.core(1)
 @pytest.mark.parametrize("hooks", ["none", "lars and decay"])
 def test_every_rule_on_a_device(launcher, hooks):
     """The bits of the same kernels in C order, also of rules and hooks with norms, which are summed up in float64."""

@@ -60,7 +60,6 @@ def _step(table, gradients, hook_numbers, numbers, inverses=1.0):
     return found
 
 
-@pytest.mark.core(len(RULES))
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_gives_the_bits_of_its_formula_on_numpy(name):
     formula = RULES[name]
@@ -105,7 +104,7 @@ def test_a_hook_gives_the_bits_of_its_formula_on_numpy(name):
         assert _same(v, expected), numbers
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_avx2_gives_these_bits_too():
     command = [
         sys.executable,

@@ -13,7 +13,7 @@ import mixprec
 from mixprec import backends
 from mixprec.optimizer import running_statistics
 from mixprec.optimizer.batch.saved_arrays import SavedArrays
-from tests.circles import tries
+from tests.cases import tries
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import CHAINERS
 from tests.stand_ins.device_stand_in import DeviceArray

@@ -199,7 +199,6 @@ def _rms(array):
     return np.sqrt(np.mean(np.square(array, dtype=np.float64)))
 
 
-@pytest.mark.core(4)
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
