@@ -113,10 +113,11 @@ test-sanitized: install ## the native library under AddressSanitizer and UBSan, 
 	@$(RUN_SANITIZED) -m pytest $(PROGRESS) -n auto --maxprocesses 8 -m "" tests/native tests/backends/native tests/backends/cpu \
 		tests/optimizer/batch/test_native_update.py -k "not freed_memory and not no_memory and not created" $(ARGS)
 
-lint: install ## ruff: rules and format; mypy: types of the public names
+lint: install ## ruff: rules and format; mypy: types of the public names; code lines by folder
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/code_lines.py
 
 install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
 
