@@ -1,8 +1,8 @@
 """The table behind test_chainer_behaviour.py: functions of Chainer that mixprec replaces, and what they compute.
 
 Beside them stand products with numbers, whose dtype NumPy 2 has changed. A case is ``name: (function, reference,
-inputs)``. The reference is the definition written with NumPy in float64; gradients are checked against its numerical derivative. An input is a shape, with
-values in [-1.75, 2.25], or ``(shape, low, high)``.
+inputs)``. The reference is the definition written with NumPy in float64; gradients are checked against its numerical
+derivative. An input is a shape, with values in [-1.75, 2.25], or ``(shape, low, high)``.
 """
 
 import math
