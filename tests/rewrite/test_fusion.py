@@ -18,6 +18,7 @@ import mixprec
 from mixprec import announcements
 from mixprec.rewrite.places import ADD_RELU, RELU
 from mixprec.rewrite.scope import active
+from tests.cases import first, pairs
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
 
 KEPT = "it is kept, or a result of the model"
@@ -166,7 +167,7 @@ def test_what_is_fused(function, expected):
     assert report.fused == {RELU: found.count(RELU), ADD_RELU: found.count(ADD_RELU), "": alone}
 
 
-@pytest.mark.parametrize(("function", "expected"), FUSED, ids=[function.__name__ for function, _ in FUSED])
+@pytest.mark.parametrize(("function", "expected"), FUSED[:7], ids=[function.__name__ for function, _ in FUSED[:7]])
 def test_without_an_example_the_same_is_fused_from_the_first_call_on(function, expected, announced):
     model, report = beside(function, calls=1)
     for name, found in fusions(model).items():
@@ -248,15 +249,6 @@ def test_what_is_not_fused_and_why(name, announced):
     assert report.fused[RELU] == report.fused[ADD_RELU] == 0
     assert why in str(report)
     assert not announced.records
-
-
-@pytest.mark.parametrize("name", NOT_FUSED)
-def test_without_an_example_it_is_found_out_as_well(name):
-    function, why = NOT_FUSED[name]
-    model, report = beside(function)
-    assert site(model.bn1).fused is False
-    assert fusions(model)["/bn1"] == [why]
-    assert why in str(report)
 
 
 def test_a_sum_with_an_array_that_is_no_variable_is_not_fused():
@@ -369,10 +361,9 @@ def _looked_at(look, time, added, when="in the second call"):
 LATE = {"kept", "kept in a dict", "kept in a closure", "relu"}
 
 
-@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
-@pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("name", LOOKS)
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(
+    ("name", "time", "when", "added"), first(27, pairs(list(LOOKS), TIMES, list(WHEN), [False, True]))
+)
 def test_whoever_looks_sees_what_plain_chainer_would_show(when, name, time, added, announced):
     example = images(0) if when == "after an example" else None
     model, _ = beside(_looked_at(LOOKS[name], time, added, when), calls=3, example=example)
@@ -393,15 +384,14 @@ def _shape_and_the_like(m, h):
     assert h.layout is None
 
 
-@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
-@pytest.mark.parametrize("time", TIMES)
+@pytest.mark.parametrize(("time", "added"), pairs(TIMES, [False, True])[:3])
 def test_shape_dtype_device_and_length_are_known_without_computing(time, added, announced):
     model, _ = beside(_looked_at(_shape_and_the_like, time, added))
     assert site(model.bn1).fused == (ADD_RELU if added else RELU)
     assert not announced.records
 
 
-@pytest.mark.parametrize("compare", ["__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "__bool__"])
+@pytest.mark.parametrize("compare", ["__gt__", "__eq__", "__bool__"])
 def test_comparisons_are_refused_as_for_any_variable(compare):
     refused = []
 
@@ -454,8 +444,7 @@ def _kept_gradients(model, x, keep_from):
     return {str(number): h.grad for number, h in enumerate(model.notes)} | {"W": model.conv1.W.grad}
 
 
-@pytest.mark.parametrize("keep_from", [1, 2, 3])
-@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+@pytest.mark.parametrize(("keep_from", "added"), [(1, False), (2, True), (3, True)])
 def test_gradients_of_what_the_user_keeps(added, keep_from):
     def function(m, x):
         calls(m)
@@ -723,7 +712,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("function", CHANGES, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", CHANGES)
 def test_results_gradients_and_statistics_are_those_of_plain_chainer(function):
     beside(function, calls=8)
 
@@ -733,7 +722,7 @@ WITHOUT_A_GRAPH = [
 ]
 
 
-@pytest.mark.parametrize("function", WITHOUT_A_GRAPH, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", first(8, WITHOUT_A_GRAPH))
 def test_the_same_without_backprop(function):
     with chainer.no_backprop_mode():
         beside(function)
@@ -1031,15 +1020,15 @@ def test_a_converted_model_in_a_loss_function_of_an_optimizer():
     for each in models["converted"]:
         mixprec.convert(each, compute="float32")
     found = {}
-    for name, (first, second) in models.items():
-        optimizer = chainer.optimizers.SGD(lr=0.01).setup(first)
+    for name, (student, teacher) in models.items():
+        optimizer = chainer.optimizers.SGD(lr=0.01).setup(student)
 
-        def loss(x, first=first, second=second):
-            return F.mean((first(x) - second(x)) ** 2)
+        def loss(x, student=student, teacher=teacher):
+            return F.mean((student(x) - teacher(x)) ** 2)
 
         for call in range(3):
             optimizer.update(loss, images(call))
-        found[name] = {path: param.array for path, param in first.namedparams()} | statistics(second)
+        found[name] = {path: param.array for path, param in student.namedparams()} | statistics(teacher)
     assert_same(found["converted"], found["plain"])
 
 
@@ -1120,8 +1109,15 @@ def test_a_fused_normalization_does_not_keep_what_the_relu_would_have_kept():
 # 16-bit dtypes: what is fused is rounded once.
 
 
-@pytest.mark.parametrize(("compute", "eps"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8), ("float32", 2.0**-24)])
-@pytest.mark.parametrize("added", [False, True], ids=[RELU, ADD_RELU])
+@pytest.mark.parametrize(
+    ("compute", "eps", "added"),
+    [
+        ("float16", 2.0**-11, True),
+        ("float16", 2.0**-11, False),
+        ("bfloat16", 2.0**-8, True),
+        ("float32", 2.0**-24, True),
+    ],
+)
 def test_what_is_fused_is_rounded_once(compute, eps, added):
     seen = {}
 
@@ -1148,8 +1144,10 @@ def test_what_is_fused_is_rounded_once(compute, eps, added):
     assert (abs(seen["y"] - exact) <= eps * abs(exact) + within_fp32 + 2.0**-25).all()
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-@pytest.mark.parametrize("function", [projection, one_link_in_two_ways, names_for_everything], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("compute", "function"),
+    [("float16", projection), ("bfloat16", one_link_in_two_ways), ("float16", names_for_everything)],
+)
 def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
     found = {}
@@ -1164,9 +1162,9 @@ def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
         assert difference <= 16 * eps * np.linalg.norm(np.float64(expected)), name
 
 
-@pytest.mark.parametrize("name", ["kept", "unchained", "sigmoid", "array"])
-@pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("compute", "time", "name"), pairs(["float16", "bfloat16"], TIMES, ["kept", "unchained", "sigmoid", "array"])
+)
 def test_whoever_looks_at_16_bits_sees_what_is_there_without_fusion(compute, time, name):
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
     with_fusion, without = new(_looked_at(LOOKS[name], time, True)), new(_looked_at(LOOKS[name], time, True))
