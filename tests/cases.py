@@ -66,6 +66,11 @@ def first(core, cases, slow=None):
     return [pytest.param(*row, marks=each) for row, each in zip(rows, marks, strict=False)]
 
 
+def in_turn(values, others):
+    """Returns a row for each value, with the others in turn: where these two take no branch of ours together."""
+    return list(zip(values, itertools.cycle(others)))
+
+
 def pairs(*axes):
     """Returns rows that together show each pair of values of two axes, in place of the whole product.
 

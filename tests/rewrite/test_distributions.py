@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mixprec
+from tests.cases import in_turn
 
 OPTIONS = {
     "float16": {"compute": "float16"},
@@ -101,11 +102,12 @@ LACKING = {  # in Chainer
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
-    ("name", "quantity"), [each for each in itertools.product(DISTRIBUTIONS, QUANTITIES) if each not in LACKING]
+    ("case", "options"),
+    in_turn([each for each in itertools.product(DISTRIBUTIONS, QUANTITIES) if each not in LACKING], OPTIONS),
 )
-def test_entropies_and_log_probabilities_and_their_gradients(name, quantity, options):
+def test_entropies_and_log_probabilities_and_their_gradients(case, options):
+    name, quantity = case
     value = VALUES.get(name.partition(" of")[0], np.full((3, 4), 0.3, np.float32))
 
     def function(d, other):
@@ -122,8 +124,7 @@ def test_entropies_and_log_probabilities_and_their_gradients(name, quantity, opt
     np.testing.assert_allclose(gradient, expected_gradient, atol=32 * eps * max(1, np.abs(expected_gradient).max()))
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(("name", "options"), in_turn(DISTRIBUTIONS, OPTIONS))
 def test_samples(name, options):
     found = what(name, lambda d, other: d.sample(500), OPTIONS[options])
     expected = what(name, lambda d, other: d.sample(500), None)

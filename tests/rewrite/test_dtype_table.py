@@ -12,6 +12,7 @@ from chainer import function, function_node
 
 import mixprec
 from mixprec.rewrite import dtype_rules, dtype_table
+from tests.cases import in_turn
 from tests.rewrite.overflows import CASES, LARGEST
 
 SETS = {
@@ -155,8 +156,7 @@ def _results(case, layout=None):
 
 
 @pytest.mark.filterwarnings("ignore:.* is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "layout"), in_turn(CASES, ["nchw", "nhwc"]))
 def test_nothing_overflows_where_a_function_adds_up_or_multiplies_up(name, layout):
     """Results are those of float32, however large; gradients as well where float16 can hold them."""
     expected, found = _results(CASES[name]), _results(CASES[name], layout)

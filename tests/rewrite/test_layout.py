@@ -13,6 +13,7 @@ from chainer import serializers
 import mixprec
 from mixprec import announcements
 from mixprec.dtypes import BFLOAT16
+from tests.cases import first, in_turn
 from tests.rewrite.twins import SHAPE, WIDTH, assert_same, images, new, step
 
 IN = ("to NHWC", "/stem", "Convolution2DFunction")
@@ -171,8 +172,7 @@ def test_two_conversions_in_all(name):
     assert not report.unconverted
 
 
-@pytest.mark.parametrize("name", TRUNK)
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("name", "compute"), first(12, in_turn(TRUNK, ["float16", "bfloat16"])))
 def test_two_conversions_in_16_bits_as_well(compute, name):
     def function(m, x):
         return m.conv2(TRUNK[name](m, m.stem(x)))
@@ -272,8 +272,7 @@ def test_an_input_that_is_a_parameter_or_an_attribute():
     assert [each[0] for each in found_in(report)] == ["to NHWC"] * 3 + ["to NCHW"]
 
 
-@pytest.mark.parametrize("channels", [3, 4], ids=["three channels", "and one of zeros"])
-@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("channels", "compute"), [(3, "float16"), (4, "float16"), (4, "bfloat16"), (3, "float32")])
 def test_a_loader_that_delivers_nhwc_needs_no_conversion(channels, compute):
     def function(m, x):
         return F.average(F.relu(m.bn1(m.stem(x))), axis=(2, 3))
@@ -523,8 +522,12 @@ def test_a_user_who_writes_into_an_activation_in_place():
 # Filters.
 
 
-@pytest.mark.parametrize("how", ["to_device", "load", "copy", "init", "deepcopy", "assigned", "copyparams", "written"])
-@pytest.mark.parametrize("compute", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("how", "compute"),
+    in_turn(
+        ["to_device", "load", "copy", "init", "deepcopy", "assigned", "copyparams", "written"], ["float16", "float32"]
+    ),
+)
 def test_filters_stay_in_the_order_of_nhwc(how, compute, tmp_path):
     def function(m, x):
         return m.conv1(m.stem(x))

@@ -4,14 +4,12 @@ The measure of errors, here and in the files beside this one: of each array the 
 that of what is expected (:func:`tests.zoo.pairs.distances`), and what is expected is plain Chainer in float64.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 from chainer import serializers
 
 import mixprec
-from tests.cases import first
+from tests.cases import first, in_turn
 from tests.zoo.pairs import (
     LARGE_CASES,
     NOT_FUSED,
@@ -33,8 +31,6 @@ WAYS = {
     "unfused": {"fuse": False},
     "nchw": {"layout": "nchw", "fuse": False},
 }
-IN_TURN = list(zip(SMALL, itertools.cycle(WAYS)))  # a way for each network
-
 # Sums over images and pixels have up to 1,024 terms. NumPy adds them in pairs, BLAS of some processors one after the
 # other: roundings that are independent then add up to sqrt(1024) times as much.
 ANY_ORDER = 32
@@ -66,7 +62,7 @@ def _split(errors):
     return gradients, {key: error for key, error in errors.items() if key not in gradients}
 
 
-@pytest.mark.parametrize(("name", "how"), first(24, IN_TURN))
+@pytest.mark.parametrize(("name", "how"), first(24, in_turn(SMALL, WAYS)))
 def test_float32_is_exact_to_1e_5(name, how):
     """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest
     error of plain float32, which is above 1e-5 where contributions cancel."""

@@ -16,6 +16,7 @@ import mixprec
 from mixprec import announcements
 from mixprec.rewrite import operands
 from mixprec.rewrite.trace import Trace
+from tests.cases import first, in_turn, pairs
 
 OPTIONS = {
     "float16": {"compute": "float16"},
@@ -77,9 +78,7 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("x", [VECTORS, IMAGES], ids=["vectors", "images"])
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize(("name", "x", "options"), first(18, pairs(list(OPERATORS), [VECTORS, IMAGES], list(OPTIONS))))
 def test_an_array_of_float32_makes_the_result_float32(name, x, options):
     a = np.full(x.shape if x.ndim == 2 else (2, 4, 4, 4), 1.25, np.float32)
     found, gradient = run(lambda h: OPERATORS[name](h, a), x, OPTIONS[options])
@@ -101,8 +100,7 @@ WEAK = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", WEAK)
+@pytest.mark.parametrize(("kind", "compute"), in_turn(WEAK, ["float16", "bfloat16"]))
 def test_numbers_and_integers_do_not_decide(kind, compute):
     a = WEAK[kind]
     for name in ("h + a", "a + h", "h * a", "a - h", "a / h", "h / a"):
@@ -163,8 +161,7 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize(("name", "options"), in_turn(LINKS, OPTIONS))
 def test_inputs_of_float64_are_cast(name, options):
     model = chainer.Sequential(LINKS[name]())
     mixprec.convert(model, IMAGES.astype(np.float64) if options == "nchw" else None, **OPTIONS[options])
@@ -192,8 +189,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "options"), in_turn(FUNCTIONS, OPTIONS))
 def test_float64_that_meets_variables_of_a_model_is_cast(name, options):
     found, gradient = run(lambda h: FUNCTIONS[name](h, VECTORS.astype(np.float64)), VECTORS, OPTIONS[options])
     expected, expected_gradient = run(lambda h: FUNCTIONS[name](h, VECTORS), VECTORS, None)

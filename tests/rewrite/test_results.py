@@ -16,6 +16,7 @@ import pytest
 
 import mixprec
 from mixprec.rewrite import results
+from tests.cases import in_turn
 
 
 class Net(chainer.Chain):
@@ -161,8 +162,7 @@ OBJECTS = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(("name", "compute"), in_turn(OBJECTS, ["float16", "bfloat16"]))
 def test_attributes_of_results_are_float32_and_gradients_flow_back(name, compute):
     net, result = result_of(lambda net, h: OBJECTS[name](h), compute)
     assert result.h.dtype == np.float32
