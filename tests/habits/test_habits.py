@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+from tests.cases import first, in_turn
 from tests.habits import images, loops, sequences, several, trainers, vectors  # noqa: F401  (they register habits)
 from tests.habits.running import HABITS, Setting, run
 
@@ -14,7 +15,12 @@ SETTINGS = {
     "float16, NCHW": Setting(options={"layout": "nchw"}, epsilon=2**-10),
     "bfloat16": Setting(loss_scale=None, options={"compute": "bfloat16"}, epsilon=2**-7),
 }
-CASES = [(name, setting) for name, each in HABITS.items() for setting in SETTINGS if setting not in each.without]
+WRAPPED = [(name, "wrapped") for name, each in HABITS.items() if "wrapped" not in each.without]
+CONVERTED = [  # in one way each
+    (name, setting)
+    for name, setting in in_turn(HABITS, [setting for setting in SETTINGS if setting != "wrapped"])
+    if setting not in HABITS[name].without
+]
 
 
 @functools.cache
@@ -22,7 +28,7 @@ def _plain(name):
     return run(name, Setting(wrapped=False))
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@pytest.mark.parametrize(("name", "setting"), [*first(30, WRAPPED), *first(20, CONVERTED)])
 def test_a_habit(name, setting):
     """Everything is within its share of the largest value of its kind, or of its own size, whichever is more."""
     bound = HABITS[name].roundings * SETTINGS[setting].epsilon
