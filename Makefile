@@ -68,7 +68,7 @@ test-slow: install ## what takes longer or shows what the core shows too, and th
 	@$(PYTEST) -m "slow and not long and not cupy and not plans" $(ARGS)
 
 test-long: install ## what CI leaves out: large networks, more kills, all examples of property tests
-	@$(PYTEST) -m "(long or examples) and not cupy and not plans" $(ARGS)
+	@$(PYTEST) -m "long or examples" $(ARGS)
 
 # Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
 # not import CuPy; of training and of captures a file or two stand for all.
@@ -93,8 +93,8 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 		--target $(OTHER_FOLDER) nvidia-cudnn-cu13==$(OTHER_CUDNN); }
 	@CUDNN_VERSION=$(basename $(OTHER_CUDNN)) LD_LIBRARY_PATH=$(CURDIR)/$(OTHER_FOLDER)/nvidia/cudnn/lib \
-		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version" $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest $(PROGRESS) -m plans $(ARGS)
+		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version and not long" $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest $(PROGRESS) -m "plans and not long" $(ARGS)
 
 # The native library is compiled anew in a copy of the checkout. Left out is what sets limits of memory, as the sanitizer
 # has a malloc of its own; it fills what it hands out with NaN.
