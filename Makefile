@@ -70,13 +70,12 @@ test-slow: install ## what takes longer or shows what the core shows too, and th
 test-long: install ## what CI leaves out: large networks, more kills, all examples of property tests
 	@$(PYTEST) -m "long or examples" $(ARGS)
 
-# Without a GPU importing CuPy changes nothing, and kernels compile. What is not here has its backend handed to it or does
-# not import CuPy; of training and of captures a file or two stand for all.
-CUPY = $(filter-out tests/test_models.py,$(wildcard tests/*.py)) $(addprefix tests/,bridge compat functions links rewrite) \
-	tests/optimizer/*.py tests/optimizer/batch/test_cubin.py tests/graph_capture/test_kept.py \
-	tests/graph_capture/test_second_stream.py tests/backends/*.py tests/backends/cuda/test_kernels*.py \
-	tests/backends/cudnn/test_device.py tests/stand_ins/test_cupy_rules.py tests/benchmarks/test_profile.py \
-	tests/training/test_part_rates_command.py
+# Kernels compile; and CuPy that can be imported, without a GPU, changes nothing: where mixprec looks for it, all of the
+# core again, and of what computes a file for each folder.
+CUPY = $(addprefix tests/,bridge compat test_arguments.py test_environment.py test_patches.py test_startup.py \
+	backends/cuda/test_kernels_cubin.py backends/cudnn/test_device.py backends/test_pinned_copies.py benchmarks/test_profile.py \
+	functions/test_convolution.py graph_capture/test_kept.py links/test_parameters.py optimizer/batch/test_cubin.py \
+	optimizer/test_wrapper.py rewrite/test_convert.py stand_ins/test_cupy_rules.py training/test_part_rates_command.py)
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
