@@ -13,6 +13,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from tests.cases import pairs
 from tests.compat.chainer_cases import FUNCTIONS
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 
@@ -87,9 +88,7 @@ def test_function_and_its_gradient(name, mode):
 GRADIENTS = [draw((3, 4), "float16", seed) for seed in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("number", [float, np.float64])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "number", "mode"), pairs(list(OPTIMIZERS), [np.float64, float], MODES))
 def test_optimizer_follows_its_formula(name, number, mode):
     """Three steps against the formula in float64, also with hyperparameters that are NumPy scalars."""
     hyperparameters, formula = OPTIMIZERS[name]

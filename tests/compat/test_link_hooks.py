@@ -10,6 +10,7 @@ from chainer.link_hooks import SpectralNormalization, WeightStandardization
 from chainer.training import extensions
 
 import mixprec
+from tests.cases import first, pairs
 
 X = np.random.RandomState(0).rand(2, 3, 6, 6).astype("f")
 LAYERS = {
@@ -70,9 +71,9 @@ def _assert_equal(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("how", ["plain", "wrapped", "converted"])
-@pytest.mark.parametrize("hooks", HOOKS)
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    ("layer", "hooks", "how"), first(8, pairs(list(LAYERS), list(HOOKS), ["plain", "wrapped", "converted"]))
+)
 def test_a_resumed_run_is_the_uninterrupted_one(layer, hooks, how, tmp_path):
     kind = "hdf5" if layer == "linear" else "npz"
     if kind == "hdf5":
