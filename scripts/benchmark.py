@@ -21,10 +21,6 @@ python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--
     [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
 python scripts/benchmark.py scaling [--no-model | --no-measure] [--arch resnet20] [--ranks 2] [--batch 32]
     [--dtype float32] [--blocks 7] [--seconds 2] [--json FILE]
-python scripts/benchmark.py memory [--budget "2 GB"] [--steps 2] [--width 8] [--batch 1] [--dtype float16]
-    [--folder FOLDER] [--json FILE]
-python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 1536] [--width 8] [--batch 1]
-    [--dtype float16] [--folder FOLDER]
 python scripts/benchmark.py kfac [--data digits|digits-narrow|textures] [--batch 480] [--seeds 5] [--epochs 12]
     [--dtype float16|float32] [--minutes M] [--json FILE]
 python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--seeds 5] [--epochs E] [--jobs 2]
@@ -58,9 +54,6 @@ from benchmarks import (
     walks,
 )
 from benchmarks.ablation import ablation_command
-from benchmarks.activations import memory_command
-from benchmarks.activations.step_recording import PictureError
-from benchmarks.activations.trial import TrialError
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
 from benchmarks.kfac_training import kfac_command
@@ -77,7 +70,7 @@ from models import MODELS
 
 WITHOUT_GROUPS = {name: network for name, network in MODELS.items() if not name.startswith("resnext")}
 _COUNTED = 2  # images in a batch: launches do not depend on it
-BAD_INPUT = (ArgumentsError, ConfigError, DataError, PictureError, RecordError)
+BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
 
 def _update(save, arch, repeats, threads):
@@ -211,7 +204,6 @@ def main(argv=None):
     own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
     step_commands.add(commands, MODELS)
     scaling_command.add(commands, MODELS)
-    memory_command.add(commands)
     kfac_command.add(commands)
     ablation_command.add(commands, MODELS)
     comparison_power.add(commands)
@@ -227,7 +219,7 @@ def main(argv=None):
         _end(1, f"{what}; {_saved(save)}")
     except BAD_INPUT as error:
         _end(2, error)
-    except (ParityError, WriteError, RankError, TrialError) as error:
+    except (ParityError, WriteError, RankError) as error:
         _end(1, error)
     except KeyboardInterrupt:
         _end(130, f"interrupted; {_saved(save)}")
