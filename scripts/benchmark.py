@@ -14,7 +14,6 @@ python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 6
 python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 224] [--repeats 5] [--seconds 2]
     [--json FILE]
 python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
-python scripts/benchmark.py walks [-v] [--json FILE]
 python scripts/benchmark.py comparison [--arch resnet20] [--size 32] [--batch 8] [--lr 0.001]
     [--steps 3,30,110,300] [--pairings 100] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
@@ -51,7 +50,6 @@ from benchmarks import (
     step_commands,
     update,
     update_gpu,
-    walks,
 )
 from benchmarks.ablation import ablation_command
 from benchmarks.bars.record import RecordError
@@ -125,13 +123,6 @@ def _step(save, arch, size, repeats):
     save({**record, "counts": counts.as_json(found), "parts": parts, "rows": list(map(dataclasses.asdict, rows))})
 
 
-def _walks(save, verbose):
-    found = walks.measure()
-    print("files of mixprec that a piece of work calls into, and changes from file to file")
-    print(walks.table(found, lists_files=verbose))
-    save({**machine.record(), "walks": walks.as_json(found)})
-
-
 def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
     with tempfile.TemporaryDirectory() as folder:
         source = compared_loaders.make_pictures(folder, images) if data is None else open_images(data)
@@ -189,9 +180,6 @@ def main(argv=None):
     add_arch(own, "resnet50", WITHOUT_GROUPS)
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=15, help="timed turns of ten steps")
-    text = "files of mixprec that a forward pass, an update and a step call into, counted with and without a device"
-    own = add_command(commands, _walks, "walks", text)
-    own.add_argument("-v", "--verbose", action="store_true", help="list the files in the order they are entered first")
     text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
     own = add_command(commands, _loader, "loader", text)
     own.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
