@@ -7,7 +7,7 @@ import re
 import shlex
 import urllib.parse
 
-from benchmarks.bars import chart, goals, inference_text
+from benchmarks.bars import chart, goals, inference_text, memory_text
 from benchmarks.bars import record as bars_record
 from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS, SUMMARY_TITLES, summary
 from mixprec import files
@@ -91,14 +91,16 @@ def write(folder, path):
     records = {file: bars_record.read(file) for file in sorted(folder.glob("*bars*.json"))}
     others = sorted({*folder.glob("*profile*.json"), *folder.glob("*roofline*.json")} - records.keys())
     inferences = {link(file): json.loads(file.read_text()) for file in sorted(folder.glob("*inference*.json"))}
+    memories = [(link(file), json.loads(file.read_text())) for file in sorted(folder.glob("*memory*.json"))]
+    memory = max(memories, key=lambda item: bars_record.when(item[1]), default=None)
     shown = {link(file): record for file, record in records.items()}
-    text = page(shown, [link(file) for file in others], inferences)
+    text = page(shown, [link(file) for file in others], inferences, memory)
     for file, record in _newest(records).items():
         chart.save(file.with_suffix(".png"), record)
     files.write_text(path, text)
 
 
-def page(records, others=(), inferences=None):
+def page(records, others=(), inferences=None, memory=None):
     """Returns the page as Markdown.
 
     Args:
@@ -106,6 +108,7 @@ def page(records, others=(), inferences=None):
             :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, but for the suffix.
         others: likewise paths of what else was measured.
         inferences: dict from paths to records of :mod:`benchmarks.inference`.
+        memory: path and record of :mod:`benchmarks.activations`, or ``None``.
     """
     shown = _newest(records)
     parts = [_HEAD]
@@ -122,6 +125,8 @@ def page(records, others=(), inferences=None):
             break
     for path, record in (inferences or {}).items():
         parts += _inference_section(path, record)
+    if memory is not None:
+        parts += _memory_section(*memory)
     if others:
         links = "".join(f"- {_link(path)}\n" for path in others)
         parts += ["\n## What takes the time\n\nProfiles and rooflines, layer by layer:\n\n", links]
@@ -189,6 +194,14 @@ def _inference_section(path, record):
     names = ("python", "numpy", "chainer", "mixprec", "onnx", "onnxruntime")
     yield _facts_of_cpu(path, record, names, f"inference {' '.join(words)}")
     yield from inference_text.section(record)
+
+
+def _memory_section(path, record):
+    yield f"\n## {_escaped(f'Memory, {_cpu(record)}: {memory_text.what(record)}')}\n\n"
+    names = ("python", "numpy", "chainer", "mixprec")
+    yield _facts_of_cpu(path, record, names, memory_text.command(record))
+    titles, *lines = memory_text.cells(record)
+    yield memory_text.TEXT + "\n" + _markdown(titles, lines)
 
 
 def _cpu(record):
