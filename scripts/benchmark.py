@@ -4,8 +4,6 @@ python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,
     [--blocks 5] [--block-steps 30] [--limit 600] [--prepare-limit 600] [--minutes M] [--rows PATTERN ...] [--no-rates]
     [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
-python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
-    [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--kfac] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
@@ -13,7 +11,7 @@ python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--
 python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 64] [--repeats 7] [--json FILE]
 python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 224] [--repeats 5] [--seconds 2]
     [--json FILE]
-python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
+python scripts/benchmark.py step [--arch resnet50] [--size 224] [--batch 256] [--json FILE]
 python scripts/benchmark.py comparison [--arch resnet20] [--size 32] [--batch 8] [--lr 0.001]
     [--steps 3,30,110,300] [--pairings 100] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
@@ -59,14 +57,13 @@ from benchmarks.parity_runs import ParityError
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
-from benchmarks.step import counts, python_time
+from benchmarks.step import counts, launches
 from mixprec.command_line import Parser, first_line, one_line
 from mixprec.config import ConfigError
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS
 
-WITHOUT_GROUPS = {name: network for name, network in MODELS.items() if not name.startswith("resnext")}
 _COUNTED = 2  # images in a batch: launches do not depend on it
 BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
@@ -110,17 +107,16 @@ def _inference(save, arch, batch, size, repeats, seconds):
     save(inference.as_json(rows, peak, **settings))
 
 
-def _step(save, arch, size, repeats):
+def _step(save, arch, size, batch):
     found = counts.counts_of(counts.WAYS, MODELS[arch], arch=arch, batch=_COUNTED, size=size)
     print(f"{arch}, {size}x{size} pixels: what a training step asks of a device, counted without one")
     print(counts.table(found))
     print(f"\nlaunches of an eager step\n{counts.parts_table(found[counts.EAGER])}")
-    rows = python_time.measure(MODELS[arch], repeats=repeats)
-    print(f"\n{arch}: CPU time of a step's Python, with kernels that compute nothing and without launches")
-    print(python_time.table(rows))
-    record = {"settings": {"arch": arch, "size": size, "repeats": repeats}, **machine.record()}
-    parts = found[counts.EAGER].parts
-    save({**record, "counts": counts.as_json(found), "parts": parts, "rows": list(map(dataclasses.asdict, rows))})
+    kinds = launches.totals(found[counts.CAPTURED].moves, batch)
+    print(f"\nlaunches of a captured step by kind, and the bytes that they move\n{launches.table(kinds, batch)}")
+    record = {"settings": {"arch": arch, "size": size, "batch": batch}, **machine.record()}
+    record |= {"counts": counts.as_json(found), "parts": found[counts.EAGER].parts}
+    save({**record, "kinds": {kind: dataclasses.asdict(total) for kind, total in kinds.items()}})
 
 
 def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
@@ -175,11 +171,11 @@ def main(argv=None):
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=5, help="timed turns")
     own.add_argument("--seconds", type=positive, default=2, help="of each way in a turn")
-    text = "what a training step asks of a device, counted without one, and the CPU time of its Python"
+    text = "what a training step asks of a device, counted without one, and the bytes that it moves"
     own = add_command(commands, _step, "step", text)
-    add_arch(own, "resnet50", WITHOUT_GROUPS)
+    add_arch(own, "resnet50", MODELS)
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
-    own.add_argument("--repeats", type=positive, default=15, help="timed turns of ten steps")
+    own.add_argument("--batch", type=positive, default=256, help="images in a batch, for the bytes")
     text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
     own = add_command(commands, _loader, "loader", text)
     own.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
