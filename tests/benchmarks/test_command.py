@@ -171,18 +171,7 @@ def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
 def test_a_closed_output_is_one_line(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    arguments = [
-        "roofline",
-        "--arch",
-        "resnet18",
-        "--size",
-        "64",
-        "--bandwidth",
-        "4300",
-        "--tflops",
-        "790",
-        "--no-step",
-    ]
+    arguments = ["update", "--arch", "resnet8", "--repeats", "1"]
     process = subprocess.run([sys.executable, SCRIPT, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert process.returncode == 1

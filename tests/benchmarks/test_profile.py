@@ -21,7 +21,6 @@ from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
-from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.plans import Plan
@@ -30,6 +29,7 @@ from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
+from tests.links.nhwc_resnet import ResNet18
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 
@@ -426,7 +426,7 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
 
 def test_primitives_of_cuda_on_a_device_that_computes_nothing():
     null_device.install()
-    network = null_device.send(by_hand.NETWORKS["resnet18"](10, "float16"))
+    network = null_device.send(ResNet18(10, "float16"))
     x, t = null_device.array(IMAGES), null_device.array(LABELS)
     device = Device()
     spans = Spans(DeviceClock(device, device))

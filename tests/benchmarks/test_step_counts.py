@@ -8,8 +8,9 @@ import pytest
 from benchmarks.profile import kinds
 from benchmarks.step import counts
 from benchmarks.step.counts import Counts
-from benchmarks.step.launches import COPY, totals
+from benchmarks.step.launches import COPY, Launch, totals
 from models import MODELS
+from scripts import benchmark
 
 pytestmark = pytest.mark.slow
 
@@ -179,3 +180,15 @@ def test_a_table_and_a_list_for_json():
         {"name": "seen", **numbers, "note": "297 launches in the graph"},
         {"name": "not seen", **dict.fromkeys(numbers), "note": "why"},
     ]
+
+
+def test_the_command(monkeypatch, tmp_path, capsys):
+    moves = (Launch(kinds.UPDATE, "update", fixed=650e6),)
+    found = {counts.EAGER: Counts(5, parts={"copy": 5}), counts.CAPTURED: Counts(1, 1, moves=moves)}
+    monkeypatch.setattr(counts, "counts_of", lambda *_, **__: found)
+    benchmark.main(["step", "--batch", "32", "--json", str(tmp_path / "step.json")])
+    record = json.loads((tmp_path / "step.json").read_text())
+    assert record["settings"] == {"arch": "resnet50", "size": 224, "batch": 32}
+    assert (record["counts"], record["parts"]) == (counts.as_json(found), {"copy": 5})
+    assert record["kinds"] == {kinds.UPDATE: {"launches": 1, "bytes": 650e6, "least": 650e6}}
+    assert "  update                       1           0.65     0.65\n" in capsys.readouterr().out

@@ -1,8 +1,7 @@
-"""A ResNet-50 built by hand from mixprec.links trains on digits, as plain Chainer's does.
+"""A ResNet-18 built by hand from mixprec.links trains on digits, as plain Chainer's does.
 
-Left to themselves, two float32 runs of a ResNet-50 part within a few steps, whoever computes them: plain Chainer's own
-run leaves that of plain Chainer in float64 as quickly as this one does (docs/primitives.md has the numbers). So each of
-the steps starts from the same weights here.
+Left to themselves, two float32 runs part within a few steps, whichever code computes them (docs/primitives.md has the
+numbers). So each of the steps starts from the same weights here.
 """
 
 import chainer
@@ -12,12 +11,11 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import resnet_by_hand
 from mixprec import functions
 from models import MODELS
-from tests.cases import first
+from tests.links.nhwc_resnet import ResNet18
 
-BATCH, STEPS, COMPARED = 16, 20, 8
+BATCH, STEPS, COMPARED = 16, 20, 3
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def _plain(network, x, t):
 def _quieter(network):
     """The branches start small, as in every recipe for large batches, so that the first losses fall."""
     for name, param in network.namedparams():
-        if name.endswith("bn3/gamma"):
+        if name.endswith("bn2/gamma"):
             param.array[...] = 0.25
     return network
 
@@ -60,10 +58,10 @@ def _take_over(target, source):
             param.update_rule.state["v"][...] = sources[name].update_rule.state["v"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_each_step_is_that_of_plain_chainer(digits):
     np.random.seed(0)
-    plain, by_hand = _quieter(MODELS["resnet50"](10)), resnet_by_hand.resnet50(10, "float32")
+    plain, by_hand = _quieter(MODELS["resnet18"](10)), ResNet18(10, "float32")
     ours, theirs = (optimizers.CorrectedMomentumSGD(lr=5e-4).setup(network) for network in (by_hand, plain))
     for x, t in digits[:COMPARED]:
         _take_over(ours, theirs)
@@ -94,11 +92,10 @@ def _step(optimizer, loss):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", first(1, ["float16", "float32"], 1))
-def test_it_trains(digits, dtype):
+def test_it_trains(digits):
     """On every second pixel."""
     np.random.seed(0)
-    network = _quieter(resnet_by_hand.resnet50(10, dtype))
+    network = _quieter(ResNet18(10, "float16"))
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.CorrectedMomentumSGD(lr=5e-3)).setup(network)
     losses = []
 
