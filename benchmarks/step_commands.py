@@ -47,8 +47,6 @@ def _add_bars(commands, networks):
     command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
     help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
     command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
-    help = "no roofline: the machine is not measured first"
-    command.add_argument("--no-rates", action="store_true", help=help)
     help = "begin nothing new after so many minutes, but a first block; what is left out says so"
     command.add_argument("--minutes", type=command_arguments.amount, help=help)
     command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
@@ -79,9 +77,7 @@ def _bars(networks, save, **chosen):
             problem = _unsaved(save, record, problem)
             if batch is not None:
                 bar.clear()
-                print(result_tables.table(record, batch), flush=True)
-    if record["counts"]:
-        print(f"\n{result_tables.counts(record)}")
+                print(result_tables.console(record, batch), flush=True)
     if problem is not None:
         raise problem
     picture = save.path.with_suffix(".png")

@@ -70,7 +70,7 @@ def stages(scratch):
 
     def bars(name, seconds, batch, *rows, blocks=3, **more):
         words = [word for row in rows for word in ("--rows", row)]
-        words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--no-rates", "--limit", 25]
+        words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--limit", 25]
         words += ["--prepare-limit", min(1.5 * seconds, 135), "--json", scratch / name / quotes.BARS]
         words += ["--peer", "pytorch"] if any(row.startswith("PyTorch") for row in rows) else []
         return Stage(name, seconds, _script("benchmark.py", "bars", *words), quotes.bars, **more)
