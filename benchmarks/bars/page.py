@@ -7,7 +7,6 @@ import shlex
 import statistics
 import urllib.parse
 
-from benchmarks.activations import memory_table
 from benchmarks.bars import chart, result_tables
 from benchmarks.bars import record as bars_record
 from benchmarks.bars.result_tables import escaped, markdown
@@ -41,14 +40,6 @@ python scripts/benchmark.py bars --peer pytorch --json benchmarks/results/DATE-b
 python scripts/benchmark.py page
 ```
 """
-_MEMORY = """\
-The largest square image, in steps of 256 pixels, with which a training step stays within the budget: the most memory
-that the process has had, libraries and all. What is offloaded goes to a file, most of which the system keeps in memory
-that counts for no process; a disk may be slower. Pixels and time a pixel are relative to the first row. The last two
-columns are at the size that all rows reach. In all rows `MALLOC_MMAP_THRESHOLD_=1048576` makes the C library give
-memory back to the system that is free; without it mixprec has it keep that, for speed.
-
-"""
 
 
 def write(folder, path):
@@ -70,15 +61,14 @@ def write(folder, path):
         return {link(file): json.loads(file.read_text()) for file in sorted(folder.glob(f"*{name}*.json"))}
 
     records = {file: bars_record.read(file) for file in sorted(folder.glob("*bars*.json"))}
-    memory = max(others("memory").items(), key=lambda item: bars_record.when(item[1]), default=None)
     shown = _newest(records)
-    text = page({link(file): shown[file] for file in shown}, others("profile"), others("inference"), memory)
+    text = page({link(file): shown[file] for file in shown}, others("profile"), others("inference"))
     for file, record in shown.items():
         chart.save(file.with_suffix(".png"), record)
     files.write_text(path, text)
 
 
-def page(records, profiles=(), inferences=None, memory=None):
+def page(records, profiles=(), inferences=None):
     """Returns the page as Markdown.
 
     Args:
@@ -86,15 +76,12 @@ def page(records, profiles=(), inferences=None, memory=None):
             :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, but for the suffix.
         profiles: paths of records of ``profile``.
         inferences: dict from paths to records of :mod:`benchmarks.inference`.
-        memory: path and record of :mod:`benchmarks.activations`, or ``None``.
     """
     parts = [_HEAD]
     for path, record in records.items():
         parts += _bars(path, record)
     for path, record in (inferences or {}).items():
         parts += _inference(path, record)
-    if memory is not None:
-        parts += _memory(*memory)
     if profiles:
         parts += ["\n## Profiles, layer by layer\n\n", *(f"- {_link(path)}\n" for path in profiles)]
     return "".join(parts)
@@ -159,18 +146,6 @@ def _inference(path, record):
         speeds = [f"{statistics.median(row['speeds']):.3g}" for row in mine]
         lines.append([name, *speeds, "" if size is None else f"{size / 1e6:.1f}"])
     yield markdown(lines)
-
-
-def _memory(path, record):
-    settings = record["settings"]
-    network = f"U-Net of width {settings['width']} in {settings['dtype']}, batch {settings['batch']}"
-    what = f"{network}, the largest image in {settings['budget'] / 1e9:g} GB"
-    yield f"\n## Memory, {escaped(_machine(record))}: {what}\n\n"
-    words = ["memory", "--budget", f"{settings['budget'] / 1e6:g} MB"]
-    for key in ("steps", "width", "batch", "dtype"):
-        words += [f"--{key}", str(settings[key])]
-    yield from _facts(path, record, {name: record[name] for name in ("numpy", "chainer")}, words)
-    yield _MEMORY + markdown(memory_table.cells(record))
 
 
 def _facts(path, record, versions, words):
