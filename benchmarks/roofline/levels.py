@@ -20,7 +20,7 @@ max pooling           reads x; writes y, and of each element   reads dy and thos
                       in a byte where it was
 view                  nothing                                  nothing
 any other             reads all x, writes y                    reads dy, all x; writes dx
-update                reads all gradients, to check them; then what :data:`benchmarks.update_gpu.BYTES` says
+update                reads all gradients, to check them; then what :data:`benchmarks.floors.UPDATE_BYTES` says
 ====================  =======================================  ====================================================
 
 No layer has a dgrad whose input needs no gradient. Pixels of x that a stride larger than the filter leaves out are not
@@ -54,7 +54,7 @@ gradient, and the normalization of a projection reads it once more for its own s
 import dataclasses
 import math
 
-from benchmarks import update_gpu
+from benchmarks import floors
 from benchmarks.roofline.fusible_layers import Fusion
 
 LEVELS = {
@@ -226,7 +226,7 @@ class _Step:
         return 0 if unit.add is None else -(-self._elements(self._layers[index].inputs) // 8)
 
     def _update(self, network):
-        rates, half = update_gpu.BYTES[_OPTIMIZER], _SIZES[self._dtype] == 2
+        rates, half = floors.UPDATE_BYTES[_OPTIMIZER], _SIZES[self._dtype] == 2
         gradients = network.weights * _SIZES[self._dtype] + network.vectors * _SIZES["float32"]
         moved = network.weights * rates["float16" if half else "float32"] + network.vectors * rates["float32"]
         self.kernels += [Kernel("update", "update", gradients), Kernel("update", "update", moved - gradients)]

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from benchmarks import update_gpu
+from benchmarks import floors
 from benchmarks.null_device import Address
 from benchmarks.profile import kinds
 
@@ -181,12 +181,12 @@ def _kind_of(note):
 
 
 def _of_update(name, model):
-    """What :data:`benchmarks.update_gpu.BYTES` says; gradients are read by ``check`` already."""
+    """What :data:`benchmarks.floors.UPDATE_BYTES` says; gradients are read by ``check`` already."""
     params = [param for param in model.params() if param.array is not None]
     halves = sum(param.size for param in params if param.dtype.itemsize == 2)
     others = sum(param.size for param in params) - halves
     gradients = 2 * halves + 4 * others
-    rates = update_gpu.BYTES[_OPTIMIZER]
+    rates = floors.UPDATE_BYTES[_OPTIMIZER]
     statistics = sum(
         value.nbytes
         for link in model.links()
