@@ -10,26 +10,23 @@ WEIGHT_DECAY = 1e-4
 LR = 1e-3
 
 
-def values(shape, scale=0.05, dtype=None):
+def _values(shape, scale=0.05, dtype=None):
     """Returns random numbers in a dtype, or in that of a parameter: weights are float16, all else float32."""
     numbers = np.random.RandomState(len(shape)).normal(0, scale, shape)
     return numbers.astype(dtype or (np.float16 if len(shape) > 1 else np.float32))
 
 
 def chain(shapes, dtype=None):
-    """Returns one link with parameters of these shapes and their gradients, as :func:`values` makes them."""
+    """Returns one link with parameters of these shapes and their gradients, as a user would write them,
+    without a loss scale.
+    """
     model = chainer.Chain()
     with model.init_scope():
         for number, shape in enumerate(shapes):
-            setattr(model, f"p{number}", chainer.Parameter(values(shape, dtype=dtype)))
-    return with_gradients(model)
-
-
-def with_gradients(model):
-    """Gives every parameter a random gradient, as a user would write it, without a loss scale; returns the model."""
+            setattr(model, f"p{number}", chainer.Parameter(_values(shape, dtype=dtype)))
     model.cleargrads()
     for param in model.params():
-        param.grad = values(param.shape, 0.01, param.dtype)
+        param.grad = _values(param.shape, 0.01, param.dtype)
     return model
 
 
@@ -58,9 +55,9 @@ def mixed_sgd(model, *, lr, init_scale):
     return _with_hook(optimizer, True)
 
 
-def with_torch(torch, name, shapes, hook, device="cpu", **options):
+def with_torch(torch, name, shapes, hook, **options):
     """Returns the ``step`` of ``torch.optim.<name>`` on float32 parameters of these shapes."""
-    params = [torch.nn.Parameter(torch.randn(shape, device=device) * 0.05) for shape in shapes]
+    params = [torch.nn.Parameter(torch.randn(shape) * 0.05) for shape in shapes]
     for param in params:
         param.grad = torch.randn_like(param) * 0.01
     return getattr(torch.optim, name)(params, lr=LR, weight_decay=WEIGHT_DECAY if hook else 0, **options).step

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from benchmarks import floors
 from benchmarks.null_device import Address
 from benchmarks.profile import kinds
 
@@ -26,10 +27,6 @@ _OF_FILTERS = {"w", "dw"}
 _OF_CHANNELS = "batch_norm_finalize_sums"  # goes over sums (2, C), no images
 _FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
 _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
-# Bytes that a step of momentum SGD with weight decay reads and writes for an element, by the itemsize of its parameter:
-# the gradient twice, as it is checked before anything is written; master and state; the float16 parameter, which the
-# user may have written to.
-_UPDATED = {2: 16 + 10, 4: 16 + 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +167,12 @@ def _kind_of(note):
 
 
 def _of_update(name, model):
-    """What :data:`_UPDATED` says; gradients are read by ``check`` already."""
+    """What :data:`benchmarks.floors.UPDATE_BYTES` says; gradients are read by ``check`` already."""
     params = [param for param in model.params() if param.array is not None]
     halves = sum(param.size for param in params if param.dtype.itemsize == 2)
     others = sum(param.size for param in params) - halves
     gradients = 2 * halves + 4 * others
+    rates = floors.UPDATE_BYTES["MomentumSGD"]
     statistics = sum(
         value.nbytes
         for link in model.links()
@@ -182,7 +180,7 @@ def _of_update(name, model):
         if isinstance(value, np.ndarray) and value.ndim
     )
     moved = {"save": 2 * statistics, "check": gradients}
-    moved["update"] = halves * _UPDATED[2] + others * _UPDATED[4] - gradients
+    moved["update"] = halves * rates["float16"] + others * rates["float32"] - gradients
     return Launch(kinds.UPDATE, name, fixed=moved[name])
 
 

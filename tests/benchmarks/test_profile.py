@@ -14,7 +14,7 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, null_device, profile, update_gpu
+from benchmarks import configured, floors, null_device, profile
 from benchmarks.null_device.primitive_calls import named
 from benchmarks.profile import clocks, kinds, timed_calls
 from benchmarks.profile.clocks import DeviceClock, HostClock
@@ -176,7 +176,7 @@ def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates(rule):
     for param in model.params():
         sizes[param.dtype.name] += param.size
     assert set(sizes) == {"float16", "float32"}
-    moved = sum(size * update_gpu.BYTES[rule][dtype] for dtype, size in sizes.items())
+    moved = sum(size * floors.UPDATE_BYTES[rule][dtype] for dtype, size in sizes.items())
     assert (key.floor, key.limit) == (pytest.approx(moved / RATES.bandwidth, rel=1e-12), "bytes")
 
 

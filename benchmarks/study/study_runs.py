@@ -7,20 +7,22 @@ import hashlib
 import json
 import os
 import pathlib
+import statistics
 import subprocess
+import sys
 import time
 
 from tqdm import tqdm
 
-from benchmarks.parity_arms import command
 from mixprec import files
 from mixprec.training.log_report import LOG
 
 _ACCURACY = "validation/main/accuracy"
 _FINISHED = "model.npz"  # what the script writes last
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class ParityError(Exception):
+class StudyError(Exception):
     """The study cannot go on; the message is one line."""
 
 
@@ -34,7 +36,7 @@ class Run:
         accuracies: on the validation images after each epoch, in percent.
         skipped: number of steps that were skipped.
         loss_scale: the last one.
-        seconds: time of its last process, from the start.
+        rate: images a second of training, the median of its epochs; ``None`` if they were not logged.
     """
 
     arm: str
@@ -42,7 +44,7 @@ class Run:
     accuracies: tuple[float, ...]
     skipped: int
     loss_scale: float
-    seconds: float
+    rate: float | None = None
 
     @property
     def accuracy(self):
@@ -50,13 +52,29 @@ class Run:
         return self.accuracies[-1]
 
 
-def run_all(todo, *, config, settings, out, jobs, epochs):
+def command(study, arm, seed, out):
+    """Returns the command line of a run, which goes on where an earlier one was killed.
+
+    Args:
+        study: :class:`~benchmarks.study.study_arms.Study`.
+        arm: one of its arms.
+        seed: of weights, order of the images and crops: with the same one all arms get the same.
+        out: results folder of the run.
+    """
+    program = [_ROOT / "scripts" / "train_imagenet.py"] if arm.masters else ["-m", "benchmarks.study.without_masters"]
+    # One core a run, so that as many run side by side as there are cores.
+    settings = ("data.threads=1", *study.settings, *arm.settings, f"training.seed={seed}")
+    overrides = [word for setting in settings for word in ("--set", setting)]
+    words = [sys.executable, *program, "--config", study.config, *overrides, "--out", out, "--resume", "auto"]
+    return [str(word) for word in words]
+
+
+def run_all(study, todo, *, out, jobs, epochs):
     """Trains what has not been trained yet.
 
     Args:
+        study: :class:`~benchmarks.study.study_arms.Study`.
         todo: list of pairs ``(arm, seed)``, in the order in which they are started.
-        config: path of the YAML file.
-        settings: overrides for all arms.
         out: folder; each run has its own in it, ``<arm>-<seed>``.
         jobs: number of runs at the same time.
         epochs: of a run, for the progress bar.
@@ -65,15 +83,14 @@ def run_all(todo, *, config, settings, out, jobs, epochs):
         list of :class:`Run`, in the order of ``todo``.
 
     Raises:
-        ParityError: ``out`` cannot be made, a run failed, another study is in ``out``, or is at work there.
+        StudyError: ``out`` cannot be made, a run failed, another study is in ``out``, or is at work there.
     """
-    out = pathlib.Path(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ParityError(f"--out {out}: {error.strerror}") from error
+        raise StudyError(f"--out {out}: {error.strerror}") from error
     with _lock(out) as lock:
-        _check_same_study(out, config, settings, {arm.name: list(arm.settings) for arm, _ in todo})
+        _check_same_study(out, study)
         waiting = [(arm, seed) for arm, seed in todo if not _finished(_folder(out, arm, seed))]
         working = {}
         try:
@@ -82,7 +99,7 @@ def run_all(todo, *, config, settings, out, jobs, epochs):
                     while waiting and len(working) < jobs:
                         arm, seed = waiting.pop(0)
                         folder = _folder(out, arm, seed)
-                        working[folder] = _start(command(arm, seed, config, settings, folder), folder, lock)
+                        working[folder] = _start(command(study, arm, seed, folder), folder, lock)
                     time.sleep(0.5)
                     for folder, process in list(working.items()):
                         if process.poll() is not None:
@@ -105,24 +122,25 @@ def _lock(out):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ParityError(f"{out}: a study, or a run of one that was killed, is at work there") from error
+            raise StudyError(f"{out}: a study, or a run of one that was killed, is at work there") from error
         yield file
 
 
-def _check_same_study(out, config, settings, arms):
+def _check_same_study(out, study):
     """Runs of different configs must not get into one table, nor an arm's with other settings than it has now."""
     try:
-        with files.open_regular(config) as file:
+        with files.open_regular(study.config) as file:
             text = file.read()
     except OSError as error:
-        raise ParityError(f"{config}: {error.strerror}") from error
-    study = {"config (SHA-256)": hashlib.sha256(text).hexdigest(), "settings": list(settings)}
+        raise StudyError(f"{study.config}: {error.strerror}") from error
+    own = {"config (SHA-256)": hashlib.sha256(text).hexdigest(), "settings": list(study.settings)}
+    arms = {arm.name: list(arm.settings) for arm in study.arms}
     path = out / "study.json"
-    before = json.loads(path.read_text()) if path.exists() else study
-    known = before.pop("arms", {})
-    if before != study or any(known.get(name, own) != own for name, own in arms.items()):
-        raise ParityError(f"{out}: holds runs of another config, or with other settings; give another --out")
-    files.write_text(path, json.dumps({**study, "arms": {**known, **arms}}, indent=1) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else {**own, "arms": {}}
+    known = before.pop("arms")
+    if before != own or any(known.get(name, settings) != settings for name, settings in arms.items()):
+        raise StudyError(f"{out}: holds runs of another config, or with other settings; give another --out")
+    files.write_text(path, json.dumps({**own, "arms": {**known, **arms}}, indent=1) + "\n")
 
 
 def _folder(out, arm, seed):
@@ -140,9 +158,14 @@ def _start(words, folder, lock):
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _python_path()},
             pass_fds=(lock.fileno(),),
         )
+
+
+def _python_path():
+    """Adds the checkout, which has the module of runs without masters."""
+    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _check_success(process, folder):
@@ -150,7 +173,7 @@ def _check_success(process, folder):
         return
     output = folder.with_suffix(".txt")
     lines = output.read_text().strip().splitlines() or ["no output"]
-    raise ParityError(f"{folder.name} ended with code {process.returncode}: {lines[-1]} (all in {output})")
+    raise StudyError(f"{folder.name} ended with code {process.returncode}: {lines[-1]} (all in {output})")
 
 
 def _log(folder):
@@ -166,12 +189,12 @@ def _epochs(folder):
 
 def _read(folder, arm, seed):
     entries = [entry for entry in _log(folder) if _ACCURACY in entry]
-    last = entries[-1]
+    last, rates = entries[-1], [entry["images/s"] for entry in entries if "images/s" in entry]
     return Run(
         arm=arm.name,
         seed=seed,
         accuracies=tuple(round(100 * entry[_ACCURACY], 4) for entry in entries),
         skipped=int(last["skipped"]),
         loss_scale=last["loss_scale"],
-        seconds=round(last["elapsed_time"], 1),
+        rate=round(statistics.median(rates), 1) if rates else None,
     )

@@ -7,17 +7,21 @@ import collections
 import dataclasses
 import time
 
+import chainer
+import chainer.links as L
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.step import by_hand
 from mixprec.backends import cpu, native
+from mixprec.backends.geometry import Convolution
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from mixprec.native.threads import number_of_threads
+from models import MODELS
 
 _PAUSE = 0.05  # seconds before each way: threads of OpenBLAS and of OpenMP spin for a while after their work
 _WARM_UP = 0.03  # seconds before each timed call
+_CHANNELS = 4  # images get a fourth channel of zeros
 PASSES = ("forward", "dgrad", "wgrad")
 _NATIVE = {"native float32": np.float32, "native float16": np.float16, "native bfloat16": BFLOAT16}
 
@@ -55,9 +59,24 @@ def measure(arch, *, batch, size, repeats):
     Returns:
         list of Row
     """
-    calls = [call.arguments[:3] for call in by_hand.calls(arch, batch=batch, size=size) if call.name == "conv_fprop"]
-    shapes = collections.Counter((tuple(x.shape), tuple(w.shape), convolution) for x, w, convolution in calls)
-    return [_row(*shape, count, repeats) for shape, count in shapes.items()]
+    with _Shapes() as found, chainer.using_config("train", False), chainer.no_backprop_mode():
+        MODELS[arch](1000)(np.zeros((batch, 3, size, size), np.float32))
+    return [_row(*shape, count, repeats) for shape, count in collections.Counter(found.shapes).items()]
+
+
+class _Shapes(chainer.LinkHook):
+    """Takes down the shapes of convolutions, as mixprec computes them."""
+
+    name = "Shapes"
+
+    def __init__(self):
+        self.shapes = []
+
+    def forward_preprocess(self, call):
+        if isinstance(call.link, L.Convolution2D):
+            (n, c, h, w), (k, _, r, s) = call.args[0].shape, call.link.W.shape
+            moves = Convolution(call.link.stride, call.link.pad)
+            self.shapes.append(((n, h, w, -(-c // _CHANNELS) * _CHANNELS), (k, r, s, c), moves))
 
 
 def table(rows):

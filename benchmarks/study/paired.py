@@ -4,9 +4,6 @@ import dataclasses
 import math
 import statistics
 
-#: Percentage points. Fixed before the study was run: a difference in accuracy that does not matter.
-MARGIN = 1.0
-
 #: Of the confidence intervals.
 LEVEL = 0.95
 
@@ -17,37 +14,44 @@ class Paired:
 
     Attributes:
         differences: one a seed.
-        mean: their mean.
-        sd: their standard deviation with ``n - 1``; ``None`` with one seed.
-        low: lower end of the confidence interval of the mean; likewise.
-        high: upper end; likewise.
-        verdict: what follows, with :data:`MARGIN`.
+        difference: their mean.
+        low: lower end of the confidence interval of the mean; ``None`` with one seed.
+        high: upper end, or ``None``.
+        verdict: what follows.
     """
 
     differences: tuple[float, ...]
-    mean: float
-    sd: float | None
+    difference: float
     low: float | None
     high: float | None
     verdict: str
 
 
-def compare(accuracies, reference):
-    """Compares accuracies in percent with those of a reference, seed by seed; returns :class:`Paired`.
+def compare(accuracies, reference, margin=0.0):
+    """Compares accuracies in percent with the ones of a reference, seed by seed; returns :class:`Paired`.
 
     The interval is Student's for the mean of paired differences, ``mean +- t(n - 1) * sd / sqrt(n)``. Two arms count as
-    equal within the margin only if the whole interval lies within it; a difference that is not significant is not
+    equal within a margin only if the whole interval lies within it; a difference that is not significant is not
     enough, as few seeds or noisy ones would show that of anything. In the other direction, an arm counts as worse if
     the whole interval lies below the margin.
     """
     differences = tuple(own - other for own, other in zip(accuracies, reference, strict=True))
     mean, count = statistics.fmean(differences), len(differences)
     if count == 1:
-        return Paired(differences, mean, None, None, None, "one seed: no interval")
-    sd = statistics.stdev(differences)
-    half = t_quantile(count - 1) * sd / math.sqrt(count)
-    low, high = mean - half, mean + half
-    return Paired(differences, mean, sd, low, high, _verdict(low, high))
+        return Paired(differences, mean, None, None, "one seed: no interval")
+    half = t_quantile(count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    return Paired(differences, mean, mean - half, mean + half, _verdict(mean - half, mean + half, margin))
+
+
+def _verdict(low, high, margin):
+    by = " by more than the margin" if margin else ""
+    if high < -margin:
+        return f"worse{by}"
+    if low > margin:
+        return f"better{by}"
+    if not margin:
+        return "no difference seen"
+    return "within the margin" if low >= -margin and high <= margin else "not decided"
 
 
 def t_quantile(freedom, level=LEVEL):
@@ -68,25 +72,9 @@ def t_quantile(freedom, level=LEVEL):
 def _probability_within(t, freedom):
     """P(-t < T < t), from Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4."""
     angle = math.atan(t / math.sqrt(freedom))
-    square = math.cos(angle) ** 2
-    if freedom % 2:
-        term, total = math.cos(angle), 0.0
-        for number in range(3, freedom + 1, 2):
-            total += term
-            term *= square * (number - 1) / number
-        return (angle + math.sin(angle) * total) * 2 / math.pi
-    term, total = 1.0, 0.0
-    for number in range(2, freedom + 1, 2):
+    odd = freedom % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for number in range(2 + odd, freedom + 1, 2):
         total += term
-        term *= square * (number - 1) / number
-    return math.sin(angle) * total
-
-
-def _verdict(low, high):
-    if low >= -MARGIN and high <= MARGIN:
-        return "within the margin"
-    if high < -MARGIN:
-        return "worse by more than the margin"
-    if low > MARGIN:
-        return "better by more than the margin"
-    return "not decided"
+        term *= math.cos(angle) ** 2 * (number - 1) / number
+    return (angle + math.sin(angle) * total) * 2 / math.pi if odd else math.sin(angle) * total
