@@ -71,6 +71,11 @@ def markdown_file(text):
     return _checked(text, ".md")
 
 
+def picture_file(text):
+    """Returns likewise the path of a picture, by its suffix an SVG or a PNG."""
+    return _checked(text, ".svg", ".png")
+
+
 @contextlib.contextmanager
 def writing(path):
     """Makes an ``OSError`` of the block a :class:`WriteError` about a file."""
@@ -80,10 +85,10 @@ def writing(path):
         raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _checked(text, suffix):
+def _checked(text, *suffixes):
     path = pathlib.Path(text)
-    if not str(text).endswith(suffix) or path.suffix != suffix:
-        raise ArgumentsError(f"found {str(text)!r}, expected a name that ends in {suffix}")
+    if not str(text).endswith(suffixes) or path.suffix not in suffixes:
+        raise ArgumentsError(f"found {str(text)!r}, expected a name that ends in {' or '.join(suffixes)}")
     if os.path.isdir(path):
         raise ArgumentsError(f"{path} is a folder")
     if not os.path.isdir(path.parent):  # nor if it is too long for a name

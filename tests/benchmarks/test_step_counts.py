@@ -191,4 +191,4 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert record["settings"] == {"arch": "resnet50", "size": 224, "batch": 32}
     assert (record["counts"], record["parts"]) == (counts.as_json(found), {"copy": 5})
     assert record["kinds"] == {kinds.UPDATE: {"launches": 1, "bytes": 650e6, "least": 650e6}}
-    assert "  update                       1           0.65     0.65\n" in capsys.readouterr().out
+    assert "  update                      1           0.65     0.65\n" in capsys.readouterr().out
