@@ -42,19 +42,6 @@ def mixed(optimizer, model, hook, *, batched=True):
     return _with_hook(mixprec.MixedPrecisionOptimizer(optimizer, batched=batched).setup(model), hook).update
 
 
-def mixed_sgd(model, *, lr, init_scale):
-    """Returns mixprec's momentum SGD of a converted model, with weight decay and a dynamic loss scale.
-
-    Args:
-        model: the model.
-        lr: the learning rate.
-        init_scale: the loss scale at the start.
-    """
-    scale = mixprec.DynamicLossScale(init=init_scale)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=lr), scale).setup(model)
-    return _with_hook(optimizer, True)
-
-
 def with_torch(torch, name, shapes, hook, **options):
     """Returns the ``step`` of ``torch.optim.<name>`` on float32 parameters of these shapes."""
     params = [torch.nn.Parameter(torch.randn(shape) * 0.05) for shape in shapes]
