@@ -2,7 +2,7 @@
 
 import chainer
 import numpy as np
-from chainer import optimizer_hooks, optimizers
+from chainer import optimizer_hooks
 
 import mixprec
 

@@ -97,7 +97,7 @@ def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
 def test_a_closed_output_is_one_line(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
-    arguments = ["update", "--arch", "resnet8", "--repeats", "1"]
+    arguments = ["step", "--arch", "resnet8", "--size", "32"]
     process = subprocess.run([sys.executable, SCRIPT, *arguments], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert process.returncode == 1
