@@ -168,7 +168,9 @@ def shown(tmp_path, drawn):
         for number, found in enumerate(records):
             (tmp_path / f"{number}-bars x.json").write_text(json.dumps(found))
         page.write(tmp_path, tmp_path / "results.md")
-        return re.findall(r"- record: \[(\d)-bars%20x.json\]\(\1-bars%20x.json\)", (tmp_path / "results.md").read_text())
+        return re.findall(
+            r"- record: \[(\d)-bars%20x.json\]\(\1-bars%20x.json\)", (tmp_path / "results.md").read_text()
+        )
 
     return shown
 

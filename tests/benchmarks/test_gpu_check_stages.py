@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -19,6 +18,10 @@ from tests.benchmarks import bars_record
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import receive, send
+
+pytestmark = pytest.mark.slow
+
+RECORD = "benchmarks/results/gpu-tests.json"
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
     assert wanted <= {row.name for row in rows}
 
 
-@pytest.mark.parametrize("name", ["captured-256", "pytorch-32", "talk", "profile-32"])
+@pytest.mark.parametrize("name", ["captured-256", "talk", "profile-32"])
 def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
     """Those of each stage, up to the work itself."""
     command = stage_of[name].command
@@ -75,7 +78,7 @@ def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
         benchmark.main(list(command[2:]))
     assert len(asked) == 1
     if name == "talk":
-        assert (asked[0].batch, asked[0].blocks, asked[0].no_rates) == ([32, 64, 128, 256], 2, True)
+        assert (asked[0].batch, asked[0].blocks) == ([32, 64, 128, 256], 2)
         assert asked[0].rows == list(stages.TALK)
 
 
@@ -126,22 +129,15 @@ def test_named_tests_are_there():
 # What the summary quotes
 
 
-@pytest.fixture
-def bars(tmp_path):
-    """Writes a record with some rows; returns what is quoted of it."""
+def test_quotes_of_bars(tmp_path):
+    """A captured row that runs eagerly is a failure."""
 
-    def bars(*rows, **changed):
-        record = {**bars_record.gpu(), "rows": list(rows), **changed}
-        record["settings"]["batch"] = [32, 256]
-        (tmp_path / quotes.BARS).write_text(json.dumps(record))
+    def quoted(*rows, **changed):
+        (tmp_path / quotes.BARS).write_text(json.dumps(bars_record.gpu(*rows, **changed)))
         return quotes.bars(tmp_path, [])
 
-    return bars
-
-
-def test_quotes_of_bars(bars):
-    others = {"launches": 3, "syncs": 0, "peak": 3 << 30, "ratio": 6.0}
-    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0, **others)
+    numbers = {"launches": 3, "syncs": 0, "peak": 3 << 30, "ratio": 6.0}
+    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0, **numbers)
     failed = bars_record.failed(32, "PyTorch FP32", "peer", "no torch")
     lines = [
         bars_record.GPU_DEVICE,
@@ -149,17 +145,13 @@ def test_quotes_of_bars(bars):
         "6.00 times the base",
         "batch 32, PyTorch FP32: no torch",
     ]
-    assert bars(row, failed) == lines
-    assert bars(row, failed, complete=False) == [*lines, "the run did not come to its end"]
+    assert quoted(row, failed) == lines
+    assert quoted(row, failed, complete=False) == [*lines, "the run did not come to its end"]
     with pytest.raises(ValueError, match="PyTorch FP32: no torch"):
-        bars(failed)
-
-
-def test_a_captured_row_that_runs_eagerly_is_a_failure(bars):
-    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0)
+        quoted(failed)
     note = "slow; runs eagerly: two steps differ"
     with pytest.raises(ValueError, match=f"8000 images/s .*; {note}"):
-        bars({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
+        quoted({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
 
 
 def test_quotes_of_a_profile(tmp_path):
@@ -187,7 +179,7 @@ def test_quotes_of_parity(tmp_path, mean, good):
 # Tests on a GPU
 
 CASES = """
-import os, pytest
+import pytest
 
 pytestmark = pytest.mark.gpu
 
@@ -211,7 +203,7 @@ def test_error(broken):
 
 def test_warning():
     import warnings
-    warnings.warn("nobody has pinned this", DeprecationWarning)
+    warnings.warn("this package is not pinned", DeprecationWarning)
 """
 OTHER = """
 import os, pytest
@@ -221,32 +213,25 @@ def test_it():
     if "DIE" in os.environ:
         os.kill(os.getppid(), 9)
 """
+POOLING, LINKS = "tests/backends/cuda/test_pooling.py", "tests/links/test_gpu.py"
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of what the stage needs, with two files of tests, one of them known to the record."""
     root = tmp_path / "project"
-    for name in ("gpu_tests.py", "__init__.py"):
-        (root / "benchmarks" / "gpu_check").mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "benchmarks" / "gpu_check" / name, root / "benchmarks" / "gpu_check")
-    for name, text in {
-        "benchmarks/__init__.py": "",
-        "benchmarks/results/gpu-tests.json": "{}",
-        "mixprec/backends/cuda/pooling.py": "1",
-        "mixprec/backends/kernels/pooling_planes.cu": "2",
-        "mixprec/backends/kernels/loss.cu": "3",
-        "mixprec/links/one.py": "4",
-        "tests/backends/cuda/test_pooling.py": CASES,
-        "tests/links/test_gpu.py": OTHER,
-        "tests/test_cpu.py": "",
-        "pytest.ini": "[pytest]\nmarkers = gpu: x\nfilterwarnings = error\n",
-    }.items():
+    texts = {
+        f"benchmarks/gpu_check/{name}": (ROOT / "benchmarks" / "gpu_check" / name).read_text()
+        for name in ("gpu_tests.py", "__init__.py")
+    }
+    texts |= {"benchmarks/__init__.py": "", RECORD: "{}", POOLING: CASES, LINKS: OTHER, "tests/test_cpu.py": ""}
+    texts |= {"mixprec/backends/cuda/pooling.py": "1", "mixprec/backends/kernels/pooling_planes.cu": "2"}
+    texts |= {"mixprec/backends/kernels/loss.cu": "3", "mixprec/links/one.py": "4"}
+    texts["pytest.ini"] = "[pytest]\nmarkers = gpu: x\nfilterwarnings = error\n"
+    for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    known = gpu_tests.digests(root)
-    known["tests/backends/cuda/test_pooling.py"] = "another"
-    (root / "benchmarks" / "results" / "gpu-tests.json").write_text(json.dumps(known))
+    (root / RECORD).write_text(json.dumps({**gpu_tests.digests(root), POOLING: "another"}))
     return root
 
 
@@ -260,64 +245,53 @@ def run_tests(root, which, **variables):
 
 
 def test_changed_tests_run_and_passed_ones_are_the_next_record(project):
+    (project / LINKS).write_text("import mixprec_no  # gpu")
     folder, ended = run_tests(project, "changed")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
-    assert counts == "4 passed, 2 failed, 1 skipped"
-    name = "tests/backends/cuda/test_pooling.py::test_"
+    assert counts == "4 passed, 3 failed, 1 skipped"
     assert sorted(failures) == [
-        f"{name}error, setup: E   RuntimeError: no device",
-        f"{name}wrong, call: E   assert 1 == 2",
+        f"{POOLING}::test_error, setup: E   RuntimeError: no device",
+        f"{POOLING}::test_wrong, call: E   assert 1 == 2",
+        f"{LINKS}, import: E   ModuleNotFoundError: No module named 'mixprec_no'",
     ]
-    record = json.loads((project / "benchmarks" / "results" / "gpu-tests.json").read_text())
-    assert json.loads((folder / gpu_tests.PASSED).read_text()) == record  # the file that has failed is not known yet
-    file = project / "tests" / "backends" / "cuda" / "test_pooling.py"
-    file.write_text(CASES.replace("1 == 2", "2 == 2").replace('RuntimeError("no device")', "pytest.skip()"))
+    record = json.loads((project / RECORD).read_text())
+    assert json.loads((folder / gpu_tests.PASSED).read_text()) == record  # files that have failed are not known yet
+    (project / POOLING).write_text(CASES.replace("1 == 2", "2 == 2").replace('raise RuntimeError("no device")', "pass"))
+    (project / LINKS).write_text(OTHER)
     folder, ended = run_tests(project, "changed")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (project / "benchmarks" / "results" / "gpu-tests.json").write_bytes((folder / gpu_tests.PASSED).read_bytes())
+    (project / RECORD).write_bytes((folder / gpu_tests.PASSED).read_bytes())
     folder, ended = run_tests(project, "changed")
     assert (ended.returncode, quotes.tests(folder, ended.stdout.splitlines())) == (0, ["no such file of tests"])
-
-
-def test_a_file_that_cannot_be_imported_is_a_failure(project):
-    (project / "tests" / "links" / "test_gpu.py").write_text("import mixprec_no  # gpu")
-    folder, ended = run_tests(project, "changed")
-    assert ended.returncode == 1
-    counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
-    assert counts == "4 passed, 3 failed, 1 skipped"
-    assert "tests/links/test_gpu.py, import: E   ModuleNotFoundError: No module named 'mixprec_no'" in failures
 
 
 def test_a_run_that_is_killed_says_what_it_has_seen(project):
     folder, ended = run_tests(project, "others", DIE="1")
     assert ended.returncode == -9
     assert not (folder / gpu_tests.PASSED).exists()
-    folder, ended = run_tests(project, "others")
-    assert quotes.tests(folder, ended.stdout.splitlines()) == ["1 passed, 0 failed, 0 skipped"]
-    found = json.loads((folder / gpu_tests.OUTCOMES).read_text())
-    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "complete": False, "failures": list("abcdefghijkl")}))
-    lines = quotes.tests(folder, [])
-    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0, "skipped": 9}))
-    with pytest.raises(ValueError, match="0 passed, 0 failed, 9 skipped"):
+    found = {"passed": 1, "failed": 12, "skipped": 0, "complete": False, "failures": list("abcdefghijkl")}
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps(found))
+    counts = "1 passed, 12 failed, 0 skipped; pytest did not come to its end"
+    assert quotes.tests(folder, []) == [counts, *"abcdefghij", "and 2 more"]
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0}))
+    with pytest.raises(ValueError, match="0 passed, 12 failed, 0 skipped"):
         quotes.tests(folder, [])
-    assert lines[0].endswith(" 0 skipped; pytest did not come to its end")
-    assert lines[1:] == [*"abcdefghij", "and 2 more"]
 
 
 @pytest.mark.parametrize(
     ("changed", "files"),
     [
-        ("mixprec/backends/cuda/pooling.py", ["tests/backends/cuda/test_pooling.py"]),
-        ("mixprec/backends/kernels/pooling_planes.cu", ["tests/backends/cuda/test_pooling.py"]),
+        ("mixprec/backends/cuda/pooling.py", [POOLING]),
+        ("mixprec/backends/kernels/pooling_planes.cu", [POOLING]),
         ("mixprec/backends/kernels/loss.cu", []),
-        ("mixprec/links/one.py", ["tests/links/test_gpu.py"]),
-        ("tests/links/test_gpu.py", ["tests/links/test_gpu.py"]),
+        ("mixprec/links/one.py", [LINKS]),
+        (LINKS, [LINKS]),
     ],
 )
 def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files):
     before = gpu_tests.digests(project)
-    assert sorted(before) == ["tests/backends/cuda/test_pooling.py", "tests/links/test_gpu.py"]
+    assert sorted(before) == [POOLING, LINKS]
     (project / changed).write_text((project / changed).read_text() + "\n# gpu")
     after = gpu_tests.digests(project)
     assert [name for name, digest in after.items() if before[name] != digest] == files
