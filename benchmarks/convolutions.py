@@ -87,9 +87,6 @@ def table(rows):
         what = f"{row.count} x {'x'.join(map(str, row.x))} {'x'.join(map(str, row.w))} /{row.stride[0]}"
         lines.append(f"{what:40}" + "".join(_cells(row.times[name]) for name in names))
     lines.append(f"{'all':40}" + "".join(_cells(part) for part in totals(rows).values()))
-    sums = {name: sum(part) for name, part in totals(rows).items()}
-    best = sums.get("torch float32", sums["NumPy float32"])
-    lines.append(f"{'time over that of the last':40}" + "".join(f"{value / best:24.2f}" for value in sums.values()))
     return "\n".join(lines)
 
 

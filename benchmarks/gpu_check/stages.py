@@ -152,6 +152,6 @@ def _parity(scratch, name, seconds):
         "cudnn.autotune": "heuristic",
     }
     made = _script("make_textures.py", "--images", 5000, "--side", 40, "--out", images)
-    words = ("--seeds", 4, "--control-seeds", 0, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
-    trained = _script("parity.py", *words, *_overrides(keys))
+    words = ("--arms", "fp16", "--seeds", 4, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
+    trained = _script("benchmark.py", "parity", *words, *_overrides(keys))
     return Stage(name, seconds, ("sh", "-c", f"{shlex.join(made)} && {shlex.join(trained)}"), quotes.parity)

@@ -39,7 +39,7 @@ def compare(accuracies, reference, margin=0.0):
     mean, count = statistics.fmean(differences), len(differences)
     if count == 1:
         return Paired(differences, mean, None, None, "one seed: no interval")
-    half = t_quantile(count - 1) * statistics.stdev(differences) / math.sqrt(count)
+    half = _t_quantile(count - 1) * statistics.stdev(differences) / math.sqrt(count)
     return Paired(differences, mean, mean - half, mean + half, _verdict(mean - half, mean + half, margin))
 
 
@@ -54,18 +54,17 @@ def _verdict(low, high, margin):
     return "within the margin" if low >= -margin and high <= margin else "not decided"
 
 
-def t_quantile(freedom, level=LEVEL):
-    """Returns the t that Student's distribution stays within, -t to t, with probability ``level``.
+def _t_quantile(freedom):
+    """Returns the t that Student's distribution stays within, -t to t, with the probability of :data:`LEVEL`.
 
     Args:
         freedom: degrees of freedom, a whole number >= 1.
-        level: above 0 and below 1.
     """
     low, high = 0.0, 1.0
-    while _probability_within(high, freedom) < level:
+    while _probability_within(high, freedom) < LEVEL:
         low, high = high, 2 * high
     while (middle := (low + high) / 2) not in (low, high):
-        low, high = (middle, high) if _probability_within(middle, freedom) < level else (low, middle)
+        low, high = (middle, high) if _probability_within(middle, freedom) < LEVEL else (low, middle)
     return high
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
 from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
+from benchmarks.study import study_arms, study_runs
 from mixprec import config as configs
 from mixprec.training.log_report import LOG
-from scripts import benchmark, parity
+from scripts import benchmark
 from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
@@ -92,13 +93,22 @@ def test_configs_take_the_keys_of_training(stage_of, name):
 def test_parity_takes_the_arguments(stage_of, monkeypatch):
     made, trained = stage_of["parity"].command[2].split(" && ")
     assert "make_textures.py --images 5000 --side 40" in made
+    words = trained.split()
+    os.makedirs(os.path.dirname(words[words.index("--json") + 1]))
     asked = []
-    monkeypatch.setattr(parity.parity_study, "measure", lambda **settings: asked.append(settings) or 1 / 0)
+
+    def run_all(study, todo, **arguments):
+        asked.append((study, todo, arguments["jobs"]))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(study_runs, "run_all", run_all)
+    monkeypatch.setattr(study_arms.Study, "checked_epochs", lambda study, networks: 12)  # without the pictures
     with pytest.raises(ZeroDivisionError):
-        parity.main(trained.split()[2:])
-    assert (asked[0]["seeds"], asked[0]["control_seeds"], asked[0]["jobs"]) == (4, 0, 8)
-    config = configs.load(asked[0]["config"], asked[0]["settings"])
-    assert config.capture.mode == "auto"
+        benchmark.main(words[2:])
+    ((study, todo, jobs),) = asked
+    assert [(arm.name, seed) for arm, seed in todo] == [(name, seed) for seed in range(4) for name in ("fp32", "fp16")]
+    assert jobs == 8
+    assert configs.load(study.config, study.settings).capture.mode == "auto"
 
 
 def test_training_on_synthetic_images_here(stage_of, tmp_path):
@@ -166,11 +176,11 @@ def test_quotes_of_a_profile(tmp_path):
 
 @pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False), (float("nan"), False)])
 def test_quotes_of_parity(tmp_path, mean, good):
-    arms = [{"title": title, "mean": 60.0, "seeds": 2} for title in ("FP32", "FP16")]
-    paired = {"title": "FP16, against FP32", "mean": mean, "differences": [mean, mean]}
-    (tmp_path / quotes.PARITY).write_text(json.dumps({"arms": arms, "comparisons": [paired]}))
+    rows = [{"arm": arm, "mean": 60.0, "seeds": [0, 1]} for arm in ("fp32", "fp16")]
+    rows[1] |= {"against": "fp32", "difference": mean, "differences": [mean, mean]}
+    (tmp_path / quotes.PARITY).write_text(json.dumps({"rows": rows}))
     if good:
-        assert quotes.parity(tmp_path, [])[2] == "FP16, against FP32: +1.40 points on average of +1.40, +1.40"
+        assert quotes.parity(tmp_path, [])[2] == "fp16, against fp32: +1.40 points on average of +1.40, +1.40"
     else:
         with pytest.raises(ValueError, match="points on average of"):
             quotes.parity(tmp_path, [])

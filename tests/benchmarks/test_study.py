@@ -19,7 +19,7 @@ from scipy import stats
 import mixprec
 from benchmarks.command_arguments import ArgumentsError
 from benchmarks.study import study_plot, study_report, study_runs
-from benchmarks.study.paired import compare, t_quantile
+from benchmarks.study.paired import compare
 from benchmarks.study.studies import ABLATIONS, PARITY
 from benchmarks.study.study_arms import Arm, Study
 from benchmarks.study.study_runs import Run, StudyError
@@ -36,11 +36,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 # Statistics
-
-
-@pytest.mark.parametrize(("freedom", "level"), [(1, 0.95), (2, 0.5), (3, 0.999), (4, 0.95), (9, 0.9), (101, 0.95)])
-def test_t_quantile_is_scipys(freedom, level):
-    assert t_quantile(freedom, level) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-9)
 
 
 @given(
@@ -88,32 +83,12 @@ def test_verdict_goes_by_the_whole_interval(differences, margin, verdict):
 @pytest.mark.parametrize("name", STUDIES)
 def test_arms_are_configs_that_differ(name):
     study = STUDIES[name]
-    found = [configs.load(study.config, [*study.settings, *arm.settings]) for arm in study.arms]
-    assert len({json.dumps([str(config), arm.masters]) for config, arm in zip(found, study.arms, strict=True)}) == len(
-        study.arms
-    )
+    found = [(str(configs.load(study.config, [*study.settings, *arm.settings])), arm.masters) for arm in study.arms]
+    assert len(set(found)) == len(study.arms)
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)
     for place, arm in enumerate(study.arms):  # references come first
         assert arm.against is None or arm.against in names[:place]
-
-
-@pytest.mark.parametrize("name", ["digits", "textures"])
-def test_learning_rate_of_bce_makes_up_for_the_mean_over_classes(name):
-    """lr * gradient and lr * weight_decay are the same as with the sum over the classes and the baseline's rates."""
-    study = ABLATIONS[name]
-    (arm,) = [arm for arm in study.arms if arm.name == "bce"]
-    baseline = configs.load(study.config, study.settings)
-    bce = configs.load(study.config, [*study.settings, *arm.settings])
-    assert bce.optimizer.lr / bce.model.classes == pytest.approx(baseline.optimizer.lr)
-    product = baseline.optimizer.lr * baseline.optimizer.weight_decay
-    assert bce.optimizer.lr * bce.optimizer.weight_decay == pytest.approx(product)
-
-
-def test_decisions_of_the_parity_study_are_the_ones_that_were_made():
-    assert PARITY.margin == 1.0
-    references = {arm.name: arm.against for arm in PARITY.arms if arm.against}
-    assert references == {"fp16": "fp32", "small-scale": "fp16", "low-lr-no-masters": "low-lr"}
 
 
 def test_an_arm_comes_with_what_it_is_compared_with():
