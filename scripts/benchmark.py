@@ -25,14 +25,14 @@ import pathlib
 import sys
 import tempfile
 
-import chainer
-
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from mixprec import command_process, standard_streams
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
+
+import chainer
 
 from benchmarks import (
     compared_loaders,
