@@ -1,7 +1,6 @@
 """The loaders that are compared, each in a process of its own, and the pictures that they read."""
 
 import concurrent.futures
-import functools
 import io
 import os
 import time
@@ -11,16 +10,14 @@ import numpy as np
 from chainer import iterators
 from chainer.dataset import concat_examples
 from PIL import Image
-from tqdm import tqdm
 
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pillow_worker import random_crop
 from mixprec.data.sources.folders import ImageFiles
 
-DALI, PILLOW = "mixprec DaliIterator", "mixprec PillowIterator"
+DALI, PILLOW, ON_GPU = "mixprec DaliIterator", "mixprec PillowIterator", "mixprec DaliIterator, on the GPU"
 CHAINER, SERIAL = "Chainer MultiprocessIterator, Pillow", "Chainer SerialIterator, Pillow"
-SLEEPING, COMPUTING = "sleeps, as beside a GPU", "computes on a core"
 SIZE = 224
 AUGMENTATION = {
     "crop_area": (0.08, 1.0),
@@ -54,9 +51,7 @@ def make_pictures(folder, count):
             file.write(_picture(number))
 
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        written = pool.map(write, range(count))
-        for _ in tqdm(written, total=count, desc="Making pictures", unit="img", delay=2, leave=False, disable=None):
-            pass
+        list(pool.map(write, range(count)))
     return ImageFiles(folder, classes, files, np.arange(count, dtype=np.int32) % 10)
 
 
@@ -106,12 +101,43 @@ class PillowDataset(chainer.dataset.DatasetMixin):
 _loader = []  # an iterator, and a callable from its batches to arrays
 
 
-def prepare(name, images, batch, threads):
-    """Makes the loader ready to deliver batches."""
-    _loader[:] = _BUILDERS[name](images, batch, threads)
-    x, t = _next()
-    if x.dtype != np.float16 or x.shape != (batch, SIZE, SIZE, 3) or t.dtype != np.int32:
-        raise RuntimeError(f"a batch of {x.dtype} {x.shape} and {t.dtype} labels")
+def names(gpu):
+    """Returns the names of the loaders.
+
+    Args:
+        gpu: number of the GPU, or ``None`` for none.
+    """
+    return (DALI, *((ON_GPU,) if gpu is not None else ()), CHAINER, SERIAL, PILLOW)
+
+
+def prepare(name, images, batch, threads, gpu=None):
+    """Makes the loader ready to deliver batches.
+
+    Args:
+        name: one of :func:`names`.
+        images: a source of images.
+        batch: images in a batch.
+        threads: number of threads of DALI, or of processes.
+        gpu: number of the GPU of :data:`ON_GPU`.
+    """
+    _loader[:] = _made(name, images, batch, threads, gpu)
+    _next()
+
+
+def _made(name, images, batch, threads, gpu):
+    dataset = PillowDataset(images)
+    if name == SERIAL:
+        return iterators.SerialIterator(dataset, batch, shuffle=True), concat_examples
+    if name == CHAINER:
+        several = {"n_processes": threads, "n_prefetch": _PREFETCH}
+        return iterators.MultiprocessIterator(dataset, batch, shuffle=True, **several), concat_examples
+    own = {"size": SIZE, "dtype": "float16", "seed": 0, "threads": threads, "prefetch": _PREFETCH, **AUGMENTATION}
+    if name == ON_GPU:
+        chainer.cuda.Device(gpu).use()
+        own["device_id"] = gpu
+    # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
+    kind = PillowIterator if name == PILLOW else DaliIterator
+    return kind(images, batch, train=True, flip=True, last_batch="drop", **own), lambda arrays: arrays
 
 
 def turn(batches):
@@ -127,76 +153,36 @@ def turn(batches):
     return seconds / images
 
 
-def train(trainer, rate, steps):
-    """Takes batches as a trainer does that needs 1 / rate seconds for an image.
+def waiting(rate, steps):
+    """Takes batches as a trainer does that needs 1 / rate seconds for an image, and sleeps until they are over.
 
     Args:
-        trainer (str): :data:`SLEEPING` or :data:`COMPUTING`, which is what it does between two batches.
         rate (float): Images a second.
         steps (int): Number of batches.
 
     Returns:
-        tuple: the images a second that it gets, and the share of its time that it waits for them.
+        float: the share of its time that it waits for them.
     """
-    work = {SLEEPING: _sleep, COMPUTING: _compute}[trainer]
-    waited = images = 0
     for step in range(-_DRAIN, steps):
         if step == 0:  # with as much made ahead as always
-            start = time.perf_counter()
-            waited = images = 0
+            start, waited = time.perf_counter(), 0.0
         before = time.perf_counter()
         count = len(_next()[0])
         after = time.perf_counter()
-        waited += after - before
-        images += count
-        work(after + count / rate)
-    seconds = time.perf_counter() - start
-    return images / seconds, waited / seconds
+        if step >= 0:
+            waited += after - before
+        time.sleep(max(0, after + count / rate - time.perf_counter()))
+    return waited / (time.perf_counter() - start)
 
 
 def end():
     """Ends the loader's threads and processes."""
-    iterator, _ = _loader
-    iterator.finalize()
+    _loader[0].finalize()
 
 
 def _next():
     iterator, arrays = _loader
-    return arrays(next(iterator))
-
-
-def _sleep(until):
-    time.sleep(max(0, until - time.perf_counter()))
-
-
-def _compute(until):
-    numbers = np.linspace(-1, 1, 2**14, dtype=np.float32)
-    while time.perf_counter() < until:
-        np.tanh(numbers, out=numbers)  # by one thread
-
-
-def _ours(iterator_class, images, batch, threads):
-    own = {"size": SIZE, "dtype": "float16", "seed": 0, "threads": threads, "prefetch": _PREFETCH}
-    # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
-    iterator = iterator_class(images, batch, train=True, flip=True, last_batch="drop", **own, **AUGMENTATION)
-    return iterator, lambda arrays: arrays
-
-
-def _chainer(images, batch, threads):
-    iterator = iterators.MultiprocessIterator(
-        PillowDataset(images), batch, n_processes=threads, n_prefetch=_PREFETCH, shuffle=True
-    )
-    return iterator, concat_examples
-
-
-def _serial(images, batch, threads):
-    return iterators.SerialIterator(PillowDataset(images), batch, shuffle=True), concat_examples
-
-
-_BUILDERS = {
-    DALI: functools.partial(_ours, DaliIterator),
-    CHAINER: _chainer,
-    SERIAL: _serial,
-    PILLOW: functools.partial(_ours, PillowIterator),
-}
-NAMES = tuple(_BUILDERS)
+    x, t = arrays(next(iterator))
+    if not isinstance(x, np.ndarray):
+        chainer.cuda.Stream.null.synchronize()
+    return x, t

@@ -2,7 +2,7 @@
 
 import chainer
 import numpy as np
-from chainer import optimizer_hooks, optimizers
+from chainer import optimizer_hooks
 
 import mixprec
 
@@ -10,26 +10,23 @@ WEIGHT_DECAY = 1e-4
 LR = 1e-3
 
 
-def values(shape, scale=0.05, dtype=None):
+def _values(shape, scale=0.05, dtype=None):
     """Returns random numbers in a dtype, or in that of a parameter: weights are float16, all else float32."""
     numbers = np.random.RandomState(len(shape)).normal(0, scale, shape)
     return numbers.astype(dtype or (np.float16 if len(shape) > 1 else np.float32))
 
 
 def chain(shapes, dtype=None):
-    """Returns one link with parameters of these shapes and their gradients, as :func:`values` makes them."""
+    """Returns one link with parameters of these shapes and their gradients, as a user would write them,
+    without a loss scale.
+    """
     model = chainer.Chain()
     with model.init_scope():
         for number, shape in enumerate(shapes):
-            setattr(model, f"p{number}", chainer.Parameter(values(shape, dtype=dtype)))
-    return with_gradients(model)
-
-
-def with_gradients(model):
-    """Gives every parameter a random gradient, as a user would write it, without a loss scale; returns the model."""
+            setattr(model, f"p{number}", chainer.Parameter(_values(shape, dtype=dtype)))
     model.cleargrads()
     for param in model.params():
-        param.grad = values(param.shape, 0.01, param.dtype)
+        param.grad = _values(param.shape, 0.01, param.dtype)
     return model
 
 
@@ -45,22 +42,9 @@ def mixed(optimizer, model, hook, *, batched=True):
     return _with_hook(mixprec.MixedPrecisionOptimizer(optimizer, batched=batched).setup(model), hook).update
 
 
-def mixed_sgd(model, *, lr, init_scale):
-    """Returns mixprec's momentum SGD of a converted model, with weight decay and a dynamic loss scale.
-
-    Args:
-        model: the model.
-        lr: the learning rate.
-        init_scale: the loss scale at the start.
-    """
-    scale = mixprec.DynamicLossScale(init=init_scale)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=lr), scale).setup(model)
-    return _with_hook(optimizer, True)
-
-
-def with_torch(torch, name, shapes, hook, device="cpu", **options):
+def with_torch(torch, name, shapes, hook, **options):
     """Returns the ``step`` of ``torch.optim.<name>`` on float32 parameters of these shapes."""
-    params = [torch.nn.Parameter(torch.randn(shape, device=device) * 0.05) for shape in shapes]
+    params = [torch.nn.Parameter(torch.randn(shape) * 0.05) for shape in shapes]
     for param in params:
         param.grad = torch.randn_like(param) * 0.01
     return getattr(torch.optim, name)(params, lr=LR, weight_decay=WEIGHT_DECAY if hook else 0, **options).step

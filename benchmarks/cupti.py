@@ -47,17 +47,11 @@ class Calls:
         syncs: that make the host wait for the device: for a stream, an event or a context, and copies between host and
             device that are not asynchronous. A copy that is called so, but ends in pageable memory, waits as well, and
             so does giving memory back; that cannot be seen here.
-        uploads: copies from the host.
-        copies: all others, also those to the host.
-        memsets: fills.
     """
 
     launches: int = 0
     graph_launches: int = 0
     syncs: int = 0
-    uploads: int = 0
-    copies: int = 0
-    memsets: int = 0
 
 
 @contextlib.contextmanager
@@ -77,8 +71,8 @@ def counting():
     finally:
         cupti.unsubscribe()
         for callback, number in collections.Counter(seen).items():
-            for kind in cupti.kinds[callback]:
-                setattr(calls, kind, getattr(calls, kind) + number)
+            kind = cupti.kinds[callback]
+            setattr(calls, kind, getattr(calls, kind) + number)
 
 
 def why_not():
@@ -90,21 +84,15 @@ def why_not():
         return str(error)
 
 
-def kinds_of(name):
-    """Returns the attributes of :class:`Calls` in which a function of the driver counts, by its name."""
+def kind_of(name):
+    """Returns the attribute of :class:`Calls` in which a function of the driver counts, by its name, or ``None``."""
     name = _SUFFIXES.sub("", name)
     if name in _LAUNCHES:
-        return ("launches",)
+        return "launches"
     if name in _GRAPH_LAUNCHES:
-        return ("graph_launches",)
-    if name in _WAITS:
-        return ("syncs",)
-    if name.startswith("cuMemset"):
-        return ("memsets",)
-    if not name.startswith("cuMemcpy"):
-        return ()
-    kind = "uploads" if name.startswith(("cuMemcpyHtoD", "cuMemcpyHtoA")) else "copies"
-    return (kind,) if name.endswith("Async") or _BETWEEN_DEVICES.match(name) else (kind, "syncs")
+        return "graph_launches"
+    copies_and_waits = name.startswith("cuMemcpy") and not name.endswith("Async") and not _BETWEEN_DEVICES.match(name)
+    return "syncs" if copies_and_waits or name in _WAITS else None
 
 
 class _Cupti:
@@ -114,7 +102,7 @@ class _Cupti:
         path: of it.
 
     Attributes:
-        kinds: dict from numbers of functions, which are others in each version, to what :func:`kinds_of` says.
+        kinds: dict from numbers of functions, which are others in each version, to what :func:`kind_of` says.
 
     Raises:
         OSError: it cannot be loaded.
@@ -132,7 +120,7 @@ class _Cupti:
         self._seen = []
         self._callback = _CALLBACK(self._note)  # as long as the process lives: threads may be inside of it
         self._subscriber = handle()
-        kinds = {number: kinds_of(name) for number, name in enumerate(self._names())}
+        kinds = {number: kind_of(name) for number, name in enumerate(self._names())}
         self.kinds = {number: kind for number, kind in kinds.items() if kind}
 
     def subscribe(self):

@@ -12,6 +12,13 @@ import numpy as np
 
 BYTES, OPERATIONS = "bytes", "operations"
 
+# Bytes that the update of an element reads and writes, with a WeightDecay hook: the gradient twice, as it is checked
+# before anything is written; master and state; the float16 parameter, which the user may have written to.
+UPDATE_BYTES = {
+    "MomentumSGD": {"float16": 16 + 10, "float32": 16 + 8},
+    "Adam": {"float16": 20 + 14, "float32": 20 + 12},
+}
+
 
 def floor(moved_bytes, operations, dtype, rates):
     """Returns ``(seconds, limit)``: what a call needs at least, and which of both takes longer.

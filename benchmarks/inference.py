@@ -4,8 +4,6 @@ All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the mach
 """
 
 import dataclasses
-import pathlib
-import re
 import statistics
 import time
 from importlib import metadata
@@ -16,7 +14,6 @@ import numpy as np
 import mixprec
 import mixprec.export
 from benchmarks import machine
-from benchmarks.processes import Worker
 from mixprec.export.float16_graph import to_half
 from mixprec.export.int8 import quantize
 from mixprec.export.sessions import session
@@ -60,8 +57,7 @@ def measure(arch, *, batches, size, repeats, seconds):
         seconds: of a turn of a way.
 
     Returns:
-        ``(rows, peak)``: list of :class:`Row`, and the bytes of memory that a process needs at most which makes the
-        network and exports it in FP32, FP16 and INT8.
+        list of :class:`Row`
     """
     np.random.seed(0)
     network = MODELS[arch](1000)
@@ -78,9 +74,7 @@ def measure(arch, *, batches, size, repeats, seconds):
                 if turn:
                     found[name].append(speed)
         rows += [Row(name, batch, tuple(speeds), sizes.get(name)) for name, speeds in found.items()]
-    with Worker() as worker:
-        peak = worker.call(exported_peak, arch, size)
-    return rows, peak
+    return rows
 
 
 def _ways(network, example):
@@ -104,13 +98,6 @@ def _graphs(network, example):
     return {FP32: graph, FP16: to_half(graph), INT8: int8}
 
 
-def exported_peak(arch, size):
-    """Exports a network, and returns the most memory that this process has had, in bytes."""
-    _graphs(MODELS[arch](1000), np.zeros((1, 3, size, size), np.float32))
-    status = pathlib.Path("/proc/self/status").read_text()  # ru_maxrss is at least what the parent had at the fork
-    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
-
-
 def _inference(model):
     def run(images):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
@@ -131,8 +118,8 @@ def _timed(run, images, seconds):
     return calls * len(images) / (time.perf_counter() - begin)
 
 
-def table(rows, peak):
-    """Returns the rows and the peak memory as text."""
+def table(rows):
+    """Returns the rows as text."""
     batches = list(dict.fromkeys(row.batch for row in rows))
     lines = [f"{'images/s':22}" + "".join(f"{f'batch {batch}':>24}" for batch in batches) + f"{'MB':>10}"]
     for name in dict.fromkeys(row.name for row in rows):
@@ -141,17 +128,16 @@ def table(rows, peak):
         bytes_of_file = mine[batches[0]].size
         file = "" if bytes_of_file is None else f"{bytes_of_file / 1e6:.1f}"
         lines.append(f"{name:22}" + "".join(f"{cell:>24}" for cell in cells) + f"{file:>10}")
-    return "\n".join([*lines, f"memory that an export in FP32, FP16 and INT8 needs at most: {peak / 1e6:,.0f} MB"])
+    return "\n".join(lines)
 
 
-def as_json(rows, peak, **settings):
-    """Returns rows, peak and settings as a dict for JSON, with what they were measured on."""
+def as_json(rows, **settings):
+    """Returns rows and settings as a dict for JSON, with what they were measured on."""
     versions = {name: metadata.version(name) for name in ("onnx", "onnxruntime")}
     return {
         "settings": settings,
         **machine.record(),
         **versions,
         "threads": number_of_threads(),
-        "export_peak": peak,
         "rows": [dataclasses.asdict(row) for row in rows],
     }

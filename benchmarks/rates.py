@@ -1,4 +1,4 @@
-"""The rates at which a machine copies and multiplies, of which a roofline is made."""
+"""The rates at which a machine copies and multiplies, of which the floors of a profile are made."""
 
 import dataclasses
 import statistics
@@ -29,22 +29,6 @@ class Rates:
 
     bandwidth: float
     flops: dict[str, float]
-
-
-def from_numbers(gigabytes_per_second, teraflops):
-    """Returns :class:`Rates` with one rate of products for all dtypes.
-
-    Args:
-        gigabytes_per_second: what a copy reads and writes.
-        teraflops: floating-point operations in a second, times 1e-12.
-
-    Raises:
-        ValueError: a number is not above 0.
-    """
-    for name, value in (("gigabytes_per_second", gigabytes_per_second), ("teraflops", teraflops)):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name}: found {value}, expected a finite number above 0")
-    return Rates(gigabytes_per_second * 1e9, dict.fromkeys(_DTYPES, teraflops * 1e12))
 
 
 def measure(specifier, repeats=5):

@@ -1,4 +1,4 @@
-"""The commands of ``scripts/benchmark.py`` about whole training steps: bars, page, roofline, profile."""
+"""The commands of ``scripts/benchmark.py`` about whole training steps: bars, page, profile."""
 
 import datetime
 import functools
@@ -12,10 +12,6 @@ from tqdm import tqdm
 from benchmarks import command_arguments, configured, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
-from benchmarks.roofline import kfac_tables
-from benchmarks.roofline import limit as roofline_limit
-from benchmarks.roofline import roofline_tables as roofline
-from benchmarks.roofline import step_estimate as roofline_step
 from mixprec import environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -31,7 +27,6 @@ def add(commands, networks):
     """
     _add_bars(commands, networks)
     _add_page(commands)
-    _add_roofline(commands, networks)
     _add_profile(commands, networks)
 
 
@@ -52,8 +47,6 @@ def _add_bars(commands, networks):
     command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
     help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
     command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
-    help = "no roofline: the machine is not measured first"
-    command.add_argument("--no-rates", action="store_true", help=help)
     help = "begin nothing new after so many minutes, but a first block; what is left out says so"
     command.add_argument("--minutes", type=command_arguments.amount, help=help)
     command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
@@ -84,9 +77,7 @@ def _bars(networks, save, **chosen):
             problem = _unsaved(save, record, problem)
             if batch is not None:
                 bar.clear()
-                print(result_tables.table(record, batch), flush=True)
-    if record["counts"]:
-        print(f"\n{result_tables.counts(record)}")
+                print(result_tables.console(record, batch), flush=True)
     if problem is not None:
         raise problem
     picture = save.path.with_suffix(".png")
@@ -131,57 +122,6 @@ def _page(save, results, out):
         raise command_arguments.ArgumentsError(f"--results: {results} is no folder")
     with record_files.writing(out):
         page.write(results, out)
-
-
-def _add_roofline(commands, networks):
-    text = "bytes and operations of each group of layers at each level of fusion, and the images/s that they allow"
-    command = record_files.add_command(commands, functools.partial(_roofline, networks), "roofline", text)
-    command_arguments.add_arch(command, "resnet50", networks)
-    command.add_argument(
-        "--batch", type=command_arguments.positives, default=[32, 256], help="images in a batch, with commas"
-    )
-    command.add_argument(
-        "--size", type=command_arguments.positive, default=224, help="height and width of an image in pixels"
-    )
-    command.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16")
-    help = "GB/s that a copy reads and writes; default: measured here"
-    command.add_argument("--bandwidth", type=command_arguments.amount, metavar="GB/S", help=help)
-    help = "TFLOP/s of a large product of matrices; default: measured here"
-    command.add_argument("--tflops", type=command_arguments.amount, metavar="TFLOP/S", help=help)
-    help = "no model of a step on an H200, for which three steps are recorded without a device"
-    command.add_argument("--no-step", dest="step", action="store_false", help=help)
-    help = "and what K-FAC would add to that step, in 16 bits, computed on paper"
-    command.add_argument("--kfac", action="store_true", help=help)
-
-
-def _roofline(networks, save, arch, batch, size, dtype, bandwidth, tflops, step, kfac):
-    if (bandwidth is None) != (tflops is None):
-        raise command_arguments.ArgumentsError(
-            "--bandwidth and --tflops: give both, or none to have them measured here"
-        )
-    if kfac and not step:
-        raise command_arguments.ArgumentsError("--kfac adds to the model of a step, which --no-step leaves out")
-    if kfac and dtype == "float32":
-        raise command_arguments.ArgumentsError("--kfac: found --dtype float32, expected float16 or bfloat16")
-    if bandwidth is None:
-        specifier, device = environment.resolve_device("auto")
-        print(device)
-        found, assumed = rates.measure(specifier), roofline_limit.assumptions(specifier)
-    else:
-        found, assumed = rates.from_numbers(bandwidth, tflops), {}
-    report = roofline.report(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype, rates=found, **assumed)
-    print(report.table(), flush=True)
-    record = report.as_json()
-    if step:
-        found = roofline_step.step(networks[arch], arch=arch, size=size, batches=batch, dtype=dtype)
-        print(f"\n{found.table()}", flush=True)
-        record["step"] = found.as_json()
-        if kfac:
-            plain = [time / 1e3 for time in found.as_it_is.microseconds]
-            found = kfac_tables.report(networks[arch], size=size, batches=batch, dtype=dtype, plain=plain)
-            print(f"\n{found.table()}")
-            record["kfac"] = found.as_json()
-    save(record)
 
 
 def _add_profile(commands, networks):

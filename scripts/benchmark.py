@@ -1,34 +1,23 @@
 """Measures mixprec beside plain Chainer and PyTorch in one run.
 
 python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,64,128,256,512] [--size 224]
-    [--blocks 5] [--block-steps 30] [--limit 600] [--prepare-limit 600] [--minutes M] [--rows PATTERN ...] [--no-rates]
+    [--blocks 5] [--block-steps 30] [--limit 600] [--prepare-limit 600] [--minutes M] [--rows PATTERN ...]
     [--json FILE]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
-python scripts/benchmark.py roofline [--arch resnet50] [--batch 32,256] [--size 224] [--dtype float16]
-    [--bandwidth GB/s --tflops TFLOP/s] [--no-step] [--kfac] [--json FILE]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
 python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
-python scripts/benchmark.py primitives [--batch 8] [--size 64] [--repeats 5] [--gpu-batch 32] [--json FILE]
 python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 64] [--repeats 7] [--json FILE]
 python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 224] [--repeats 5] [--seconds 2]
     [--json FILE]
-python scripts/benchmark.py step [--arch resnet50] [--size 224] [--repeats 15] [--json FILE]
-python scripts/benchmark.py walks [-v] [--json FILE]
-python scripts/benchmark.py comparison [--arch resnet20] [--size 32] [--batch 8] [--lr 0.001]
-    [--steps 3,30,110,300] [--pairings 100] [--json FILE]
+python scripts/benchmark.py step [--arch resnet50] [--size 224] [--batch 256] [--json FILE]
 python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--threads 2] [--repeats 7] [--seconds 10]
-    [--gpu-batch 256] [--gpu-threads 8] [--json FILE]
-python scripts/benchmark.py scaling [--no-model | --no-measure] [--arch resnet20] [--ranks 2] [--batch 32]
-    [--dtype float32] [--blocks 7] [--seconds 2] [--json FILE]
-python scripts/benchmark.py memory [--budget "2 GB"] [--steps 2] [--width 8] [--batch 1] [--dtype float16]
-    [--folder FOLDER] [--json FILE]
-python scripts/benchmark.py memory-picture FILE.svg [--budget "500 MB"] [--size 1536] [--width 8] [--batch 1]
-    [--dtype float16] [--folder FOLDER]
-python scripts/benchmark.py kfac [--data digits|digits-narrow|textures] [--batch 480] [--seeds 5] [--epochs 12]
-    [--dtype float16|float32] [--minutes M] [--json FILE]
-python scripts/benchmark.py ablation [--data digits|textures] [--arms NAMES] [--seeds 5] [--epochs E] [--jobs 2]
-    [--out DIR] [--json FILE]
+    [--json FILE]
+python scripts/benchmark.py scaling [--arch resnet20] [--ranks 2] [--batch 32] [--dtype float32] [--blocks 7]
+    [--seconds 2] [--json FILE]
+python scripts/benchmark.py parity [--config FILE] [--set KEY=VALUE ...] [--arms NAMES] [--seeds 5] [--jobs 2]
+    [--out DIR] [--plot FILE] [--json FILE]
+python scripts/benchmark.py ablation [--data digits|textures|large-batch] [the options of parity]
 """
 
 import dataclasses
@@ -43,68 +32,47 @@ from mixprec import command_process, standard_streams
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
+import chainer
+
 from benchmarks import (
     compared_loaders,
-    comparison_power,
-    convolution_speed,
-    loader_gpu,
-    loader_speed,
+    convolutions,
+    loader,
     machine,
-    primitives_gpu,
-    primitives_speed,
     step_commands,
     update,
-    update_gpu,
-    walks,
 )
-from benchmarks.ablation import ablation_command
-from benchmarks.activations import memory_command
-from benchmarks.activations.step_recording import PictureError
-from benchmarks.activations.trial import TrialError
 from benchmarks.bars.record import RecordError
 from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
-from benchmarks.kfac_training import kfac_command
-from benchmarks.parity_runs import ParityError
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
-from benchmarks.step import counts, python_time
+from benchmarks.step import counts, launches
+from benchmarks.study import study_command
+from benchmarks.study.study_runs import StudyError
+from mixprec import environment
 from mixprec.command_line import Parser, first_line, one_line
 from mixprec.config import ConfigError
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS
 
-WITHOUT_GROUPS = {name: network for name, network in MODELS.items() if not name.startswith("resnext")}
 _COUNTED = 2  # images in a batch: launches do not depend on it
-BAD_INPUT = (ArgumentsError, ConfigError, DataError, PictureError, RecordError)
+BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
 
 def _update(save, arch, repeats, threads):
     rows = update.measure(MODELS[arch], repeats=repeats, threads=threads)
     print(f"optimizer.update() of MomentumSGD, parameters of {arch}, NumPy, threads: {threads}")
     print(update.table(rows))
-    gpu = update_gpu.measure(MODELS[arch], repeats=repeats)
-    print(update_gpu.table(*gpu))
-    save(update.as_json(rows, update_gpu.as_json(*gpu), arch=arch, repeats=repeats, threads=threads))
-
-
-def _primitives(save, batch, size, repeats, gpu_batch):
-    rows = primitives_speed.measure(MODELS["resnet50"], batch=batch, size=size, repeats=repeats)
-    print(f"ResNet-50, batch {batch}, {size}x{size} pixels, forward and backward pass on NumPy")
-    print(primitives_speed.table(rows))
-    gpu = primitives_gpu.measure(batch=gpu_batch, repeats=repeats)
-    print(f"\nprimitives of ResNet-50 in float16, batch {gpu_batch}, 224x224 pixels")
-    print(primitives_gpu.table(*gpu))
-    record = primitives_speed.as_json(rows, batch=batch, size=size, repeats=repeats, gpu_batch=gpu_batch)
-    save({**record, "gpu": primitives_gpu.as_json(*gpu)})
+    save(update.as_json(rows, arch=arch, repeats=repeats, threads=threads))
 
 
 def _convolutions(save, arch, batch, size, repeats):
-    rows = convolution_speed.measure(arch, batch=batch, size=size, repeats=repeats)
+    rows = convolutions.measure(arch, batch=batch, size=size, repeats=repeats)
     print(f"convolutions of {arch}, batch {batch}, {size}x{size} pixels, on the CPU")
-    print(convolution_speed.table(rows))
-    save(convolution_speed.as_json(rows, arch=arch, batch=batch, size=size, repeats=repeats))
+    print(convolutions.table(rows))
+    save(convolutions.as_json(rows, arch=arch, batch=batch, size=size, repeats=repeats))
 
 
 def _inference(save, arch, batch, size, repeats, seconds):
@@ -112,48 +80,38 @@ def _inference(save, arch, batch, size, repeats, seconds):
         from benchmarks import inference
     except ModuleNotFoundError as error:
         raise ArgumentsError(f"{error.name} is not installed: pip install -e '.[export]'") from error
-    rows, peak = inference.measure(arch, batches=batch, size=size, repeats=repeats, seconds=seconds)
+    rows = inference.measure(arch, batches=batch, size=size, repeats=repeats, seconds=seconds)
     print(f"{arch}, {size}x{size} pixels, inference on the CPU, median of {repeats} turns (slowest-fastest)")
-    print(inference.table(rows, peak))
+    print(inference.table(rows))
     settings = {"arch": arch, "batch": batch, "size": size, "repeats": repeats, "seconds": seconds}
-    save(inference.as_json(rows, peak, **settings))
+    save(inference.as_json(rows, **settings))
 
 
-def _step(save, arch, size, repeats):
+def _step(save, arch, size, batch):
     found = counts.counts_of(counts.WAYS, MODELS[arch], arch=arch, batch=_COUNTED, size=size)
     print(f"{arch}, {size}x{size} pixels: what a training step asks of a device, counted without one")
     print(counts.table(found))
     print(f"\nlaunches of an eager step\n{counts.parts_table(found[counts.EAGER])}")
-    rows = python_time.measure(MODELS[arch], repeats=repeats)
-    print(f"\n{arch}: CPU time of a step's Python, with kernels that compute nothing and without launches")
-    print(python_time.table(rows))
-    record = {"settings": {"arch": arch, "size": size, "repeats": repeats}, **machine.record()}
-    parts = found[counts.EAGER].parts
-    save({**record, "counts": counts.as_json(found), "parts": parts, "rows": list(map(dataclasses.asdict, rows))})
+    kinds = launches.totals(found[counts.CAPTURED].moves, batch)
+    print(f"\nlaunches of a captured step by kind, and the bytes that they move\n{launches.table(kinds, batch)}")
+    record = {"settings": {"arch": arch, "size": size, "batch": batch}, **machine.record()}
+    record |= {"counts": counts.as_json(found), "parts": found[counts.EAGER].parts}
+    save({**record, "kinds": {kind: dataclasses.asdict(total) for kind, total in kinds.items()}})
 
 
-def _walks(save, verbose):
-    found = walks.measure()
-    print("files of mixprec that a piece of work calls into, and changes from file to file")
-    print(walks.table(found, lists_files=verbose))
-    save({**machine.record(), "walks": walks.as_json(found)})
-
-
-def _loader(save, data, images, batch, threads, repeats, seconds, gpu_batch, gpu_threads):
+def _loader(save, data, images, batch, threads, repeats, seconds):
+    specifier, device = environment.resolve_device("auto")
+    gpu = None if specifier == "@numpy" else chainer.get_device(specifier).device.id
     with tempfile.TemporaryDirectory() as folder:
         source = compared_loaders.make_pictures(folder, images) if data is None else open_images(data)
         if len(source) < batch:
             raise DataError(f"--batch {batch}: must be at most {len(source)}, the number of images")
-        speeds, waits = loader_speed.measure(source, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
-        what = f"{images} pictures of noise, 500x375" if data is None else f"{one_line(data)}, {len(source)} images"
-        print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes")
-        print(loader_speed.table(speeds, waits))
-        gpu = loader_gpu.measure(MODELS["resnet50"], source, batch=gpu_batch, threads=gpu_threads, repeats=repeats)
-        print(f"\nResNet-50 in float16, captured steps, batch {gpu_batch}")
-        print(loader_gpu.table(*gpu))
+        rows = loader.measure(source, gpu=gpu, batch=batch, threads=threads, repeats=repeats, seconds=seconds)
+    what = f"{images} pictures of noise, 500x375" if data is None else f"{one_line(data)}, {len(source)} images"
+    print(f"{what}, to 224x224 in float16 NHWC, batch {batch}, {threads} threads or processes; {device}")
+    print(loader.table(rows))
     settings = {"data": data, "images": len(source), "batch": batch, "threads": threads, "repeats": repeats}
-    settings |= {"seconds": seconds, "gpu_batch": gpu_batch, "gpu_threads": gpu_threads}
-    save(loader_speed.as_json(speeds, waits, loader_gpu.as_json(*gpu), **settings))
+    save(loader.as_json(rows, **settings, seconds=seconds, device=device))
 
 
 def main(argv=None):
@@ -172,12 +130,6 @@ def main(argv=None):
     add_arch(own, "resnet50", MODELS)
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
     own.add_argument("--threads", type=positive, default=1, help="threads of the native library and of torch")
-    text = "forward and backward pass of ResNet-50: NCHW and NHWC on the CPU, each primitive on a GPU"
-    own = add_command(commands, _primitives, "primitives", text)
-    own.add_argument("--batch", type=positive, default=8, help="images in a batch on the CPU")
-    own.add_argument("--size", type=positive, default=64, help="height and width of an image on the CPU in pixels")
-    own.add_argument("--repeats", type=positive, default=5, help="timed turns")
-    own.add_argument("--gpu-batch", type=positive, default=32, help="images in a batch on the GPU")
     text = "each convolution of a ResNet on the CPU: the native library, NumPy, torch; OMP_NUM_THREADS says the threads"
     own = add_command(commands, _convolutions, "convolutions", text)
     own.add_argument("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="the network")
@@ -191,30 +143,22 @@ def main(argv=None):
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=5, help="timed turns")
     own.add_argument("--seconds", type=positive, default=2, help="of each way in a turn")
-    text = "what a training step asks of a device, counted without one, and the CPU time of its Python"
+    text = "what a training step asks of a device, counted without one, and the bytes that it moves"
     own = add_command(commands, _step, "step", text)
-    add_arch(own, "resnet50", WITHOUT_GROUPS)
+    add_arch(own, "resnet50", MODELS)
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
-    own.add_argument("--repeats", type=positive, default=15, help="timed turns of ten steps")
-    text = "files of mixprec that a forward pass, an update and a step call into, counted with and without a device"
-    own = add_command(commands, _walks, "walks", text)
-    own.add_argument("-v", "--verbose", action="store_true", help="list the files in the order they are entered first")
-    text = "images/s of the loaders beside Chainer's with Pillow, how long training waits, and on a GPU with ResNet-50"
+    own.add_argument("--batch", type=positive, default=256, help="images in a batch, for the bytes")
+    text = "images/s of the loaders beside Chainer's with Pillow, and how long training waits"
     own = add_command(commands, _loader, "loader", text)
     own.add_argument("--data", metavar="PATH", help="images to read, as data.train in a config; default: made")
     own.add_argument("--images", type=positive, default=512, help="number of pictures that are made")
-    own.add_argument("--batch", type=positive, default=64, help="images in a batch on the CPU")
+    own.add_argument("--batch", type=positive, default=64, help="images in a batch")
     own.add_argument("--threads", type=positive, default=2, help="threads of DALI, processes of the others")
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
     own.add_argument("--seconds", type=positive, default=10, help="of training beside a loader")
-    own.add_argument("--gpu-batch", type=positive, default=256, help="images in a batch on the GPU")
-    own.add_argument("--gpu-threads", type=positive, default=8, help="threads of DALI beside the GPU")
     step_commands.add(commands, MODELS)
     scaling_command.add(commands, MODELS)
-    memory_command.add(commands)
-    kfac_command.add(commands)
-    ablation_command.add(commands, MODELS)
-    comparison_power.add(commands)
+    study_command.add(commands, MODELS)
     settings = vars(parser.parse_args(argv))
 
     del settings["command"]
@@ -227,7 +171,7 @@ def main(argv=None):
         _end(1, f"{what}; {_saved(save)}")
     except BAD_INPUT as error:
         _end(2, error)
-    except (ParityError, WriteError, RankError, TrialError) as error:
+    except (StudyError, WriteError, RankError) as error:
         _end(1, error)
     except KeyboardInterrupt:
         _end(130, f"interrupted; {_saved(save)}")

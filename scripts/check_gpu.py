@@ -29,8 +29,7 @@ if __name__ == "__main__":
 
 from benchmarks import machine
 from benchmarks.command_arguments import amount
-from benchmarks.gpu_check import archive, check, stages, summary, wheels
-from benchmarks.gpu_check.group import Interruption
+from benchmarks.gpu_check import archive, check, group, stages, summary, wheels
 from mixprec.archives import Damaged
 from mixprec.command_line import Parser, first_line, one_line, path
 
@@ -80,7 +79,7 @@ def main(argv=None):
 
     with (
         standard_streams.view("the check goes on; its files say it all"),
-        Interruption() as signals,
+        group.noting_signals() as signals,
         contextlib.ExitStack() as stack,
     ):
         try:  # what a process that cannot be killed may still hold is left there
@@ -96,12 +95,12 @@ def main(argv=None):
             scratch=scratch,
             environment=prepared(scratch, WHEELS, members),
             keep=archive.Home(out, scratch, found, members, _say).keep,
-            interruption=signals,
+            signals=signals,
             say=_say,
             former=former,
             date=found["date"],
         ).run()
-        return _ended(results, out, signals.signals)
+        return _ended(results, out, signals)
 
 
 def prepared(scratch, folder, members):

@@ -6,19 +6,13 @@ import math
 import time
 from collections.abc import Callable
 
-from benchmarks import cupti, machine, rates
+from benchmarks import cupti, machine
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows, record, row_schedule
 from benchmarks.bars.row_statistics import row_of
 from benchmarks.bars.row_worker import Task
 from benchmarks.command_arguments import ArgumentsError
-from benchmarks.processes import Worker
-from benchmarks.roofline import limit, network_layers
-from benchmarks.step import counts as counting
-from mixprec.announcements import announce
 
 PEERS = ("pytorch",)
-_RATES_LIMIT = 120.0  # seconds
-_COUNTED = {"arch": "resnet50", "batch": 2, "size": 224}  # launches do not depend on the batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +26,10 @@ class Settings:
         blocks: number of timed blocks of each row.
         block_steps: number of timed steps in a block, see :class:`~benchmarks.bars.row_schedule.Timing`.
         limit: seconds after which a row is given up whose block does not answer.
-        minutes: after which nothing new begins, or ``None``; rates of the machine are measured before.
+        minutes: after which nothing new begins, or ``None``.
         peer: ``"pytorch"`` or ``None``.
         rows: patterns of the names of rows, as in a shell; ``None`` for all.
         prepare_limit: seconds after which a row is given up that is not warm, ``None`` for ``limit``.
-        no_rates: whether the roofline is left out, for which the machine would have to be measured first. In the record
-            is neither this nor ``prepare_limit``: no number depends on them.
     """
 
     arch: str
@@ -50,7 +42,6 @@ class Settings:
     peer: str | None
     rows: list | None
     prepare_limit: float | None = None
-    no_rates: bool = False
 
 
 def defaults(specifier):
@@ -102,7 +93,7 @@ def turns_of(settings, specifier):
 
 
 def run(networks, settings, specifier, device, *, progress: Callable = lambda name: None):
-    """Measures all rows, one batch size after the other; on a CPU it counts the launches of a full ResNet-50, too.
+    """Measures all rows, one batch size after the other.
 
     Args:
         networks: dict from names to callables, at the top of a module, from the number of classes to a Chainer link
@@ -122,45 +113,21 @@ def run(networks, settings, specifier, device, *, progress: Callable = lambda na
     everything = [bars_of(settings, specifier, batch) for batch in settings.batch]
     kind = "cpu" if specifier == "@numpy" else "gpu"
     count = None if kind == "cpu" or cupti.why_not() else cupti.counting
-    network, made = networks[settings.arch], machine.record()
-    measured, rows, is_cut = None if settings.no_rates else _rates(specifier), [], False
-    walked = None if measured is None else network_layers.layers(network, settings.size)
+    made, rows, is_cut = machine.record(), [], False
     end = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     numbers = settings.blocks, settings.block_steps, settings.limit, settings.minutes
     timing = row_schedule.Timing(*numbers, end=end, prepare_limit=settings.prepare_limit)
 
-    def written(more=(), counts=(), *, complete=False):
-        chosen = {key: getattr(settings, key) for key in record.SETTINGS}
-        return record.as_json(rows + list(more), counts, measured, made, device, kind, complete=complete, **chosen)
+    def written(more=(), *, complete=False):
+        return record.as_json([*rows, *more], settings, made, device, kind, complete=complete)
 
     for bars, batch in zip(everything, settings.batch, strict=True):
-        task = Task(settings.arch, network, specifier, batch, settings.size)
-        limits = {bar.name: _limit(walked, bar, batch, measured, specifier) for bar in bars}
+        task = Task(settings.arch, networks[settings.arch], specifier, batch, settings.size)
         for results in row_schedule.measure(bars, task, timing, count=count, progress=progress):
             base = next((result.blocks for result in results if result.bar.name == chainer_rows.base(specifier)), ())
-            found = [row_of(batch, result, base, limits[result.bar.name]) for result in results]
+            found = [row_of(batch, result, base) for result in results]
             yield written(found), None
         rows += found
         is_cut = is_cut or any(result.is_cut for result in results)
         yield written(), batch
-    names = {bar.name for bars in everything for bar in bars}
-    ways = [(name, *way) for name, _, *way in config_rows.WAYS if name in names] if kind == "cpu" else []
-    counts = counting.counts_of(ways, networks["resnet50"], **_COUNTED)
-    yield written((), counting.as_json(counts), complete=not is_cut), None
-
-
-def _rates(specifier):
-    """Returns the :class:`~benchmarks.rates.Rates` of the device; what that takes is free afterwards."""
-    with Worker() as worker:
-        measured, reason = worker.attempt(rates.measure, specifier, limit=_RATES_LIMIT)
-    if reason:
-        announce("there is no share of the roofline: a copy and a large product could not be measured: %s", reason)
-    return measured
-
-
-def _limit(walked, bar, batch, measured, specifier):
-    """Returns the images a second that the device would allow for a row, or ``None``."""
-    if measured is None or bar.dtype not in measured.flops:
-        return None
-    assumed = limit.assumptions(specifier)
-    return limit.limit(walked, bar.level, bar.dtype, batch, measured, **assumed).images_per_second
+    yield written(complete=not is_cut), None

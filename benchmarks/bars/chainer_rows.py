@@ -31,14 +31,14 @@ def bars(specifier):
         return [
             BenchmarkRow(FP32, functools.partial(step, use_cudnn="never")),
             BenchmarkRow(CUDNN, reason="needs a GPU"),
-            BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="never"), dtype="float16"),
+            BenchmarkRow(MIXED16, functools.partial(mixed16, use_cudnn="never")),
         ]
     reason = "" if cuda.cudnn_enabled else _why_no_cudnn()
     rows = [BenchmarkRow(NO_CUDNN, functools.partial(step, use_cudnn="never"))]
-    for name, make, dtype in ((CUDNN, step, "float32"), (MIXED16, mixed16, "float16")):
+    for name, make in ((CUDNN, step), (MIXED16, mixed16)):
         for end, autotune in (("", False), (", autotuned", True)):
             way = functools.partial(make, use_cudnn="auto", autotune=autotune)
-            rows.append(BenchmarkRow(f"{name}{end}", None if reason else way, reason, dtype=dtype))
+            rows.append(BenchmarkRow(f"{name}{end}", None if reason else way, reason))
     return rows
 
 

@@ -59,10 +59,8 @@ def bars(specifier, *, arch, batch, size):
 
     def bar(name, group, file, overrides):
         config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
-        level = "nchw" if config.model.memory_format == "nchw" else "nhwc-fused" if config.model.fuses else "nhwc"
         make = functools.partial(_step, file, tuple(overrides))
-        dtype = "tf32" if config.cudnn.allow_tf32 else config.precision.compute
-        return BenchmarkRow(name, make, "", group, level, dtype, _same(config, specifier))
+        return BenchmarkRow(name, make, group=group, key=_same(config, specifier))
 
     return [bar(*way) for way in WAYS]
 

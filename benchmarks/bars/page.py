@@ -3,13 +3,13 @@
 import json
 import os
 import pathlib
-import re
 import shlex
+import statistics
 import urllib.parse
 
-from benchmarks.bars import chart, goals, inference_text, memory_text
+from benchmarks.bars import chart, result_tables
 from benchmarks.bars import record as bars_record
-from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS, SUMMARY_TITLES, summary
+from benchmarks.bars.result_tables import escaped, markdown
 from mixprec import files
 
 _HEAD = """\
@@ -18,54 +18,23 @@ _HEAD = """\
 # Results
 
 Images a second of training on synthetic data that lie on the device: forward and backward pass, update, loss scaling,
-no reading of images.
-"""
-_NO_GPU = """
-**No GPU has been measured yet.** All numbers on this page are of CPUs. They say that everything runs, and nothing about
-the speed of a GPU.
-"""
-_GOALS = """
-The network is ResNet-50 on 224x224 pixels, and the GPU a whole one with exactly this name. Our number is the fastest
-row with everything on, of the newest day: `static_graph.yaml`, also with engines by rule alone, with 30 s of search, or
-with a second stream. The rows of PyTorch and of plain Chainer are the newest ones on the same kind of GPU. "In another
-call" means another run, perhaps on another machine.
+no reading of images. Of runs of the same rows of a network in the same batches on a machine, the newest one is here.
 
-The highest public figures for a GPU are of MLPerf Training v4.0: 7,450 images/s on an H100 (Fujitsu, 4 GPUs, batches of
-816), and 7,950 on an H200 (8 GPUs, batches of 400). These runs read real JPEGs, and sum gradients over their GPUs. A
-run on one GPU with synthetic data is easier.
-"""
-_COUNTS = """
-A step of ResNet-50 with 224x224 pixels on a null device, which computes nothing and records every request. A launch
-is a kernel, a copy, an execution of cuDNN or a function of arrays, outside of graphs. The numbers are exact for
-mixprec's own requests. Where functions of Chainer remain, their launches are not known. So neither rows of layout
-nchw nor that of the update of each parameter are counted, and plain Chainer is not in the table. The numbers cannot
-be compared with the column "launches" of a GPU, where CUPTI counts kernels and graphs: copies are not in it, and an
-execution of cuDNN may be several kernels.
-
-The numbers are those of the commit below. Up to commit e26dc0c the null device ordered results as NumPy does, and
-left out conversions of layout that CuPy makes necessary. `python scripts/benchmark.py step` counts for this checkout.
-
-"""
-_COLUMNS = """\
-- **images/s**: median of the timed blocks of steps; the next column has the slowest and the fastest block. Blocks of
-  the rows alternate, so that a drift of the machine hits all of them alike.
+- **images/s**: median of the timed blocks of steps; **min-max**: of the slowest and the fastest block. Blocks of the
+  rows alternate, so that a drift of the machine hits all of them alike.
 - **ms a step**: median; **host ms**: until the call of a step returns, with nothing in the queue of the device.
 - **ratio**: over plain Chainer in FP32, on a GPU with cuDNN: median over the turns.
 - **launches**, **syncs**: kernels and graphs that the host launches, and how often it waits for the device, in a
   step.
 - **peak MB**: memory that a step needs, parameters included; on a CPU the most that the process ever had.
-- **roofline**: share of the images/s that the machine would allow at this level of fusion. There each kernel moves
-  its arrays through memory once, as fast as a copy, or computes, as fast as a large matrix product; the longer time
-  counts. On a GPU it computes at 70 % of that product, which convolutions reach, and a microsecond passes between
-  kernels. Copy and product are measured in the same run. Rows without fusion have a lower roof: a high share does not
-  mean that a row is fast.
-- **over plain FP32** is the ratio of our best row; **ours / PyTorch** is of the two medians beside it. Rows without
-  one thing are not our best, but for those whose engines were not measured, or that use a second stream.
-- An empty cell was not measured or does not apply.
-- Of runs of the same rows of a network in the same batches on a machine, the newest that has come to its end is here.
-  A run of some rows or batch sizes does not take the place of one of all.
-"""
-_AGAIN = """\
+- An empty cell was not measured or does not apply, and a column without any number is left out.
+
+The highest public figures for a GPU are of MLPerf Training v4.0: 7,450 images/s on an H100 (Fujitsu, 4 GPUs, batches of
+816), and 7,950 on an H200 (8 GPUs, batches of 400). These runs read real JPEGs, and sum gradients over their GPUs. A
+run on one GPU with synthetic data is easier.
+
+The page is made again by
+
 ```
 python scripts/benchmark.py bars --peer pytorch --json benchmarks/results/DATE-bars-MACHINE.json
 python scripts/benchmark.py page
@@ -88,188 +57,111 @@ def write(folder, path):
     def link(file):
         return urllib.parse.quote(pathlib.PurePath(os.path.relpath(file, here)).as_posix())
 
+    def others(name):
+        return {link(file): json.loads(file.read_text()) for file in sorted(folder.glob(f"*{name}*.json"))}
+
     records = {file: bars_record.read(file) for file in sorted(folder.glob("*bars*.json"))}
-    others = sorted({*folder.glob("*profile*.json"), *folder.glob("*roofline*.json")} - records.keys())
-    inferences = {link(file): json.loads(file.read_text()) for file in sorted(folder.glob("*inference*.json"))}
-    memories = [(link(file), json.loads(file.read_text())) for file in sorted(folder.glob("*memory*.json"))]
-    memory = max(memories, key=lambda item: bars_record.when(item[1]), default=None)
-    shown = {link(file): record for file, record in records.items()}
-    text = page(shown, [link(file) for file in others], inferences, memory)
-    for file, record in _newest(records).items():
+    shown = _newest(records)
+    text = page({link(file): shown[file] for file in shown}, others("profile"), others("inference"))
+    for file, record in shown.items():
         chart.save(file.with_suffix(".png"), record)
     files.write_text(path, text)
 
 
-def page(records, others=(), inferences=None, memory=None):
+def page(records, profiles=(), inferences=None):
     """Returns the page as Markdown.
 
     Args:
         records: dict from the paths of records, as the page is to link them, to what
             :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, but for the suffix.
-        others: likewise paths of what else was measured.
+        profiles: paths of records of ``profile``.
         inferences: dict from paths to records of :mod:`benchmarks.inference`.
-        memory: path and record of :mod:`benchmarks.activations`, or ``None``.
     """
-    shown = _newest(records)
     parts = [_HEAD]
-    if not any(record["kind"] == "gpu" and _is_measured(record) for record in shown.values()):
-        parts.append(_NO_GPU)
-    parts += ["\n## Goals\n", *_goals(list(records.values())), _GOALS]
-    for path, record in shown.items():
-        parts += _section(path, record)
-    for path, record in shown.items():
-        if record["counts"]:  # they do not depend on the machine
-            parts += ["\n## Launches, counted without a GPU\n", _COUNTS]
-            parts.append(f"From {_link(path)}, commit {_escaped(record['commit'] or 'unknown')}.\n\n")
-            parts.append(_count_table(record["counts"]))
-            break
+    for path, record in records.items():
+        parts += _bars(path, record)
     for path, record in (inferences or {}).items():
-        parts += _inference_section(path, record)
-    if memory is not None:
-        parts += _memory_section(*memory)
-    if others:
-        links = "".join(f"- {_link(path)}\n" for path in others)
-        parts += ["\n## What takes the time\n\nProfiles and rooflines, layer by layer:\n\n", links]
-    parts += ["\n## How to read it\n\n", _COLUMNS, "\n## How to make it again\n\n", _AGAIN]
+        parts += _inference(path, record)
+    if profiles:
+        parts += ["\n## Profiles, layer by layer\n\n", *(f"- {_link(path)}\n" for path in profiles)]
     return "".join(parts)
 
 
 def _newest(records):
-    """Of runs that measure the same on a machine the newest, if possible one that has come to its end; GPUs first."""
-
-    def order(item):
-        return item[1]["complete"], bars_record.when(item[1])
-
+    """Of runs that measure the same on a machine the newest; GPUs first, then what is newer."""
     kept = {}
-    for path, record in sorted(records.items(), key=order):
-        chosen = {key: record["settings"][key] for key in ("arch", "size", "batch", "peer", "rows")}
-        kept[record["kind"], _machine(record), repr(chosen)] = path, record
+    for path, record in sorted(records.items(), key=lambda item: bars_record.when(item[1])):
+        same = [record["settings"][key] for key in ("arch", "size", "batch", "peer", "rows")]
+        kept[_machine(record), repr(same)] = path, record
     newest_first = sorted(kept.values(), key=lambda item: bars_record.when(item[1]), reverse=True)
     return dict(sorted(newest_first, key=lambda item: item[1]["kind"] != "gpu"))
 
 
 def _machine(record):
-    """The name of what was measured, and not why it is no GPU."""
-    if record["kind"] == "gpu":
+    if record.get("kind") == "gpu":
         return bars_record.gpu_name(record["device"])
-    return _cpu(record)
-
-
-def _is_measured(record):
-    return any(not row["reason"] for row in record["rows"])
-
-
-def _goals(records):
-    """A table for each GPU that has goals."""
-    for gpu, device in goals.GPUS.items():
-        own = [goal for goal in goals.GOALS if goal.gpu == gpu]
-        lines = [(str(goal.batch), goal.text, *goals.answer(goal, records)) for goal in own]
-        yield f"\n### {device}\n\n" + _markdown(("batch", "goal", "measured", "gap", "rows"), lines)
-
-
-def _section(path, record):
-    """What was measured in a run, in parts."""
-    settings = record["settings"]
-    name = _escaped(f"{_machine(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels")
-    batches = ", ".join(map(str, settings["batch"]))
-    yield f"\n## {name}, batches of {batches}{'' if settings['rows'] is None else ', some rows'}\n\n"
-    if not record["complete"]:
-        yield "**The run has not come to its end.**\n\n"
-    yield _facts(path, record)
-    picture = pathlib.PurePosixPath(path).with_suffix(".png")
-    yield f"\n![Images a second of all rows at each batch size]({picture})\n"
-    rows = {batch: [row for row in record["rows"] if row["batch"] == batch] for batch in settings["batch"]}
-    yield "\n" + _markdown(SUMMARY_TITLES, [summary(batch, rows[batch]) for batch in rows])
-    titles = [title for title, _ in ROW_COLUMNS]
-    for batch in rows:
-        lines = [[text(row) for _, text in ROW_COLUMNS] for row in rows[batch]]
-        yield f"\n### {name}, batch {batch}\n\n" + _markdown(titles, lines)
-
-
-def _inference_section(path, record):
-    settings = record["settings"]
-    name = f"Inference, {_cpu(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels, images/s"
-    yield f"\n## {_escaped(name)}\n\n"
-    words = [f"--{key} {','.join(map(str, value)) if key == 'batch' else value}" for key, value in settings.items()]
-    names = ("python", "numpy", "chainer", "mixprec", "onnx", "onnxruntime")
-    yield _facts_of_cpu(path, record, names, f"inference {' '.join(words)}")
-    yield from inference_text.section(record)
-
-
-def _memory_section(path, record):
-    yield f"\n## {_escaped(f'Memory, {_cpu(record)}: {memory_text.what(record)}')}\n\n"
-    names = ("python", "numpy", "chainer", "mixprec")
-    yield _facts_of_cpu(path, record, names, memory_text.command(record))
-    titles, *lines = memory_text.cells(record)
-    yield memory_text.TEXT + "\n" + _markdown(titles, lines)
-
-
-def _cpu(record):
     return f"{record['cpu']}, {record['threads']} thread{'s' * (record['threads'] > 1)}"
 
 
-def _facts_of_cpu(path, record, names, command):
-    facts = {
-        "versions": _escaped(", ".join(f"{name} {record[name]}" for name in names)),
-        "commit": _escaped(record["commit"] or "unknown"),
-        "date": record["date"],
-        "command": f"`OMP_NUM_THREADS={record['threads']} python scripts/benchmark.py {command}`",
-        "record": _link(path),
-    }
-    return "".join(f"- {name}: {fact}\n" for name, fact in facts.items()) + "\n"
-
-
-def _facts(path, record):
-    versions = {**record["versions"], "torch": record["torch"], "mixprec": record["mixprec"]}
-    facts = {
-        "device": _escaped(record["device"]),
-        "CPU": _escaped(record["cpu"]),
-        "versions": _escaped(", ".join(f"{name} {version}" for name, version in versions.items() if version)),
-        "commit": _escaped(record["commit"] or "unknown"),
-        "date": bars_record.when(record).strftime("%Y-%m-%d %H:%M %Z"),
-        "command": f"`{_threads(record)}{_command(record['settings'])}`",
-        "rates": record["rates"] and _rates(record["rates"]),
-        "record": _link(path),
-    }
-    return "".join(f"- {name}: {fact}\n" for name, fact in facts.items() if fact)
-
-
-def _threads(record):
-    return f"OMP_NUM_THREADS={record['threads']} " if record["kind"] == "cpu" else ""
-
-
-def _command(settings):
-    """The command that makes the same run."""
-    words = ["python", "scripts/benchmark.py", "bars", "--arch", settings["arch"]]
-    words += ["--batch", ",".join(map(str, settings["batch"]))]
+def _bars(path, record):
+    """What was measured in a run, in parts."""
+    settings = record["settings"]
+    name = f"{_machine(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels"
+    batches = ", ".join(map(str, settings["batch"]))
+    yield f"\n## {escaped(name)}, batches of {batches}{'' if settings['rows'] is None else ', some rows'}\n\n"
+    if not record["complete"]:
+        yield "**The run has not come to its end.**\n\n"
+    words = ["bars", "--arch", settings["arch"], "--batch", ",".join(map(str, settings["batch"]))]
     for key in ("size", "blocks", "block_steps", "limit", "peer", "minutes"):
         if settings[key] is not None:
             value = settings[key]
             words += [f"--{key.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    for pattern in settings["rows"] or ():
-        words += ["--rows", pattern]
-    return shlex.join(words)
+    words += [word for pattern in settings["rows"] or () for word in ("--rows", pattern)]
+    yield from _facts(path, record, {**record["versions"], "torch": record["torch"]}, words)
+    yield f"![Images a second of all rows at each batch size]({pathlib.PurePosixPath(path).with_suffix('.png')})\n"
+    for batch in settings["batch"]:
+        rows = [row for row in record["rows"] if row["batch"] == batch]
+        yield f"\n### {escaped(name)}, batch {batch}\n\n"
+        yield markdown(result_tables.cells(rows))
+        yield from (f"\n{escaped(line)}\n" for line in result_tables.comparison(rows))
 
 
-def _rates(rates):
-    products = ", ".join(f"{flops / 1e12:.3g} in {dtype}" for dtype, flops in rates["flops"].items())
-    return f"a copy moves {rates['bandwidth'] / 1e9:,.0f} GB/s, large products have {products} TFLOP/s"
+def _inference(path, record):
+    settings, words, rows = record["settings"], ["inference"], {}
+    network = f"{settings['arch']}, {settings['size']}x{settings['size']} pixels"
+    yield f"\n## Inference, {escaped(_machine(record))}: {network}\n\n"
+    for key, value in settings.items():
+        words += [f"--{key}", ",".join(map(str, value)) if key == "batch" else str(value)]
+    yield from _facts(path, record, {name: record[name] for name in ("numpy", "chainer", "onnx", "onnxruntime")}, words)
+    yield (
+        "Images a second, with random weights. Chainer computes with train off; onnxruntime has the files that\n"
+        "`mixprec.export` makes, INT8 as for CPUs. An export in FP32, FP16 and INT8 needs at most "
+        f"{record['export_peak'] / 1e6:,.0f} MB.\n\n"
+    )
+    for row in record["rows"]:
+        rows.setdefault(row["name"], []).append(row)
+    lines = [["", *(f"batch {batch}" for batch in settings["batch"]), "MB"]]
+    for name, mine in rows.items():
+        size = mine[0]["size"]
+        speeds = [f"{statistics.median(row['speeds']):.3g}" for row in mine]
+        lines.append([name, *speeds, "" if size is None else f"{size / 1e6:.1f}"])
+    yield markdown(lines)
 
 
-def _count_table(counts):
-    titles, cells = zip(*COUNT_COLUMNS, strict=True)
-    others = "\nOthers: functions of Chainer whose launches cannot be counted in this way.\n"
-    return _markdown(titles, [[text(found) for text in cells] for found in counts]) + others
-
-
-def _markdown(titles, lines):
-    """A table; the first column is text, the last one, too."""
-    return "".join(f"| {' | '.join(map(_escaped, cells))} |\n" for cells in (titles, ["---"] * len(titles), *lines))
-
-
-def _escaped(text):
-    """Text as it stands in a cell of a table."""
-    return re.sub(r"([\\|*<>`\[\]])", r"\\\1", " ".join(text.split()))
+def _facts(path, record, versions, words):
+    """What was measured, where and how, as a list."""
+    threads = "" if record.get("kind") == "gpu" else f"OMP_NUM_THREADS={record['threads']} "
+    versions = {"Python": record["python"], **versions, "mixprec": record["mixprec"]}
+    facts = {
+        "device": record.get("device"),
+        "CPU": record["cpu"],
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        "commit": record["commit"] or "unknown",
+        "date": bars_record.when(record).strftime("%Y-%m-%d %H:%M %Z"),
+    }
+    yield from (f"- {name}: {escaped(fact)}\n" for name, fact in facts.items() if fact)
+    yield f"- command: `{threads}{shlex.join(['python', 'scripts/benchmark.py', *words])}`\n"
+    yield f"- record: {_link(path)}\n\n"
 
 
 def _link(path):

@@ -49,9 +49,6 @@ _ON_GPU = {
         "float16", compile="max-autotune-no-cudagraphs", graph=True
     ),
 }
-NAMES_ON_GPU = tuple(_ON_GPU)
-# The fastest ones without a search of minutes, eager and compiled
-RIVALS = ("PyTorch AMP, channels_last, graph", "PyTorch AMP, channels_last, compiled, graph")
 _ON_CPU = {
     "PyTorch FP32": _STOCK,
     "PyTorch FP32, channels_last": PyTorchSettings("float32"),
@@ -70,10 +67,7 @@ def bars(specifier):
     """
     reason = _why_not(specifier)
     ways = _ON_CPU if specifier == "@numpy" else _ON_GPU
-    return [
-        BenchmarkRow(name, functools.partial(_make, way), reason, group="peer", level=_level(way), dtype=_dtype(way))
-        for name, way in ways.items()
-    ]
+    return [BenchmarkRow(name, functools.partial(_make, way), reason, group="peer") for name, way in ways.items()]
 
 
 def _why_not(specifier):
@@ -83,15 +77,6 @@ def _why_not(specifier):
     if specifier != "@numpy" and not torch.cuda.is_available():
         return f"torch {torch.__version__} has no GPU"
     return ""
-
-
-def _level(way):
-    """Inductor fuses what is between convolutions; eager PyTorch fuses nothing."""
-    return "nchw" if not way.channels_last else "nhwc-fused" if way.compile else "nhwc"
-
-
-def _dtype(way):
-    return "tf32" if way.tf32 else way.precision
 
 
 def _make(way, task):

@@ -1,38 +1,83 @@
-"""A record as aligned text, for the console."""
+"""The rows of a record as a table, on the console and on the page of results."""
 
-from benchmarks.bars import goals
-from benchmarks.bars.result_columns import COUNT_COLUMNS, ROW_COLUMNS
+import re
+
+from benchmarks.bars import config_rows
 
 
-def table(record, batch):
-    """Returns all rows of one batch size, and how our best one compares with the best peer.
+def _rate(value):
+    return "" if value is None else format(value, ",.0f" if value >= 100 else ".1f")
+
+
+def _maybe(value, digits):
+    return "" if value is None else format(value, digits)
+
+
+def _remark(row):
+    return "; ".join(filter(None, [row["reason"] and f"not measured: {row['reason']}", row["note"]]))
+
+
+# Titles, and the cell of a row of a record
+_COLUMNS = {
+    "row": lambda row: row["name"],
+    "images/s": lambda row: _rate(row["median"]),
+    "min-max": lambda row: "" if row["reason"] else f"{_rate(row['minimum'])}-{_rate(row['maximum'])}",
+    "ms a step": lambda row: _maybe(row["milliseconds"], ",.2f"),
+    "host ms": lambda row: _maybe(row["host_milliseconds"], ",.2f"),
+    "ratio": lambda row: _maybe(row["ratio"], ".2f"),
+    "launches": lambda row: _maybe(row["launches"], ","),
+    "syncs": lambda row: _maybe(row["syncs"], ","),
+    "peak MB": lambda row: "" if row["peak"] is None else f"{row['peak'] / 1e6:,.0f}",
+    "": _remark,
+}
+
+
+def cells(rows):
+    """Returns the titles of a table of rows of a record, and its lines, without columns that are empty."""
+    columns = [[title, *map(cell, rows)] for title, cell in _COLUMNS.items()]
+    return list(zip(*(column for column in columns if any(column[1:])), strict=True))
+
+
+def comparison(rows):
+    """Returns the ratio of our fastest row and the fastest one of a peer as a list of one line, or of none.
+
+    Args:
+        rows: of one batch size. A row with something switched off is not ours.
+    """
+    groups = ("config", "precision")
+    own = _fastest(row for row in rows if row["group"] in groups or row["name"] in config_rows.WHOLE)
+    peer = _fastest(row for row in rows if row["group"] == "peer")
+    return [f"{own['name']} over {peer['name']}: {own['median'] / peer['median']:.2f}"] if own and peer else []
+
+
+def _fastest(rows):
+    return max((row for row in rows if not row["reason"]), key=lambda row: row["median"], default=None)
+
+
+def console(record, batch):
+    """Returns the rows of one batch size as aligned text.
 
     Args:
         record: see :mod:`benchmarks.bars.record`.
         batch: images in a batch.
     """
     rows = [row for row in record["rows"] if row["batch"] == batch]
-    lines = _aligned(ROW_COLUMNS, rows)
-    own, peer = goals.ours(rows), goals.peer(rows)
-    if own and peer:
-        lines.append(f"  {own['name']} over {peer['name']}: {goals.over_peer(rows):.2f}")
-    return "\n".join([f"batch {batch}", *lines])
+    lines = cells(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [f"batch {batch}"]
+    for name, *others in lines:
+        padded = [other.rjust(width) for other, width in zip(others, widths[1:], strict=True)]
+        padded[-1:] = others[-1:] if lines[0][-1] == "" else padded[-1:]  # remarks are text
+        text.append("  " + "  ".join([name.ljust(widths[0]), *padded]).rstrip())
+    return "\n".join([*text, *(f"  {line}" for line in comparison(rows))])
 
 
-def counts(record):
-    """Returns what was counted of a step of ResNet-50 on the stand-in for a device."""
-    return "\n".join(["counted without a GPU: a step of ResNet-50", *_aligned(COUNT_COLUMNS, record["counts"])])
+def markdown(lines):
+    """Returns a table of Markdown; the first line has its titles."""
+    titles, *others = ([escaped(cell) for cell in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *others))
 
 
-def _aligned(columns, rows):
-    """The first column and the last one are text, the others numbers; those without any are left out."""
-    lines = [[title for title, _ in columns], *([text(row) for _, text in columns] for row in rows)]
-    kept = [column for column in zip(*lines, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in kept]
-    return [_line(cells, widths) for cells in zip(*kept, strict=True)]
-
-
-def _line(cells, widths):
-    name, *numbers, remark = cells
-    padded = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=False)] if any(numbers) else []
-    return ("  " + "  ".join([name.ljust(widths[0]), *padded, remark])).rstrip()
+def escaped(text):
+    """Returns text for a cell of a table of Markdown, or a heading."""
+    return re.sub(r"([\\|*<>`\[\]])", r"\\\1", " ".join(text.split()))

@@ -22,7 +22,6 @@ class Row:
         launches: kernels and graphs that the host launches in a step.
         syncs: how often the host waits for the device in a step.
         peak: most bytes that a step has needed, see :meth:`benchmarks.bars.timed_step.Step.peak`.
-        roofline: share of the images a second that bandwidth and arithmetic would allow at this level of fusion.
         reason: one line that says why there are no numbers, or ``""``.
         note: what else is to be said: slower paths that were taken.
     """
@@ -40,12 +39,11 @@ class Row:
     launches: int | None = None
     syncs: int | None = None
     peak: int | None = None
-    roofline: float | None = None
     reason: str = ""
     note: str = ""
 
 
-def row_of(batch, result, base, limit):
+def row_of(batch, result, base):
     """Returns the row of a way to train.
 
     Args:
@@ -53,7 +51,6 @@ def row_of(batch, result, base, limit):
         result: :class:`~benchmarks.bars.row_schedule.Result`.
         base: list of :class:`~benchmarks.bars.row_worker.Block` of what it is compared with, in the same turns;
             empty if there is none.
-        limit: images a second that the machine would allow, or ``None``.
     """
     bar, blocks = result.bar, result.blocks
     if result.reason:
@@ -74,6 +71,5 @@ def row_of(batch, result, base, limit):
         launches=result.launches and result.launches.launches,
         syncs=result.launches and result.launches.syncs,
         peak=max(block.peak for block in blocks),
-        roofline=statistics.median(rates) / limit if limit else None,
         note=result.note,
     )

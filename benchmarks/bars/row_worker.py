@@ -43,8 +43,6 @@ class BenchmarkRow:
             :class:`~benchmarks.bars.timed_step.Step`.
         reason: one line that says why it cannot be measured here, or ``""``.
         group: ``"plain"``, ``"config"``, ``"precision"``, ``"ablation"`` or ``"peer"``.
-        level: of fusion, see :mod:`benchmarks.roofline.levels`.
-        dtype: of activations; ``"tf32"`` if products round them.
         key: bars with equal keys do the same on this machine, and one is measured for all; ``None`` is like no other.
     """
 
@@ -52,8 +50,6 @@ class BenchmarkRow:
     make: Callable | None = None
     reason: str = ""
     group: str = "plain"
-    level: str = "nchw"
-    dtype: str = "float32"
     key: object = None
 
 

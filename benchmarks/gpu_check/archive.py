@@ -5,7 +5,7 @@ import io
 import pathlib
 import tarfile
 
-from benchmarks.gpu_check import summary
+from benchmarks.gpu_check import group, summary
 from mixprec import files
 from mixprec.archives import Damaged, reading
 from mixprec.command_line import one_line
@@ -15,7 +15,6 @@ _LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive
 _SUFFIXES = (".json", ".jsonl", ".txt", ".png")  # no pictures that are trained with, no snapshots
 _FILE, _FILES = 2 << 20, 24 << 20  # bytes of a file, and of all of them, beside the logs
 _CACHE = 14 << 20  # bytes of chosen engines and of what was compiled: there is room for them, compressed or not
-_CACHES = ("mixprec", "cupy")  # folders, those first that are worth most
 
 
 class Home:
@@ -23,7 +22,7 @@ class Home:
 
     Args:
         out: folder for the files, a path; it may be absent.
-        scratch: folder of the stages' files, likewise.
+        scratch: folder of the stages' files, a path.
         machine: dict from :func:`benchmarks.machine.record`.
         former: members of the archive that the check goes on from, as a dict from names to bytes; may be empty.
         say: callable that prints a line.
@@ -37,8 +36,8 @@ class Home:
     def keep(self, results, outputs, complete):
         """Writes both summaries, and the archive unless a stage has only begun.
 
-        Of a list of :class:`~benchmarks.gpu_check.summary.Result`, and a dict from names of stages to
-        :class:`~benchmarks.gpu_check.group.Output`.
+        Of a list of :class:`~benchmarks.gpu_check.summary.Result`, and a dict from names of stages to what they have
+        printed.
         """
         members = {
             summary.JSON: summary.as_json(self._machine, results, complete=complete).encode(errors="replace"),
@@ -48,21 +47,29 @@ class Home:
             self._write(name, [data])
         if any(result.state == summary.RUNNING for result in results):
             return
-        self._logs |= {f"{name}.log": output.bytes() for name, output in outputs.items()}
+        self._logs |= {f"{name}.log": output for name, output in outputs.items()}
         found, cache = {}, {}
         try:
-            texts = [path for result in results for path in sorted((self._scratch / result.name).rglob("*"))]
-            texts = [path for path in texts if path.suffix in _SUFFIXES and path.stat().st_size <= _FILE]
-            found = _contents(self._scratch, texts, _FILES)
-            # In each folder choices come first, then what was compiled for training, which runs before tests.
-            for name in _CACHES:
-                paths = (self._scratch / "cache" / name).rglob("*")
-                paths = sorted(paths, key=lambda path: (path.suffix != ".json", path.stat().st_mtime_ns, path))
-                cache |= _contents(self._scratch, paths, _CACHE - sum(map(len, cache.values())))
+            made = [path for result in results for path in sorted((self._scratch / result.name).rglob("*"))]
+            made = [path for path in made if path.suffix in _SUFFIXES and path.stat().st_size <= _FILE]
+            found = self._contents(made, _FILES)
+            # Choices of engines come first, then what was compiled for training, which runs before tests.
+            paths = (self._scratch / "cache").rglob("*")
+            paths = sorted(paths, key=lambda path: (path.suffix != ".json", path.stat().st_mtime_ns, path))
+            cache = self._contents(paths, _CACHE)
         except OSError as error:  # a file that cannot be read
             self._complain(f"not all files are in {NAME}: {error}")
         # On a disk that is nearly full there may be room without the cache.
         self._write(NAME, (packed(members, self._logs, found, each) for each in (cache, {})))
+
+    def _contents(self, paths, room):
+        """Returns the contents of files by their names in the folder, of each that there is room for."""
+        found = {}
+        for path in paths:
+            if path.is_file() and not path.is_symlink() and path.stat().st_size <= room:
+                data = found[path.relative_to(self._scratch).as_posix()] = path.read_bytes()
+                room -= len(data)
+        return found
 
     def _write(self, name, tries):
         """Writes the first of some contents that can be written."""
@@ -83,26 +90,21 @@ class Home:
             self._say(f"check_gpu: {one_line(line)}")
 
 
-def _contents(folder, paths, room):
-    """Returns the contents of files by their names in a folder, of each that there is room for."""
-    found = {}
-    for path in paths:
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= room:
-            data = found[path.relative_to(folder).as_posix()] = path.read_bytes()
-            room -= len(data)
-    return found
-
-
 def packed(members, logs, found, cache):
     """Returns the bytes of an archive: of these dicts from names to bytes as much as there is room for.
 
     What is cached is left out first, then the middle of logs, then all that stages have made.
     """
     for extra, size in (({**found, **cache}, 1 << 20), (found, 1 << 20), (found, 1 << 17), ({}, 1 << 14)):
-        data = _tar({**members, **{name: _cut(log, size) for name, log in logs.items()}, **extra})
-        if len(data) <= _LARGEST:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+            for name, data in {**members, **{log: group.cut(logs[log], size) for log in logs}, **extra}.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        if buffer.tell() <= _LARGEST:
             break
-    return data
+    return buffer.getvalue()
 
 
 def unpacked(path):
@@ -114,9 +116,7 @@ def unpacked(path):
     """
     try:
         with files.open_regular(path) as file, reading():
-            content = gzip.GzipFile(fileobj=file).read(20 * _LARGEST + 1)  # to its end, where its checksum stands
-            if len(content) > 20 * _LARGEST:
-                raise Damaged("it holds more than an archive of a check")
+            content = gzip.GzipFile(fileobj=file).read(20 * _LARGEST)  # to its end, where its checksum stands
             with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
                 names = [member for member in archive.getmembers() if member.isfile()]
                 members = {member.name: archive.extractfile(member).read() for member in names}
@@ -138,21 +138,3 @@ def write_files(folder, members):
         if len(path.parts) > 1 and not path.is_absolute() and ".." not in path.parts:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
-
-
-def _cut(data, size):
-    """Returns at most about ``size`` bytes, of which both ends are those of ``data``."""
-    if len(data) <= size:
-        return data
-    gap = f"\n... {len(data) - size} bytes are left out ...\n".encode()
-    return data[: size // 2] + gap + data[-(size // 2) :]
-
-
-def _tar(members):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        for name, data in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()

@@ -98,7 +98,7 @@ def pytest_runtest_logreport(report):
         _fail(report, report.when)
     elif report.when == "call" or report.skipped:
         _counts[report.outcome] += 1
-        _write(OUTCOMES, {**_counts, "failures": _failures, "complete": False})
+        _note()
 
 
 def _fail(report, when):
@@ -110,18 +110,22 @@ def _fail(report, when):
     _failures.append(f"{report.nodeid}, {when}: {lines[-1]}")
     _failed.add(name)
     _counts["failed"] += 1
-    _write(OUTCOMES, {**_counts, "failures": _failures, "complete": False})
+    _note()
 
 
 def pytest_sessionfinish(session, exitstatus):
     """Called by pytest when all tests are over; a signal has a status of its own."""
-    _write(OUTCOMES, {**_counts, "failures": _failures, "complete": exitstatus in (0, 1)})
+    _note(complete=exitstatus in (0, 1))
     if exitstatus in (0, 1) and _counts["passed"]:
         passed = json.loads(RECORD.read_text())
         for other in sorted(pathlib.Path(os.environ[_FOLDER]).parent.glob(f"tests-*/{PASSED}")):
             passed |= json.loads(other.read_text())
         good = set(session.config.args) - _failed
         _write(PASSED, {**passed, **{name: digest for name, digest in digests().items() if name in good}})
+
+
+def _note(*, complete=False):
+    _write(OUTCOMES, {**_counts, "failures": _failures, "complete": complete})
 
 
 def _write(name, content):

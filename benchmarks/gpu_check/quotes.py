@@ -62,12 +62,13 @@ def profile(folder, lines):
 def parity(folder, lines):
     """The accuracies of FP16 and FP32, and the mean of their differences, which may be up to :data:`MARGIN` points."""
     found = json.loads((folder / PARITY).read_text())
-    (paired,) = found["comparisons"]
-    quoted = [f"{arm['title']}: {arm['mean']:.2f} % on average of {arm['seeds']} seeds" for arm in found["arms"]]
+    paired = found["rows"][-1]
+    quoted = [f"{row['arm']}: {row['mean']:.2f} % on average of {len(row['seeds'])} seeds" for row in found["rows"]]
     differences = ", ".join(f"{difference:+.2f}" for difference in paired["differences"])
-    quoted.append(f"{paired['title']}: {paired['mean']:+.2f} points on average of {differences}")
+    what = f"{paired['arm']}, against {paired['against']}"
+    quoted.append(f"{what}: {paired['difference']:+.2f} points on average of {differences}")
     quoted.append(f"a check of +-{MARGIN} points, and no proof of parity")
-    if not abs(paired["mean"]) <= MARGIN:
+    if not abs(paired["difference"]) <= MARGIN:
         raise ValueError("; ".join(quoted))
     return quoted
 

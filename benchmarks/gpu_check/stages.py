@@ -70,7 +70,7 @@ def stages(scratch):
 
     def bars(name, seconds, batch, *rows, blocks=3, **more):
         words = [word for row in rows for word in ("--rows", row)]
-        words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--no-rates", "--limit", 25]
+        words += ["--batch", batch, "--blocks", blocks, "--block-steps", 10, "--limit", 25]
         words += ["--prepare-limit", min(1.5 * seconds, 135), "--json", scratch / name / quotes.BARS]
         words += ["--peer", "pytorch"] if any(row.startswith("PyTorch") for row in rows) else []
         return Stage(name, seconds, _script("benchmark.py", "bars", *words), quotes.bars, **more)
@@ -152,6 +152,6 @@ def _parity(scratch, name, seconds):
         "cudnn.autotune": "heuristic",
     }
     made = _script("make_textures.py", "--images", 5000, "--side", 40, "--out", images)
-    words = ("--seeds", 4, "--control-seeds", 0, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
-    trained = _script("parity.py", *words, *_overrides(keys))
+    words = ("--arms", "fp16", "--seeds", 4, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
+    trained = _script("benchmark.py", "parity", *words, *_overrides(keys))
     return Stage(name, seconds, ("sh", "-c", f"{shlex.join(made)} && {shlex.join(trained)}"), quotes.parity)

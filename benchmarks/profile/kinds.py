@@ -12,58 +12,38 @@ KINDS = (
     *(LAYOUT, UPDATE, OTHER),
 )
 
-_PRIMITIVES = {
-    "conv_fprop": CONV_FPROP,
-    "deconv_fprop": CONV_DGRAD,
-    "conv_batch_norm": CONV_FPROP,  # with the batch normalization, fused or not
-    "conv_dgrad": CONV_DGRAD,
-    "conv_wgrad": CONV_WGRAD,
-    "batch_norm": BN_FORWARD,
-    "batch_norm_affine": BN_FORWARD,
-    "batch_norm_inference": BN_FORWARD,
-    "batch_norm_backward": BN_BACKWARD,
-    "batch_norm_inference_backward": BN_BACKWARD,
-    "relu": ELEMENTWISE,
-    "relu_backward": ELEMENTWISE,
-    "add": ELEMENTWISE,
-    "add_bias": ELEMENTWISE,
-    "bias_grad": ELEMENTWISE,
-    "max_pool": POOLING,
-    "max_pool_backward": POOLING,
-    "average_pool": POOLING,
-    "average_pool_backward": POOLING,
-    "global_average_pool": POOLING,
-    "global_average_pool_backward": POOLING,
-    "linear": LINEAR,
-    "linear_dgrad": LINEAR,
-    "linear_wgrad": LINEAR,
-    "softmax_cross_entropy": LOSS,
-    "softmax_cross_entropy_backward": LOSS,
-    "binary_cross_entropy": LOSS,
-    "binary_cross_entropy_backward": LOSS,
-    "mix_images": ELEMENTWISE,
-    "scale_rows": ELEMENTWISE,
-    "mean_of_counted": LOSS,
-    "accuracy": LOSS,
-    "cast": LAYOUT,
-    "to_nhwc": LAYOUT,
-    "to_nchw": LAYOUT,
-}
-_FUNCTIONS = {
-    "Convolution2DFunction": CONV_FPROP,
-    "ConvolutionND": CONV_FPROP,
-    "Deconvolution2DFunction": CONV_DGRAD,  # also what Chainer computes that gradient with
-    "DeconvolutionND": CONV_DGRAD,
-    "Convolution2DGradW": CONV_WGRAD,
-    "ConvolutionNDGradW": CONV_WGRAD,
-    "BatchNormalization": BN_FORWARD,
-    "FixedBatchNormalization": BN_FORWARD,
-    "BatchNormalizationGrad": BN_BACKWARD,
-    "FixedBatchNormalizationGrad": BN_BACKWARD,
-    "LinearFunction": LINEAR,
-    "LinearGradData": LINEAR,
-    "LinearGradWeight": LINEAR,
-}
+
+def _by_name(names):
+    """Returns a dict from names to kinds; ``names`` has those of each kind, with spaces between them."""
+    return {name: kind for kind, own in names.items() for name in own.split()}
+
+
+_PRIMITIVES = _by_name(
+    {
+        CONV_FPROP: "conv_fprop conv_batch_norm",  # the latter with the batch normalization, fused or not
+        CONV_DGRAD: "conv_dgrad deconv_fprop",
+        CONV_WGRAD: "conv_wgrad",
+        BN_FORWARD: "batch_norm batch_norm_affine batch_norm_inference",
+        BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward",
+        ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows",
+        POOLING: "max_pool max_pool_backward average_pool average_pool_backward global_average_pool "
+        "global_average_pool_backward",
+        LINEAR: "linear linear_dgrad linear_wgrad",
+        LOSS: "softmax_cross_entropy softmax_cross_entropy_backward binary_cross_entropy binary_cross_entropy_backward "
+        "mean_of_counted accuracy",
+        LAYOUT: "cast to_nhwc to_nchw",
+    }
+)
+_FUNCTIONS = _by_name(
+    {
+        CONV_FPROP: "Convolution2DFunction ConvolutionND",
+        CONV_DGRAD: "Deconvolution2DFunction DeconvolutionND",  # what Chainer computes that gradient with, too
+        CONV_WGRAD: "Convolution2DGradW ConvolutionNDGradW",
+        BN_FORWARD: "BatchNormalization FixedBatchNormalization",
+        BN_BACKWARD: "BatchNormalizationGrad FixedBatchNormalizationGrad",
+        LINEAR: "LinearFunction LinearGradData LinearGradWeight",
+    }
+)
 _MODULES = {
     "chainer.functions.activation.": ELEMENTWISE,
     "chainer.functions.math.basic_math": ELEMENTWISE,

@@ -281,7 +281,7 @@ def _computes(node):
 
 
 def _bytes_of_update(optimizer):
-    """Returns the bytes that a step reads and writes, counted as :data:`benchmarks.update_gpu.BYTES` counts.
+    """Returns the bytes that a step reads and writes, counted as :data:`benchmarks.floors.UPDATE_BYTES` counts.
 
     Each gradient is read twice, first to be checked; masters, and the states that there are, are read and written; a
     parameter that is a copy of its master is read when gradients are checked and before it is written.

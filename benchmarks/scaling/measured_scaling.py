@@ -17,9 +17,6 @@ from benchmarks.scaling.rank_steps import MIXPREC, PLAIN, WRAPPED
 WEAK, STRONG = "weak", "strong"
 INDEPENDENT = "independent processes"
 _NAMES = {MIXPREC: "mixprec, communicator=", WRAPPED: WRAPPED, PLAIN: "plain Chainer in ChainerMN's optimizer"}
-# What two ranks should reach at least; more share the cores of a small machine.
-WANTED = 0.9  # of the ceiling
-HIDDEN = 0.6  # of the time of sums
 _KINDS = {MIXPREC: MIXPREC, WRAPPED: MIXPREC, PLAIN: PLAIN}  # the program in one process that each is compared with
 
 
@@ -75,14 +72,11 @@ class Measured:
         title: what was trained, in a line.
         alone: dict from programs to the images a second of one process, the median.
         rows: list of :class:`Row`.
-        hidden: dict from numbers of ranks to the share of the time with buckets of mixprec under way that lies in the
-            backward pass; traced in weak scaling, in steps of their own.
     """
 
     title: str
     alone: dict[str, float]
     rows: list[Row]
-    hidden: dict[int, float]
 
     def table(self):
         """Returns an aligned text table."""
@@ -101,26 +95,13 @@ class Measured:
             yield f"{f'{scaling} scaling, {ranks} ranks':52}{titles}"
             for row in self.rows:
                 if _place(row) == (scaling, ranks):
-                    yield self._line(row)
-        for ranks, share in self.hidden.items():
-            yield from self._summary(ranks, share)
+                    yield _line(row)
 
-    def _line(self, row):
-        spread = f"{row.lowest:.2f}-{row.highest:.2f}"
-        of_ceiling = "" if row.of_ceiling is None else f"{row.of_ceiling:12.2f}"
-        return f"  {row.name:50}{row.images_per_second:10.1f}{row.efficiency:12.2f}{spread:>12}{of_ceiling}"
 
-    def _summary(self, ranks, share):
-        rows = {row.name: row for row in self.rows if _place(row) == (WEAK, ranks)}
-        own, *others = (rows[_NAMES[program]] for program in _KINDS)
-        yield f"{f'{own.name}, weak scaling, {ranks} ranks':64}{'measured':>10}{'wanted' if ranks == 2 else '':>10}"
-        for text, value, bound in (
-            ("share of the ceiling", own.of_ceiling, WANTED),
-            *((f"efficiency, beside {other.name}", own.efficiency, other.efficiency) for other in others),
-            ("share of the time of sums that backward passes hide, traced", share, HIDDEN),
-        ):
-            line = f"  {text:62}{value:10.2f}"
-            yield f"{line}{f'>= {bound:.2f}':>10}  {'met' if value >= bound else 'MISSED'}" if ranks == 2 else line
+def _line(row):
+    spread = f"{row.lowest:.2f}-{row.highest:.2f}"
+    of_ceiling = "" if row.of_ceiling is None else f"{row.of_ceiling:12.2f}"
+    return f"  {row.name:50}{row.images_per_second:10.1f}{row.efficiency:12.2f}{spread:>12}{of_ceiling}"
 
 
 def _place(row):
@@ -174,13 +155,9 @@ def measure(network, *, arch, batch, numbers, dtype, blocks, seconds):
                     times = _all(groups, arm, rank_steps.block, arm.batch, steps[arm])
                     turns[-1][arm] = sum(arm.batch * steps[arm] / time for time in times)
                     bar.update()
-        hidden = {}
-        for arm in (Arm(MIXPREC, number, batch, True) for number in numbers):
-            times = _all(groups, arm, rank_steps.trace, batch, steps[arm])
-            hidden[arm.ranks] = sum(during for during, _ in times) / sum(total for _, total in times)
     title = f"{arch}, 32x32 pixels, batch {batch}, mixprec in {dtype}, NumPy, one thread of BLAS for each process"
     alone = {arm.program: statistics.median(turn[arm] for turn in turns) for arm in arms if arm.ranks == 1}
-    return Measured(title, alone, rows_of(turns, numbers, batch), hidden)
+    return Measured(title, alone, rows_of(turns, numbers, batch))
 
 
 def rows_of(turns, numbers, batch):

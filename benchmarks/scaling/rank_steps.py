@@ -8,7 +8,6 @@ import numpy as np
 from chainer import optimizers
 
 import mixprec
-from benchmarks.scaling.traced_sums import Trace
 
 MIXPREC, PLAIN, WRAPPED = "mixprec", "plain Chainer", "mixprec in ChainerMN's optimizer"
 _CLASSES, _SIZE = 10, 32
@@ -58,14 +57,6 @@ def block(batch, steps):
     for _ in range(steps):
         optimizer.update(model, x, t)
     return time.perf_counter() - start
-
-
-def trace(batch, steps):
-    """Returns the seconds in which buckets were under way during backward passes, and in all; over so many steps."""
-    traced = Trace()
-    with traced.steps():
-        block(batch, steps)
-    return traced.hidden, traced.total
 
 
 def _images(batch):

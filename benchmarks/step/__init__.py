@@ -1,1 +1,1 @@
-"""One training step: what it asks of a device, and what its Python costs. Neither needs a GPU."""
+"""What a training step asks of a device, counted without one."""

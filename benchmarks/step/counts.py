@@ -17,8 +17,7 @@ import numpy as np
 import mixprec
 from benchmarks import configured, null_device
 from benchmarks.processes import Worker
-from benchmarks.step.launches import launches_of, totals
-from benchmarks.step.unseen import chainers_own
+from benchmarks.step.launches import Launch, launches_of
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.verification import Verification
@@ -34,7 +33,6 @@ LAUNCHES = ("kernel", "cudnn", "blas", "array")  # kinds of notes
 _CONVERSIONS = ("to_nhwc", "to_nchw")
 _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
-_IMAGES = 2  # of a batch on which NumPy computes: how many functions there are does not depend on it
 _DECAY = 0.9999  # of the learning rate, from step to step
 
 
@@ -54,11 +52,9 @@ class Counts:
         syncs: values for which the host waits.
         conversions: layout conversions among all launches, and functions of arrays that go through one in another
             order than it lies in memory, which takes CuPy as long or longer.
-        functions: applications of functions of Chainer, forward and backward, whose launches cannot be seen here: all
-            but arithmetic and views.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
         note: one line that says more, such as why something is not known, or ``""``.
-        kinds: dict from kinds of launches, as in ``parts``, to their :class:`~benchmarks.step.launches.Total`.
+        moves: :class:`~benchmarks.step.launches.Launch` of each launch, in and outside of the graph.
     """
 
     launches: int | None = None
@@ -67,10 +63,9 @@ class Counts:
     uploads: int | None = None
     syncs: int | None = None
     conversions: int | None = None
-    functions: int | None = None
     parts: dict = dataclasses.field(default_factory=dict)
     note: str = ""
-    kinds: dict = dataclasses.field(default_factory=dict)
+    moves: tuple[Launch, ...] = ()
 
 
 def counts_of(rows, network, **settings):
@@ -103,18 +98,15 @@ def count(config, network):
         network: callable from the number of classes to a Chainer link from images to logits.
 
     Returns:
-        :class:`Counts`. With the layout nchw, where Chainer's own functions compute, only ``functions`` is known.
+        :class:`Counts`. With the layout nchw, where Chainer's own functions compute, nothing is known.
 
     Raises:
         RuntimeError: steps do not come to be alike, or no graph is launched.
     """
+    if config.model.memory_format == "nchw":
+        return Counts(note=_unseen("the functions of layout nchw"))
     model, _ = build_model(config, network, "@numpy")
     batch = _first_batch(config)
-    if config.model.memory_format == "nchw":
-        optimizer = build_optimizer(config, model)
-        with chainers_own() as names:
-            optimizer.update(*_asked(config, model, lambda: [array[:_IMAGES] for array in batch]))
-        return Counts(functions=names.total(), note=_unseen("the functions of layout nchw"))
     with _on_device(config, model, batch) as (optimizer, lossfun, given):
         rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulation_steps
         eager = _eager(optimizer, rate, lossfun, given, images_in_step)
@@ -124,21 +116,9 @@ def count(config, network):
         return _captured(launched, outside, eager, optimizer, images_in_step)
 
 
-def notes_of_captured(config, network):
-    """As :func:`count`, for a config with layout nhwc, and a graph.
-
-    Returns:
-        ``(inside, outside, model)``: notes of what the graph launches, and of what is launched around it; the model.
-    """
-    model, _ = build_model(config, network, "@numpy")
-    with _on_device(config, model, _first_batch(config)) as (optimizer, lossfun, given):
-        (graph,), outside = _replayed(config, optimizer, attribute(config.optimizer.name), lossfun, given)
-    return graph.notes, outside, model
-
-
 def table(counts):
     """Returns what :func:`counts_of` found as an aligned text table."""
-    titles = ("launches", "graphs", "uploads", "syncs", "conversions", "functions")
+    titles = ("launches", "graphs", "uploads", "syncs", "conversions")
     fields = ("launches", "graph_launches", *titles[2:])
     width = max(map(len, counts)) + 2
     lines = [f"{'':{width + 2}}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
@@ -160,7 +140,7 @@ def parts_table(counts):
 
 def as_json(counts):
     """Returns what :func:`counts_of` found as a list of dicts for JSON."""
-    fields = ("launches", "graph_launches", "uploads", "syncs", "conversions", "functions", "note")
+    fields = ("launches", "graph_launches", "uploads", "syncs", "conversions", "note")
     return [{"name": name, **{field: getattr(found, field) for field in fields}} for name, found in counts.items()]
 
 
@@ -194,11 +174,7 @@ def _eager(optimizer, rate, lossfun, given, images_in_step):
     before = None
     for _ in range(_STEPS):
         _move(optimizer, rate)
-        with (
-            graphs_of(next(optimizer.target.params()).array).on_stream(),
-            chainers_own() as names,
-            recording() as notes,
-        ):
+        with graphs_of(next(optimizer.target.params()).array).on_stream(), recording() as notes:
             optimizer.update(lossfun, *given)
         now = collections.Counter((note.kind, note.primitive, note.name) for note in notes)
         if now == before:
@@ -206,11 +182,11 @@ def _eager(optimizer, rate, lossfun, given, images_in_step):
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), functions=names.total(), kinds=_kinds(notes, images_in_step, optimizer))
-    unseen, report = sorted(names), optimizer.report()
+    found = dataclasses.replace(_counts(notes), moves=_moves(notes, images_in_step, optimizer))
+    report = optimizer.report()
     if report.batched < len(report.parameters):
-        unseen.append("the update of parameters one by one")
-    return dataclasses.replace(found, launches=None, note=_unseen(", ".join(unseen))) if unseen else found
+        return dataclasses.replace(found, launches=None, note=_unseen("the update of parameters one by one"))
+    return found
 
 
 def _first_batch(config):
@@ -255,9 +231,8 @@ def _captured(launched, notes, eager, optimizer, images_in_step):
         graph_launches=len(launched),
         in_graph=inside.launches if known else None,
         conversions=inside.conversions + outside.conversions,
-        functions=eager.functions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
-        kinds=_kinds([*graph.notes, *notes], images_in_step, optimizer),
+        moves=_moves([*graph.notes, *notes], images_in_step, optimizer),
         note=f"{inside.launches} launches in the graph" if known else eager.note,
     )
 
@@ -287,8 +262,8 @@ def _is_c_contiguous(dtype, shape, strides):
     return found == list(itertools.accumulate(sizes, operator.mul))[::-1][: len(found)]
 
 
-def _kinds(notes, images_in_step, optimizer):
-    return totals(launches_of(notes, images_in_step, optimizer.target), images_in_step)
+def _moves(notes, images_in_step, optimizer):
+    return tuple(launches_of(notes, images_in_step, optimizer.target))
 
 
 def _move(optimizer, rate):

@@ -1,4 +1,4 @@
-"""The launches of a training step with what each moves and multiplies, found without a device: kind by kind.
+"""The launches of a training step with what each moves, found without a device: kind by kind.
 
 Each array that a launch has as an argument moves once; what passes over an array twice moves it again. What there is
 per channel, and what the blocks of a kernel leave for each other, is left out. Images of the batch and weights are kept
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from benchmarks import update_gpu
+from benchmarks import floors
 from benchmarks.null_device import Address
 from benchmarks.profile import kinds
 
@@ -20,16 +20,13 @@ KINDS = (
     *(kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD, kinds.BN_FORWARD, kinds.BN_BACKWARD, kinds.GRADIENT_SUM),
     *(CONVERSION, STRIDED, kinds.ELEMENTWISE, kinds.POOLING, kinds.LINEAR, kinds.LOSS, kinds.UPDATE, COPY, kinds.OTHER),
 )
-SECTOR = 32  # bytes that a GPU moves at least, where neighbouring threads do not read neighbouring elements
 _CONVERSIONS = ("to_nhwc", "to_nchw")
-_CONVOLUTIONS = (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)
 _COPIES = ("copy", "copyto", "setitem")
 _UPDATES = ("save", "check", "update")
 _OF_FILTERS = {"w", "dw"}
 _OF_CHANNELS = "batch_norm_finalize_sums"  # goes over sums (2, C), no images
 _FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
 _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
-_OPTIMIZER = "MomentumSGD"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,24 +38,14 @@ class Launch:
         name: of the primitive, or of the function of arrays.
         bytes: that it reads and writes.
         again: those of them that are read a second time.
-        added: size of an array that is added to a gradient on the way, 0 if none is.
-        for_sums: bytes that it would move less if the gradient was the sum already.
-        sectors: bytes of memory sectors that it touches where it does not read in the order of memory.
-        flops: floating-point operations of its products.
         fixed: bytes that do not depend on the batch: filters, parameters.
-        filter: rows, columns and channels of the filter of a convolution, ``None`` for others.
     """
 
     kind: str
     name: str
     bytes: float = 0
     again: float = 0
-    added: float = 0
-    for_sums: float = 0
-    sectors: float = 0
-    flops: float = 0
     fixed: float = 0
-    filter: tuple | None = None
 
     def moved(self, batch):
         """Returns the bytes that it moves for a batch of so many images."""
@@ -113,6 +100,15 @@ def totals(launches, batch):
     return {kind: _total(groups[kind], batch) for kind in KINDS if kind in groups}
 
 
+def table(found, batch):
+    """Returns what :func:`totals` has found for a batch of so many images as an aligned text table."""
+    columns = [[getattr(total, name) for total in found.values()] for name in ("launches", "bytes", "least")]
+    rows = zip([*found, "all"], *([*numbers, sum(numbers)] for numbers in columns), strict=True)
+    lines = [f"{'':22}{'launches':>9}{f'GB, batch {batch}':>15}{'least':>9}"]
+    lines += [f"  {kind:20}{number:9}{moved / 1e9:15.2f}{least / 1e9:9.2f}" for kind, number, moved, least in rows]
+    return "\n".join(lines)
+
+
 def _total(group, batch):
     moved = sum(launch.moved(batch) for launch in group)
     spared = sum(launch.bytes if launch.kind in (kinds.GRADIENT_SUM, CONVERSION) else launch.again for launch in group)
@@ -134,10 +130,7 @@ def _of_operation(note, batch):
     y = shapes.get("y") or shapes["dy"]
     if "x" in images:
         images["x"] *= _used(shapes["x"], y, w, operation.attribute("stride"))
-    flops = 2 * math.prod(y) * math.prod(w[1:])
-    of_convolution = w[1:] if kind in _CONVOLUTIONS else None
-    moved = sum(images.values())
-    return Launch(kind, note.primitive, moved / batch, flops=flops / batch, fixed=filters, filter=of_convolution)
+    return Launch(kind, note.primitive, sum(images.values()) / batch, fixed=filters)
 
 
 def _used(x, y, w, stride):
@@ -149,17 +142,10 @@ def _used(x, y, w, stride):
 def _of_kernel(note, first, batch):
     """A kernel of ours; ``first`` is the note on the one before that has gone over the same arrays, or ``None``."""
     arrays = _arrays_of(note)
-    moved, kind = sum(each.nbytes for each in arrays), _kind_of(note)
+    moved = sum(each.nbytes for each in arrays)
     known = [] if first is None else _arrays_of(first)
     again = sum(each.nbytes for each in arrays if each in known)
-    added = for_sums = 0
-    if kind == kinds.BN_BACKWARD and _is_first_of_two(note):
-        whole = [each for each in arrays if len(each.shape) == 4]
-        if len(whole) == 4:  # dy, what is added to it, x, and what the second one reads in place of dy
-            added = whole[1].nbytes
-            for_sums = added if len(arrays) > len(whole) else 2 * added  # behind a mask that is written anyway
-    numbers = (number / batch for number in (moved, again, added, for_sums))
-    return Launch(kind, note.primitive or note.name, *numbers)
+    return Launch(_kind_of(note), note.primitive or note.name, moved / batch, again / batch)
 
 
 def _arrays_of(note):
@@ -181,12 +167,12 @@ def _kind_of(note):
 
 
 def _of_update(name, model):
-    """What :data:`benchmarks.update_gpu.BYTES` says; gradients are read by ``check`` already."""
+    """What :data:`benchmarks.floors.UPDATE_BYTES` says; gradients are read by ``check`` already."""
     params = [param for param in model.params() if param.array is not None]
     halves = sum(param.size for param in params if param.dtype.itemsize == 2)
     others = sum(param.size for param in params) - halves
     gradients = 2 * halves + 4 * others
-    rates = update_gpu.BYTES[_OPTIMIZER]
+    rates = floors.UPDATE_BYTES["MomentumSGD"]
     statistics = sum(
         value.nbytes
         for link in model.links()
@@ -201,13 +187,8 @@ def _of_update(name, model):
 def _of_function(note, batch):
     """A function of arrays: CuPy's kernels go through them in the order of the axes."""
     arrays = [each for each in note.arguments if type(each) is tuple and len(each) == 3 and type(each[0]) is str]
-    moved = sectors = 0
+    moved = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape, _ in arrays)
     largest = max((len(shape) for _, shape, _ in arrays), default=0)
-    for dtype, shape, strides in arrays:
-        size, itemsize = math.prod(shape), np.dtype(dtype).itemsize
-        moved += size * itemsize
-        if len(shape) > 1 and shape[-1] > 1 and strides[-1] != itemsize:
-            sectors += size * SECTOR
     if largest < 2:
         return Launch(COPY if note.name in _COPIES else kinds.OTHER, note.name)
     if note.name == "add":
@@ -215,5 +196,11 @@ def _of_function(note, batch):
     elif note.name in _COPIES:
         kind = COPY
     else:
-        kind = STRIDED if sectors and largest == 4 else kinds.OTHER
-    return Launch(kind, note.name, moved / batch, sectors=sectors / batch if kind != COPY else 0)
+        kind = STRIDED if largest == 4 and any(map(_is_strided, arrays)) else kinds.OTHER
+    return Launch(kind, note.name, moved / batch)
+
+
+def _is_strided(array):
+    """Whether neighbours along the last axis are no neighbours in memory."""
+    dtype, shape, strides = array
+    return len(shape) > 1 and shape[-1] > 1 and strides[-1] != np.dtype(dtype).itemsize

@@ -22,24 +22,19 @@ pytestmark = pytest.mark.slow
 OFF = "off: MIXPREC_CUDNN=0"
 
 
-def _step(network, *, batch=2, size=4, **keywords):
-    return chainer_rows.step(Task("", network, "@numpy", batch, size), **keywords)
-
-
 def test_rows_on_a_cpu():
     first, second, third = chainer_rows.bars("@numpy")
-    assert (first.name, first.reason, first.level, first.dtype) == ("plain Chainer FP32", "", "nchw", "float32")
+    assert (first.name, first.reason) == ("plain Chainer FP32", "")
     assert second == BenchmarkRow("plain Chainer FP32, cuDNN", reason="needs a GPU")
-    assert (third.name, third.reason, third.level, third.dtype) == ("plain Chainer mixed16", "", "nchw", "float16")
+    assert (third.name, third.reason) == ("plain Chainer mixed16", "")
     assert chainer_rows.base("@numpy") == first.name
 
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_rows_on_a_gpu(enabled, monkeypatch):
     monkeypatch.setattr(cuda, "cudnn_enabled", enabled)
-    monkeypatch.setattr(
-        environment, "components", lambda: [environment.Component("Chainer's cuDNN", "missing", note=OFF)]
-    )
+    components = [environment.Component("Chainer's cuDNN", "missing", note=OFF)]
+    monkeypatch.setattr(environment, "components", lambda: components)
     first, *rows = chainer_rows.bars("@cupy:0")
     assert (first.name, first.reason) == ("plain Chainer FP32, no cuDNN", "")
     assert first.make.keywords == {"use_cudnn": "never"}
@@ -53,12 +48,6 @@ def test_rows_on_a_gpu(enabled, monkeypatch):
     assert chainer_rows.base("@cupy:0") == rows[0].name
 
 
-def test_why_there_is_no_cudnn_is_what_the_environment_says():
-    notes = [component.note for component in environment.components() if component.name == "Chainer's cuDNN"]
-    assert [chainer_rows._why_no_cudnn()] == notes
-    assert notes[0]
-
-
 class Spy(chainer.FunctionNode):
     """Doubles nothing; notes the configuration that its passes see."""
 
@@ -66,11 +55,11 @@ class Spy(chainer.FunctionNode):
         self.seen = seen
 
     def forward(self, inputs):
-        self.seen.append(("forward", chainer.config.use_cudnn, chainer.config.autotune))
+        self.seen.append((chainer.config.use_cudnn, chainer.config.autotune))
         return inputs
 
     def backward(self, indexes, grads):
-        self.seen.append(("backward", chainer.config.use_cudnn, chainer.config.autotune))
+        self.seen.append((chainer.config.use_cudnn, chainer.config.autotune))
         return grads
 
 
@@ -89,23 +78,16 @@ class Spied(chainer.Chain):
         return y
 
 
-@pytest.mark.parametrize("config", [{"use_cudnn": "never"}, {"use_cudnn": "auto", "autotune": True}])
-def test_the_configuration_is_in_force_in_a_step_and_only_there(config):
+def test_the_configuration_is_in_force_in_a_step_and_only_there_and_nothing_is_held_after_it():
     before = chainer.config.use_cudnn, chainer.config.autotune
-    seen = []
-    run = _step(functools.partial(Spied, seen, []), **config)
+    seen, arrays = [], []
+    network = functools.partial(Spied, seen, arrays)
+    run = chainer_rows.step(Task("", network, "@numpy", 2, 4), use_cudnn="never", autotune=not before[1])
     assert seen == []
     run()
-    inside = config["use_cudnn"], config.get("autotune", before[1])
-    assert seen == [("forward", *inside), ("backward", *inside)]
+    run()
+    assert seen == [("never", not before[1])] * 4
     assert (chainer.config.use_cudnn, chainer.config.autotune) == before
-
-
-def test_nothing_of_a_step_is_held_after_it():
-    arrays = []
-    run = _step(functools.partial(Spied, [], arrays))
-    run()
-    run()
     assert [array() for array in arrays] == [None, None]
 
 
@@ -118,7 +100,7 @@ def test_a_step_is_one_of_a_training_loop_by_hand():
         return models[-1]
 
     with chainer.using_config("dtype", chainer.mixed16):  # as CHAINER_DTYPE may ask for
-        run = _step(network, batch=4, size=8, use_cudnn="never")
+        run = chainer_rows.step(Task("", network, "@numpy", 4, 8), use_cudnn="never")
     run()
     run()
     model = network(1000)
@@ -143,8 +125,7 @@ def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
 
     *_, bar = chainer_rows.bars("@numpy")
     bar = pickle.loads(pickle.dumps(bar))
-    run = bar.make(Task("resnet8", network, "@numpy", 2, 8))
-    run()
+    bar.make(Task("resnet8", network, "@numpy", 2, 8))()
     (model,) = models
     assert {param.dtype.name for param in model.params() if param.ndim > 1} == {"float16"}
     assert all(param.update_rule._use_fp32_update for param in model.params())
@@ -153,14 +134,11 @@ def test_mixed16_is_that_of_chainer_also_after_a_trip_to_another_process():
 @pytest.mark.gpu
 def test_plain_chainer_is_measured_on_the_gpu():
     from benchmarks.bars.row_schedule import Timing, measure
-    from benchmarks.bars.row_statistics import row_of
 
     bars = chainer_rows.bars("@cupy:0")
     task = Task("resnet18", MODELS["resnet18"], "@cupy:0", 8, 64)
     *_, results = measure(bars, task, Timing(2, 2, 300.0))
-    rows = [row_of(8, result, (), None) for result in results]
-    for row, bar in zip(rows, bars, strict=True):
-        print(row)
-        assert row.reason == bar.reason  # none, but where there is no cuDNN
-        assert row.reason or (row.median > 0 and row.peak > 8 * 3 * 64 * 64 * 2)
-    assert not rows[0].reason
+    for result, bar in zip(results, bars, strict=True):
+        assert result.reason == bar.reason  # none, but where there is no cuDNN
+        assert result.reason or result.blocks[0].peak > 8 * 3 * 64 * 64 * 2
+    assert not results[0].reason

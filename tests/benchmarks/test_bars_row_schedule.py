@@ -1,6 +1,8 @@
 """benchmarks.bars.row_schedule: the order of the rows, and what a failure leaves."""
 
 import contextlib
+import os
+import time
 import types
 
 import pytest
@@ -9,7 +11,7 @@ from benchmarks.bars import row_schedule, row_worker
 from benchmarks.bars.row_schedule import Timing, measure
 from benchmarks.bars.row_worker import BenchmarkRow, Launches, Task
 from benchmarks.bars.timed_step import Step
-from benchmarks.processes import Worker
+from mixprec import announcements
 from tests.stand_ins.stub_worker import StubWorker
 
 pytestmark = pytest.mark.slow
@@ -89,12 +91,8 @@ def test_all_rows_are_warm_before_blocks_alternate(race):
     assert [[block.seconds for block in result.blocks] for result in results] == [[0.5, 0.5], [], [1.0, 1.0]]
     assert [result.reason for result in results] == ["", "needs a GPU", ""]
     assert race.seen == ["a", "b", "c"] * (1 + BLOCKS)
-
-
-def test_a_row_has_given_back_what_steps_need_before_another_one_runs(race):
-    race.measure(race.bar("a", 1.0), race.bar("b", 1.0), blocks=1, steps=1)
-    warm, block = ["a"] * WARM, ["a"] * 3
-    assert [event for event in race.events if event.startswith("a")] == [*warm, "a released", *block, "a released"]
+    given_back = [*["a"] * WARM, "a released", *["a"] * BLOCK, "a released", *["a"] * BLOCK, "a released"]
+    assert [event for event in race.events if event.startswith("a")] == given_back
 
 
 def test_a_row_that_is_alone_gives_nothing_back(race):
@@ -102,52 +100,38 @@ def test_a_row_that_is_alone_gives_nothing_back(race):
     assert "a released" not in race.events
 
 
-def test_a_block_of_slow_steps_has_fewer(race):
-    race.measure(race.bar("a", 2.0), race.bar("b", 7.0), race.bar("c", 0.5), blocks=1, steps=10)
-    assert {name: race.events.count(name) - WARM - 2 for name in "abc"} == {"a": 2, "b": 1, "c": 10}
-
-
-def test_a_block_of_quick_steps_has_more_and_its_clock_starts_when_the_device_is_up_to_speed(race):
-    race.measure(race.bar("a", 1 / 64), race.bar("b", 2.0**-20), blocks=1, steps=10)
-    before = int(0.3 * 64), int(0.3 * 2**20)
-    assert race.events.count("a") == WARM + 2 + before[0] + 64
-    assert race.events.count("b") == WARM + 2 + before[1] + 1000
-
-
-def test_there_are_results_after_each_round_of_blocks(race):
-    race.measure(race.bar("a", 1.0), race.bar("b", 1.0, (WARM + BLOCK + 1, RuntimeError("no room"))))
-    assert [[len(result.blocks) for result in results] for results in race.rounds] == [[1, 1], [2, 0], [2, 0]]
-    assert not any(result.is_cut for results in race.rounds for result in results)
+def test_blocks_of_slow_steps_have_fewer_and_of_quick_ones_more(race):
+    """Before a block there are two steps to warm up, and 0.3 s until the device is up to its speed."""
+    seconds = {"slow": 2.0, "slower": 7.0, "medium": 0.5, "quick": 1 / 64, "quicker": 2.0**-20}
+    race.measure(*(race.bar(name, each) for name, each in seconds.items()), blocks=1, steps=10)
+    steps = {name: race.events.count(name) - WARM - 2 - int(0.3 / each) for name, each in seconds.items()}
+    assert steps == {"slow": 2, "slower": 1, "medium": 10, "quick": 64, "quicker": 1000}
 
 
 def test_what_does_the_same_is_measured_once(race):
     a, b, c, d = (race.bar(name, 1.0, key=key) for name, key in zip("abcd", (1, 2, 1, None), strict=True))
     results = race.measure(a, b, c, d)
     assert [event for event in race.events if "make" in event] == ["make a", "make b", "make d"]
-    assert results[2].bar is c
-    assert results[2].blocks == results[0].blocks
+    assert (results[2].bar, results[2].blocks) == (c, results[0].blocks)
     assert [result.note for result in results] == ["", "", "the same step as a", ""]
 
 
 def test_a_failure_while_warming_up_is_a_reason_and_its_process_ends_at_once(race):
-    failed, other = race.measure(race.bar("a", 1.0, (2, RuntimeError("no room\nfor it"))), race.bar("b", 2.0))
+    fails = (2, RuntimeError("no room\nfor it"))
+    bars = race.bar("a", 1.0, fails, key=1), race.bar("same", 1.0, key=1), race.bar("b", 2.0)
+    failed, same, other = race.measure(*bars)
     assert (failed.blocks, failed.launches, failed.reason) == ((), None, ORDINARY)
-    assert (len(other.blocks), other.reason) == (BLOCKS, "")
+    assert (same.reason, len(other.blocks), other.reason) == (ORDINARY, BLOCKS, "")
     assert race.events[:5] == ["start", "make a", "a", "end", "start"]  # its memory is free before b is made
 
 
 def test_a_failure_in_a_later_block_is_a_reason_and_the_others_go_on(race):
-    later = WARM + BLOCK + 1
-    results = race.measure(race.bar("a", 1.0), race.bar("b", 1.0, (later, RuntimeError("no room"))), race.bar("c", 1.0))
+    fails = (WARM + BLOCK + 1, RuntimeError("no room"))
+    results = race.measure(race.bar("a", 1.0), race.bar("b", 1.0, fails), race.bar("c", 1.0))
     assert [result.reason for result in results] == ["", f"block 2 of 2: {ORDINARY}", ""]
-    assert [len(result.blocks) for result in results] == [2, 0, 2]
+    assert [[len(result.blocks) for result in each] for each in race.rounds] == [[1, 1, 1], [2, 0, 2], [2, 0, 2]]
     assert race.steps[-2 * BLOCK - 3 :] == [*["a"] * BLOCK, "end", *["c"] * BLOCK, "end", "end"]
-
-
-def test_what_failed_is_the_reason_of_all_that_do_the_same(race):
-    fails = (1, RuntimeError("no room"))
-    results = race.measure(race.bar("a", 1.0, fails, key=1), race.bar("b", 1.0, key=1))
-    assert [(result.bar.name, result.reason) for result in results] == [("a", ORDINARY), ("b", ORDINARY)]
+    assert not any(result.is_cut for results in race.rounds for result in results)
 
 
 def test_when_the_time_is_over_nothing_new_begins_but_the_first_block(race):
@@ -179,9 +163,6 @@ def test_launches_are_counted_after_the_last_block(race):
     *_, (result,) = measure([race.bar("a", 1.0)], TASK, Timing(1, 3, 60.0), count=_counting)
     assert result.launches == Launches(5, 2)
     assert race.steps == ["start", "make a", *["a"] * (WARM + BLOCK), *["a"] * 3, "end"]
-
-
-def test_what_cannot_be_counted_is_a_note_and_the_blocks_stay(race):
     *_, (result,) = measure([race.bar("a", 1.0)], TASK, Timing(1, 3, 60.0), count=_no_counting)
     assert (len(result.blocks), result.launches, result.reason) == (1, None, "")
     assert result.note == "launches were not counted: OSError: libcupti is not there"
@@ -205,73 +186,42 @@ def test_preparing_has_a_limit_of_its_own(race, monkeypatch, prepare_limit, expe
 
 
 class Quick(Step):
+    """What happens at each step."""
+
+    def __init__(self, happens=lambda: None):
+        self.happens = happens
+
     def __call__(self):
-        pass
+        self.happens()
 
     def peak(self):
         return 10
 
 
-class Crashes(Quick):
-    """A process that is gone at a step."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def __call__(self):
-        import os
-
-        self.left -= 1
-        if not self.left:
-            os._exit(9)
-
-
-class Hangs(Quick):
-    def __call__(self):
-        import time
-
-        time.sleep(600)
-
-
-class Announces(Quick):
-    def __call__(self):
-        from mixprec.announcements import announce
-
-        announce("%s by Chainer's own, slower path", "convolution")
-
-
 def _crashes(task):
-    return Crashes(1)
+    return Quick(lambda: os._exit(9))
 
 
 def _crashes_later(task):
-    return Crashes(4)
+    left = iter(range(3))
+    return Quick(lambda: next(left, None) is None and os._exit(9))
 
 
 def _hangs(task):
-    return Hangs()
+    return Quick(lambda: time.sleep(600))
 
 
 def _announces(task):
-    return Announces()
+    return Quick(lambda: announcements.announce("%s by Chainer's own, slower path", "convolution"))
 
 
-def _quick(task):
-    return Quick()
-
-
-def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason(monkeypatch):
+def test_a_crash_and_a_row_that_hangs_are_rows_with_a_reason():
     died = "its process died: a crash, or the memory of the machine was not enough"
-    makes = [_crashes, _crashes_later, _announces, _quick]
+    makes = [_crashes, _crashes_later, _announces]
     *_, results = measure([BenchmarkRow(make.__name__, make) for make in makes], TASK, Timing(2, 1, 60.0))
-    assert [result.reason.partition(";")[0] for result in results] == [died, f"block 1 of 2: {died}", "", ""]
-    assert results[0].reason.endswith(
-        "; it had come to: imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
-    )
-    assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path", ""]
+    assert [result.reason.partition(";")[0] for result in results] == [died, f"block 1 of 2: {died}", ""]
+    had_come_to = "imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
+    assert results[0].reason.endswith(f"; it had come to: {had_come_to}")
+    assert [result.note for result in results] == ["", "", "convolution by Chainer's own, slower path"]
     *_, (hung,) = measure([BenchmarkRow("hangs", _hangs)], TASK, Timing(1, 1, 3.0))
     assert hung.reason.partition(";")[0] == "no answer within 3 s"  # imports alone may have taken that
-
-
-def test_the_processes_are_those_of_workers():
-    assert row_schedule.Worker is Worker

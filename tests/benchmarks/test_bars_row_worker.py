@@ -1,4 +1,4 @@
-"""benchmarks.bars.row_worker and chainer_step: what runs in the process of a row."""
+"""benchmarks.bars.row_worker, chainer_step and progress: what runs in the process of a row."""
 
 import contextlib
 import gc
@@ -11,11 +11,15 @@ import chainer
 import numpy as np
 import pytest
 
-from benchmarks.bars import chainer_step, config_rows, row_worker
+from benchmarks.bars import chainer_step, config_rows, progress, row_worker
 from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches, Task, WarmStep
 from benchmarks.bars.timed_step import Step, memory_of_process
 from benchmarks.processes import Worker
+from mixprec.backends import launch
+from mixprec.backends.cudnn import context, settings
+from mixprec.backends.geometry import Convolution
 from models import MODELS
+from tests.stand_ins.cuda_on_host import HostCuda, send
 
 pytestmark = pytest.mark.slow
 
@@ -56,41 +60,28 @@ def step(monkeypatch):
     return step
 
 
-def _made(step, task):
-    return WarmStep(BenchmarkRow("a", lambda task: step), task)
-
-
-def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step):
-    row = _made(step, CPU)
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_block_is_warm_starts_with_an_idle_device_and_ends_with_one(step, alone):
+    row = WarmStep(BenchmarkRow("a", lambda task: step), CPU, alone=alone)
+    given_back = [] if alone else ["release"]
     assert row.seconds == 4.0
-    assert step.events == ["warm up", "wait", "step", "wait", "release"]
-    step.events.clear()
-    assert row.block(3) == Block(4.0, None, 700)
-    assert step.events == ["warm up", "wait", *["step"] * 3, "wait", "peak", "release"]
-
-
-def test_a_row_that_is_alone_gives_nothing_back(step):
-    row = WarmStep(BenchmarkRow("a", lambda task: step), CPU, alone=True)
+    assert step.events == ["warm up", "wait", "step", "wait", *given_back]
     for _ in range(2):
+        step.events.clear()
         assert row.block(3) == Block(4.0, None, 700)
-    assert step.events == ["warm up", "wait", "step", "wait", *["warm up", "wait", *["step"] * 3, "wait", "peak"] * 2]
+        assert step.events == ["warm up", "wait", *["step"] * 3, "wait", "peak", *given_back]
 
 
-def test_on_a_gpu_the_time_of_the_host_is_that_of_a_call_with_an_empty_queue(step):
-    row = _made(step, GPU)
-    assert row.block(2) == Block(4.0, 1.0, 700)
-
-
-def test_the_step_alone_is_counted_when_it_is_warm(step):
+def test_on_a_gpu_host_time_is_of_a_call_with_an_empty_queue_and_a_step_is_counted(step):
     @contextlib.contextmanager
     def count():
-        counts = types.SimpleNamespace(launches=None, graph_launches=None, syncs=None)
+        counts = types.SimpleNamespace(launches=4, graph_launches=1, syncs=1)
         step.events.append("count")
         yield counts
         step.events.append("counted")
-        counts.launches, counts.graph_launches, counts.syncs = 4, 1, 1
 
-    row = _made(step, GPU)
+    row = WarmStep(BenchmarkRow("a", lambda task: step), GPU)
+    assert row.block(2) == Block(4.0, 1.0, 700)
     step.events.clear()
     assert row.launches(count) == Launches(5, 1)
     assert step.events == ["warm up", "count", "step", "counted", "release"]
@@ -111,20 +102,6 @@ def test_what_mixprec_announces_is_kept(monkeypatch):
         logger.removeHandler(row_worker._notes)
 
 
-# Steps of Chainer
-
-
-def test_on_a_cpu_a_step_is_warmed_up_once_and_its_peak_is_that_of_the_process():
-    calls = []
-    step = chainer_step.step_of(types.SimpleNamespace(xp=np), lambda: calls.append(1))
-    step.warm_up()
-    warm = len(calls)
-    step.release()
-    step.warm_up()
-    assert warm == len(calls) > 0
-    step.synchronize()
-
-
 class Idle(Step):
     def __call__(self):
         pass
@@ -139,11 +116,13 @@ def _idle(task):
 
 def test_the_memory_of_a_row_is_not_that_of_its_parent():
     held = np.ones(2**27)  # 1 GiB, touched
-    before = memory_of_process()
-    assert before > held.nbytes
+    assert memory_of_process() > held.nbytes
     with Worker() as worker:
         worker.call(row_worker.prepare, BenchmarkRow("idle", _idle), CPU, False)
         assert worker.call(row_worker.block, 1).peak < held.nbytes
+
+
+# Steps of Chainer
 
 
 class StubHook:
@@ -160,10 +139,11 @@ class StubHook:
 
 
 class StubGpu:
-    """A device whose pool grows, and a captured step that is a graph after five calls."""
+    """A device whose pool grows, and a captured step that is a graph after some eager calls."""
 
     def __init__(self):
         self.events, self.pool, self.pool_bytes = [], 0, 0
+        self.why_not, self.eager, self.replays, self.calls = None, 5, 0, 0
         device = types.SimpleNamespace(synchronize=lambda: self.events.append("wait"))
         self.xp = types.SimpleNamespace(
             empty=np.empty,
@@ -181,22 +161,14 @@ class StubGpu:
         for hook in StubHook.active:
             hook.alloc_postprocess(mem_ptr=1, size=300)
 
-
-class StubCaptured:
-    def __init__(self, device, why_not=None, eager=5):
-        self.device, self.why_not, self.eager = device, why_not, eager
-        self.replays, self.calls = 0, 0
-
-    def __call__(self):
-        self.device.run()
+    def captured(self):
+        self.run()
         self.calls += 1
-        if self.calls > self.eager and self.why_not is None:
-            self.replays += 1
-            self.device.pool_bytes = 50
+        self.replays += self.calls > self.eager and self.why_not is None
 
     def reset(self):
-        self.device.events.append("reset")
-        self.calls, self.device.pool_bytes = self.eager - 2, 0  # as after Specialization.drop: two eager calls at least
+        self.events.append("reset")
+        self.calls = self.eager - 2  # as after Specialization.drop: two eager calls at least
 
     def report(self):
         return "two steps differ"
@@ -214,8 +186,7 @@ def test_on_a_gpu_pools_are_emptied_and_peaks_are_those_of_steps(gpu):
     step.warm_up()
     first = gpu.events.count("step")
     step.release()
-    assert gpu.events[-2:] == ["wait", "free"]
-    assert step.peak() == 0
+    assert (gpu.events[-2:], step.peak()) == (["wait", "free"], 0)
     step.warm_up()
     assert step.peak() == 400
     assert first > gpu.events.count("step") - first > 0
@@ -225,44 +196,36 @@ def test_on_a_gpu_pools_are_emptied_and_peaks_are_those_of_steps(gpu):
 
 
 def test_a_captured_step_is_a_graph_again_after_each_release(gpu):
-    captured = StubCaptured(gpu)
-    step = chainer_step.step_of(gpu, captured, captured)
+    step = chainer_step.step_of(gpu, gpu.captured, gpu)
     for _ in range(2):
         step.warm_up()
-        assert captured.replays
-        assert step.peak() == 400
-        captured.replays = 0
+        assert (gpu.replays > 0, step.peak()) == (True, 400)
+        gpu.replays = 0
         step.release()
-        assert gpu.events[-3:] == ["reset", "wait", "free"]
-        assert step.peak() == 0
+        assert (gpu.events[-3:], step.peak()) == (["reset", "wait", "free"], 0)
 
 
 def test_a_graph_that_is_kept_is_captured_once(gpu):
-    captured = StubCaptured(gpu)
-    row = WarmStep(BenchmarkRow("a", lambda task: chainer_step.step_of(gpu, captured, captured)), GPU, alone=True)
-    eager = captured.calls - captured.replays
+    row = WarmStep(BenchmarkRow("a", lambda task: chainer_step.step_of(gpu, gpu.captured, gpu)), GPU, alone=True)
+    eager = gpu.calls - gpu.replays
     for _ in range(3):
         row.block(3)
-    assert (captured.calls - captured.replays, row.slower) == (eager, "")
+    assert (gpu.calls - gpu.replays, row.slower) == (eager, "")
     assert not {"reset", "free"} & set(gpu.events)
-    captured.why_not = "no memory\nfor it"
+    gpu.why_not = "no memory\nfor it"
     row.block(3)
     assert row.slower == "no memory"
 
 
 def test_what_is_not_launched_as_a_graph_is_not_measured_as_captured(gpu):
-    captured = StubCaptured(gpu, eager=10**6)
+    gpu.eager = 10**6
+    step = chainer_step.step_of(gpu, gpu.captured, gpu)
     with pytest.raises(RuntimeError, match="no graph was launched in 20 steps: two steps differ"):
-        chainer_step.step_of(gpu, captured, captured).warm_up()
-
-
-def test_what_cannot_be_captured_runs_eagerly_and_is_not_reset(gpu):
-    captured = StubCaptured(gpu, why_not="cuBLAS")  # which was announced, and is in the row's note
-    step = chainer_step.step_of(gpu, captured, captured)
+        step.warm_up()
+    gpu.why_not = "cuBLAS"  # which was announced, and is in the row's note
     step.warm_up()
     step.release()
     assert "reset" not in gpu.events
-    assert 0 < gpu.events.count("step") <= 4
 
 
 class Seen(chainer.LinkHook):
@@ -282,11 +245,31 @@ def test_what_the_classifier_holds_is_gone_after_a_release():
     task = Task("resnet8", MODELS["resnet8"], "@numpy", 4, 32)
     bars = {bar.name: bar for bar in config_rows.bars("@numpy", arch="resnet8", batch=4, size=32)}
     for name in ("fp32.yaml", "nhwc_fused_batched.yaml"):
-        step = bars[name].make(task)
-        alive = []
+        step, alive = bars[name].make(task), []
         with Seen(alive):
             step()
         assert any(reference() is not None for reference in alive)
         step.release()
         gc.collect()
         assert not any(reference() is not None for reference in alive)
+
+
+# What is counted while a row is prepared
+
+
+def test_kernels_plans_and_measurements_are_counted(capsys, monkeypatch):
+    monkeypatch.setattr(launch, "binary_of", lambda source: b"")
+    before = launch.binary_of, context.Plan, context.fastest
+    said, rng = [], np.random.default_rng(0)
+    x, w = send(tuple(rng.normal(size=shape).astype(np.float16) for shape in ((2, 6, 5, 16), (24, 3, 3, 16))))
+    settings.configure(autotune="measure", cache=None)
+    with progress.reporting("a row", said.append):
+        launch.binary_of("")
+        cuda = HostCuda()
+        cuda.conv_fprop(x, w, Convolution((1, 1), (1, 1)))
+    assert said[0] == "imports, 0 kernels compiled, 0 plans of cuDNN built, 0 engines measured"
+    kernels, plans, measured = (int(part.split()[0]) for part in said[-1].split(", ")[1:])
+    assert (kernels, plans) == (1, len(cuda.cudnn.plans()))
+    assert measured >= 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"a row: {said[-1]}; ")
+    assert before == (launch.binary_of, context.Plan, context.fastest)

@@ -1,4 +1,4 @@
-"""scripts/check_gpu.py as it runs here, where there is no GPU: its files, a second call, signals, a full disk."""
+"""scripts/check_gpu.py as it runs here, where there is no GPU: its files, a second call, signals."""
 
 import json
 import os
@@ -94,7 +94,6 @@ def test_a_second_call_goes_on(finished, tmp_path):
     [
         (["--stage", "tset"], "--stage: found 'tset', expected one of environment, smoke, captured-256, "),
         (["--out", "{used}"], "--out {used}: check.tgz of another check is there; go on with it by --resume"),
-        (["--budget", "0"], "argument --budget: found '0', expected a finite number above 0"),
         (["--resume", "{used}/no.tgz"], "--resume {used}/no.tgz: "),
         (["--resume", "{used}/file"], "--resume {used}/file: no archive of a check: "),
         (["--resume", "{used}/other.tgz"], "--resume {used}/other.tgz: no archive of a check: it has no summary.json"),
@@ -125,17 +124,16 @@ def line_of(process, beginning):
     raise AssertionError(f"the process ended without a line {beginning}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_stage_and_keeps_the_archive(tmp_path, number):
+def test_a_signal_ends_the_stage_and_keeps_the_archive(tmp_path):
     out = tmp_path / "out"
     process = start("--out", out, "--stage", "nccl", "--stage", "environment")
     line_of(process, "device: at most")
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     printed, errors = process.communicate()
-    assert (process.returncode, errors) == (128 + number, "")
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "")
     assert states_in(out) == {"device": "interrupted", "environment": "skipped", "nccl": "skipped"}
     assert record_in(out)["complete"] is False
-    assert record_in(out)["stages"][0]["note"] == number.name
+    assert record_in(out)["stages"][0]["note"] == "SIGTERM"
     assert printed.splitlines()[-1].startswith("not well: device")
     assert sorted(os.listdir(out)) == FILES
 
@@ -152,40 +150,6 @@ def test_a_killed_check_leaves_what_is_known(tmp_path):
     assert json.loads(members["summary.json"])["stages"][1]["state"] == "waiting"
 
 
-def test_a_driver_that_ends_whoever_asks_does_not_end_the_check(tmp_path):
-    (tmp_path / "cupy").mkdir()
-    (tmp_path / "cupy" / "__init__.py").write_text("import os\n\nos._exit(99)\n")
-    process = start("--out", tmp_path / "out", "--stage", "nccl", PYTHONPATH=str(tmp_path))
-    printed, errors = process.communicate()
-    assert (process.returncode, errors) == (1, "")
-    assert states_in(tmp_path / "out") == {"device": "failed", "nccl": "skipped"}
-    assert "exit status 99" in printed
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, to mount a small disk")
-def test_a_full_disk_ends_no_stage(tmp_path):
-    """Neither the disk of the results nor that of all other files has any room: what was found is printed."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here")
-    try:
-        (disk / "temporary").mkdir()
-        with pytest.raises(OSError, match="No space left"):
-            (disk / "filling").write_bytes(bytes(1 << 20))
-        process = start("--out", disk / "out", TMPDIR=str(disk / "temporary"))
-        printed, errors = process.communicate()
-    finally:
-        subprocess.run(["umount", disk], check=True)
-    assert (process.returncode, errors) == (0, "")
-    lines = printed.splitlines()
-    for name in ("summary.json", "summary.txt", "check.tgz"):
-        why = "No space left on device; the check goes on, and prints all"
-        assert lines.count(f"check_gpu: {disk}/out/{name} cannot be written: {why}") == 1
-    assert any(line.startswith("environment       ok") for line in lines)
-    assert any(line.startswith("    Mem: ") for line in lines)
-
-
 def test_it_runs_from_a_checkout_without_a_repository_and_anywhere(tmp_path):
     """As on a machine to which files alone were copied, with a bare interpreter; nothing else stays there."""
     copy, temporary = tmp_path / "copy", tmp_path / "temporary"
@@ -197,7 +161,7 @@ def test_it_runs_from_a_checkout_without_a_repository_and_anywhere(tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     (out,) = (tmp_path / "results" / "check_gpu").iterdir()
-    assert states_in(out) == {"environment": "ok"}
+    assert states_in(out) == {"device": "no device", "environment": "ok"}
     assert record_in(out)["commit"] is None
     assert os.listdir(temporary) == []
 

@@ -8,7 +8,7 @@ import pytest
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 
-from benchmarks import floors, primitives_gpu
+from benchmarks import floors
 from benchmarks.null_device import Call, Spec
 from mixprec.backends import cpu
 from mixprec.backends.geometry import BatchNorm, Convolution, Saved
@@ -118,7 +118,3 @@ def test_the_floor_is_the_longer_of_two_times(moved, operations, dtype, expected
 def test_products_without_a_rate_have_no_floor():
     with pytest.raises(KeyError, match="float64"):
         floors.floor(1, 1, "float64", RATES)
-
-
-def test_the_table_of_primitives_has_the_same_operations():
-    assert primitives_gpu.operations is floors.operations

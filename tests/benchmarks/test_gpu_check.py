@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     """Runs stages; returns their results by name, and the printed lines. A stage may run as long as is planned."""
     monkeypatch.setattr(Stage, "limit", property(lambda stage: stage.seconds))
 
-    def run(*wanted, device=FOUND, budget=600.0, former=None, members=None, environment=()):
+    def run(*wanted, device=FOUND, budget=600.0, former=None, members=None):
         printed = []
         run.scratch.mkdir(exist_ok=True)
         found = check.Check(
@@ -40,9 +40,9 @@ def run(tmp_path, monkeypatch):
             time.monotonic() + budget,
             root=tmp_path,
             scratch=run.scratch,
-            environment=dict(environment),
+            environment={"VARIABLE": "4711"},
             keep=archive.Home(run.out, run.scratch, MACHINE, members or {}, printed.append).keep,
-            interruption=group.Interruption(),
+            signals=[],
             say=printed.append,
             former=former or {},
             date=MACHINE["date"],
@@ -85,32 +85,35 @@ def test_stages_survive_each_other(run, tmp_path):
         shell("bytes", "printf 'bad \\377 byte\\n\\n'"),
         Stage("absent", 60.0, (str(tmp_path / "no-program"),), needs_device=False),
         shell("no numbers", "seq 9", quote=broken),
-        shell("good", "echo fine"),
+        shell("loud", "echo start; yes | head -c 5000000; echo end"),
+        shell("good", "echo $VARIABLE"),
     )
-    assert {
-        name: (result.state, result.status, result.note) for name, result in results.items() if name != "absent"
-    } == {
+    found = {name: (result.state, result.status, result.note) for name, result in results.items()}
+    assert found.pop("absent")[2].startswith("cannot be started: ")
+    assert found == {
+        "device": ("ok", 0, ""),
         "fails": ("failed", 3, "exit status 3; half a line"),
         "hangs": ("timed out", -signal.SIGKILL, "after 2 s; last line: begun"),
         "leaves": ("ok", 0, ""),
         "crashes": ("failed", -signal.SIGSEGV, "ended by SIGSEGV; no output"),
         "bytes": ("ok", 0, ""),
         "no numbers": ("failed", 0, "ended well, but: no numbers"),
+        "loud": ("ok", 0, ""),
         "good": ("ok", 0, ""),
     }
-    assert results["absent"].note.startswith("cannot be started: ")
     assert results["bytes"].quotes == ["bad \N{REPLACEMENT CHARACTER} byte"]
     assert results["no numbers"].quotes == list("456789")
+    assert results["good"].quotes == ["4711"]
     assert all(is_gone((tmp_path / name).read_text().strip()) for name in ("child", "other"))
-    assert members_of(run)["fails.log"] == b"first\nhalf a line"
+    members = members_of(run)
+    assert members["fails.log"] == b"first\nhalf a line"
+    log = members["loud.log"]  # both ends are kept
+    assert (log[:8], log[-6:], len(log) < 1_100_000) == (b"start\ny\n", b"y\nend\n", True)
+    assert log.count(b"... the middle is left out ...") == 1
     assert "hangs: at most 2 s ..." in printed
-    record = json.loads(members_of(run)["summary.json"])
+    record = json.loads(members["summary.json"])
     assert record["complete"] is True
     assert [stage["state"] for stage in record["stages"]] == [result.state for result in results.values()]
-
-
-CPU = shell("cpu", "true")
-GPU = shell("gpu", "true", needs_device=True)
 
 
 @pytest.mark.parametrize(
@@ -123,38 +126,22 @@ GPU = shell("gpu", "true", needs_device=True)
     ],
 )
 def test_a_device_is_asked_for_once(run, device, state, others, note):
-    results, _ = run(CPU, GPU, device=device)
+    results, _ = run(shell("cpu", "true"), shell("gpu", "true", needs_device=True), device=device)
     assert states(results) == {"device": state, "cpu": "ok", "gpu": others}
     assert results["device"].note == note
     expected = {"ok": "", "no device": note, "skipped": f"whether there is a GPU is not known: device: {state}"}
     assert results["gpu"].note == expected[others]
 
 
-def test_no_gpu_is_asked_for_if_no_stage_needs_one(run):
-    assert states(run(CPU, device="exit 1")[0]) == {"cpu": "ok"}
-    former = {"gpu": summary.Result("gpu", [], 1.0, "ok", date="before")}
-    assert states(run(GPU, device="exit 1", former=former)[0]) == {"gpu": "ok"}
-    new = shell("new", "true", needs_device=True)
-    assert states(run(GPU, new, device="exit 1", former=former)[0]) == {
-        "device": "failed",
-        "gpu": "ok",
-        "new": "skipped",
-    }
-
-
-def test_what_has_no_time_is_left_by_name_and_shorter_stages_run(run):
+def test_what_has_no_time_is_left_by_name_and_shorter_stages_run(run, monkeypatch):
     results, printed = run(shell("long", "true", 600.0), shell("short", "true", 1.0), budget=60.0)
-    assert states(results) == {"long": "not begun", "short": "ok"}
+    assert states(results) == {"device": "not begun", "long": "not begun", "short": "ok"}
     assert results["long"].note.endswith(" s were left, 600 are planned for it")
     assert not results["long"].bad
     assert any(line.startswith("long              not begun") for line in printed)
-
-
-def test_a_stage_has_no_more_time_than_is_left(run, monkeypatch):
     monkeypatch.setattr(Stage, "limit", 600.0)
     results, _ = run(shell("hangs", STUBBORN, 0.1), budget=0.3 + group.GONE + 1.0)
     assert results["hangs"].state == "timed out"
-    assert results["hangs"].limit <= 1.0
 
 
 def test_a_second_check_goes_on_with_what_did_not_go_well(run, tmp_path):
@@ -167,45 +154,64 @@ def test_a_second_check_goes_on_with_what_did_not_go_well(run, tmp_path):
     members = members_of(run)
     assert {"good/good.json", "good.log", "bad/bad.json", "bad.log"} < set(members)
     former = summary.read(members["summary.json"].decode())
+    del former["device"]
     assert list(former) == ["good"]
     for path in sorted(run.scratch.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     archive.write_files(run.scratch, members)
     results, _ = run(good, bad, former=former, members=members)
     assert (tmp_path / "ran").read_text().split() == ["good", "bad", "bad"]
-    assert states(results) == {"good": "ok", "bad": "failed"}
+    assert states(results) == {"device": "ok", "good": "ok", "bad": "failed"}
     assert results["bad"].quotes == []  # what the first try has left is gone
     assert set(members_of(run)) == set(members)
 
 
-# A GPU whose kernels hang, whose second stage dies, and whose disk is full
+def test_patterns_choose_stages(tmp_path):
+    every = stages.stages(tmp_path)
 
-CUPY = """
-import os, time
+    def chosen(*patterns, former=()):
+        return [stage.name for stage in check.chosen(every, patterns, former)]
 
-def zeros(size):
-    if os.environ["STAGE"] == "second":
-        os.kill(os.getpid(), 11)
-    time.sleep(600)
-"""
+    assert chosen("smoke", "environment") == ["environment", "smoke"]
+    assert chosen("captured-*", former=["profile-256"]) == ["captured-256", "captured-32", "profile-256"]
+    assert chosen() == [stage.name for stage in every if stage.name != "talk"]
+    assert chosen("talk") == ["talk"]
+    with pytest.raises(ValueError, match="found 'x', expected one of environment, smoke, "):
+        chosen("captured-*", "x")
 
 
-def test_kernels_that_hang_and_a_stage_that_dies(run, tmp_path):
-    (tmp_path / "driver" / "cupy").mkdir(parents=True)
-    (tmp_path / "driver" / "cupy" / "__init__.py").write_text(CUPY)
-    program = "import cupy; print('begun', flush=True); cupy.zeros(1)"
-    wanted = [
-        shell(name, f'STAGE={name} exec {sys.executable} -c "{program}"', seconds, needs_device=True)
-        for name, seconds in (("first", 4.0), ("second", 60.0), ("third", 4.0))
-    ]
-    environment = {"PYTHONPATH": str(tmp_path / "driver")}
-    results, _ = run(*wanted, shell("last", "echo fine"), environment=environment)
-    notes = {name: (result.state, result.note) for name, result in results.items()}
-    assert notes["first"] == notes["third"] == ("timed out", "after 4 s; last line: begun")
-    assert notes["second"][0] == "failed"
-    assert notes["second"][1].startswith("ended by SIGSEGV; ")
-    assert results["last"].quotes == ["fine"]
-    assert b"begun" in members_of(run)["third.log"]
+# Signals
+
+
+def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
+    """Time stands still, so that nothing but the second signal ends what ignores SIGTERM."""
+    signals, ready, real = [], tmp_path / "ready", time.sleep
+
+    def sleep(seconds):
+        if ready.exists() and len(signals) < 2:
+            signals.append(signal.SIGINT)
+        real(seconds)
+
+    monkeypatch.setattr(group, "time", types.SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    command = ["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"]
+    ended = group.run(command, folder=tmp_path, limit=1.0, signals=signals)
+    assert ended == group.Ended(-signal.SIGKILL, 0.0, timed_out=False, interrupted=True, output=b"")
+
+
+def test_an_ignored_sighup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with group.noting_signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signals == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+# The archive and the wheels
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
@@ -237,112 +243,44 @@ def test_where_there_is_no_room_for_it_the_cache_is_left_out(run, monkeypatch):
 
     monkeypatch.setattr(files, "replacing", nearly_full)
     _, printed = run(shell("one", "echo 4711"))
-    assert set(members_of(run)) == {"one.log", "summary.json", "summary.txt"}
+    assert set(members_of(run)) == {"device.log", "one.log", "summary.json", "summary.txt"}
     assert not any(line.startswith("check_gpu: ") for line in printed)
 
 
-# Processes
-
-
-def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
-    """Time stands still, so that nothing but the second signal ends what ignores SIGTERM."""
-    interruption, calls = group.Interruption(), []
-    real, ready = group.time.sleep, tmp_path / "ready"
-
-    def sleep(seconds):
-        calls.append(seconds)
-        assert len(calls) < 1000
-        if ready.exists() and len(interruption.signals) < 2:
-            interruption.signals.append(signal.SIGINT)
-        real(seconds)
-
-    monkeypatch.setattr(group, "time", types.SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
-    command = ["sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"]
-    ended = group.run(command, group.Output(), folder=tmp_path, limit=1.0, interruption=interruption)
-    assert ended == group.Ended(-signal.SIGKILL, 0.0, timed_out=False, interrupted=True)
-
-
-def test_an_ignored_sighup_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with group.Interruption() as interruption:
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert interruption.signals == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_stage_that_prints_without_an_end_is_not_held_up_and_both_ends_are_kept(run):
-    run(shell("loud", "echo start; yes | head -c 5000000; echo end"))
-    log = members_of(run)["loud.log"]
-    assert log.startswith(b"start\ny\n")
-    assert log.endswith(b"y\nend\n")
-    gap = b"\n... 4000010 bytes are left out ...\n"
-    assert (len(log), log.count(gap)) == (1_000_000 + len(gap), 1)
-
-
-def test_patterns_choose_stages(tmp_path):
-    every = stages.stages(tmp_path)
-    names = [stage.name for stage in every]
-
-    def chosen(*patterns, former=()):
-        return [stage.name for stage in check.chosen(every, patterns, former)]
-
-    assert chosen("smoke", "environment") == ["environment", "smoke"]
-    assert chosen("captured-*") == ["captured-256", "captured-32"]
-    with pytest.raises(ValueError, match="found 'x', expected one of environment, smoke, "):
-        chosen("captured-*", "x")
-    assert chosen("captured-*", former=["profile-256"]) == ["captured-256", "captured-32", "profile-256"]
-    assert chosen() == [name for name in names if name != "talk"]
-    assert chosen("talk") == ["talk"]
-
-
-# The archive and the wheels
-
-
-def test_an_archive_is_always_small_enough(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("logs", "found", "kept"),
+    [
+        (2, 1, (1024, True, True)),
+        (2, 10, (1024, True, False)),
+        (20, 10, (128, True, False)),
+        (20, 20, (16, False, False)),
+    ],
+)
+def test_an_archive_is_always_small_enough(tmp_path, logs, found, kept):
     """First what is cached is left out, then the middle of logs, in the end all but logs and summaries."""
-    assert archive._LARGEST < 16 << 20
     texts = {summary.JSON: b"{}", summary.TEXT: b"text"}
-    large = 4 << 20
-
-    def packed(logs, found, cached):
-        logs = {f"{number}.log": os.urandom(1 << 20) for number in range(logs)}
-        made = {f"a/{number}.json": os.urandom(1 << 20) for number in range(found)}
-        data = archive.packed(texts, logs, made, {"cache/x": os.urandom(cached)})
-        (tmp_path / "packed").write_bytes(data)
-        members = archive.unpacked(tmp_path / "packed")
-        assert len(data) <= archive._LARGEST
-        assert {**texts, **members} == members
-        assert logs.keys() <= members.keys()
-        return len(members["0.log"]) >> 10, members.keys() >= made.keys(), "cache/x" in members
-
-    assert packed(2, 1, large) == (1024, True, True)
-    assert packed(2, 10, large) == (1024, True, False)
-    assert packed(20, 10, large) == (128, True, False)
-    assert packed(20, 20, large) == (16, False, False)
+    logs = {f"{number}.log": os.urandom(1 << 20) for number in range(logs)}
+    made = {f"a/{number}.json": os.urandom(1 << 20) for number in range(found)}
+    data = archive.packed(texts, logs, made, {"cache/x": os.urandom(4 << 20)})
+    assert len(data) < 16 << 20
+    (tmp_path / "packed").write_bytes(data)
+    members = archive.unpacked(tmp_path / "packed")
+    assert {**texts, **members} == members
+    assert logs.keys() <= members.keys()
+    assert (len(members["0.log"]) >> 10, members.keys() >= made.keys(), "cache/x" in members) == kept
 
 
 def test_small_files_go_home_and_of_the_cache_what_there_is_room_for(run):
     """Choices of engines first, then of the rest what was there first."""
-    sizes = {
-        "cupy/a.cubin": 1,
-        "mixprec/plans/b": 9,
-        "mixprec/plans/a": 16,
-        "mixprec/kernels/c": 1,
-        "mixprec/x.json": 3,
-    }
-    for age, (name, size) in enumerate(sizes.items()):
+    sizes = {"cupy/a.cubin": 1, "mixprec/plans/b": 9, "mixprec/plans/a": 16, "mixprec/kernels/c": 1}
+    for age, (name, size) in enumerate({**sizes, "mixprec/x.json": 3}.items()):
         path = run.scratch / "cache" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size << 20))
         os.utime(path, (age, age))
     made = "echo 1 | tee a.json deep/b.png snapshot.npz picture.jpg c.txt; head -c 3000000 /dev/zero > large.json"
     run(shell("one", f"cd scratch/one; mkdir deep; {made}"))
-    small = {"one/a.json", "one/deep/b.png", "one/c.txt", "one.log", "summary.json", "summary.txt"}
+    small = {"one/a.json", "one/deep/b.png", "one/c.txt", "one.log", "device.log", "summary.json", "summary.txt"}
     kept = {f"cache/{name}" for name in ("mixprec/x.json", "mixprec/plans/b", "mixprec/kernels/c", "cupy/a.cubin")}
     assert set(members_of(run)) == small | kept
 

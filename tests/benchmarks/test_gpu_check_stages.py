@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -11,14 +10,19 @@ import pytest
 
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
 from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
+from benchmarks.study import study_arms, study_runs
 from mixprec import config as configs
 from mixprec.training.log_report import LOG
-from scripts import benchmark, parity
+from scripts import benchmark
 from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import receive, send
+
+pytestmark = pytest.mark.slow
+
+RECORD = "benchmarks/results/gpu-tests.json"
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
     assert wanted <= {row.name for row in rows}
 
 
-@pytest.mark.parametrize("name", ["captured-256", "pytorch-32", "talk", "profile-32"])
+@pytest.mark.parametrize("name", ["captured-256", "talk", "profile-32"])
 def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
     """Those of each stage, up to the work itself."""
     command = stage_of[name].command
@@ -75,7 +79,7 @@ def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
         benchmark.main(list(command[2:]))
     assert len(asked) == 1
     if name == "talk":
-        assert (asked[0].batch, asked[0].blocks, asked[0].no_rates) == ([32, 64, 128, 256], 2, True)
+        assert (asked[0].batch, asked[0].blocks) == ([32, 64, 128, 256], 2)
         assert asked[0].rows == list(stages.TALK)
 
 
@@ -89,13 +93,22 @@ def test_configs_take_the_keys_of_training(stage_of, name):
 def test_parity_takes_the_arguments(stage_of, monkeypatch):
     made, trained = stage_of["parity"].command[2].split(" && ")
     assert "make_textures.py --images 5000 --side 40" in made
+    words = trained.split()
+    os.makedirs(os.path.dirname(words[words.index("--json") + 1]))
     asked = []
-    monkeypatch.setattr(parity.parity_study, "measure", lambda **settings: asked.append(settings) or 1 / 0)
+
+    def run_all(study, todo, **arguments):
+        asked.append((study, todo, arguments["jobs"]))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(study_runs, "run_all", run_all)
+    monkeypatch.setattr(study_arms.Study, "checked_epochs", lambda study, networks: 12)  # without the pictures
     with pytest.raises(ZeroDivisionError):
-        parity.main(trained.split()[2:])
-    assert (asked[0]["seeds"], asked[0]["control_seeds"], asked[0]["jobs"]) == (4, 0, 8)
-    config = configs.load(asked[0]["config"], asked[0]["settings"])
-    assert config.capture.mode == "auto"
+        benchmark.main(words[2:])
+    ((study, todo, jobs),) = asked
+    assert [(arm.name, seed) for arm, seed in todo] == [(name, seed) for seed in range(4) for name in ("fp32", "fp16")]
+    assert jobs == 8
+    assert configs.load(study.config, study.settings).capture.mode == "auto"
 
 
 def test_training_on_synthetic_images_here(stage_of, tmp_path):
@@ -126,22 +139,15 @@ def test_named_tests_are_there():
 # What the summary quotes
 
 
-@pytest.fixture
-def bars(tmp_path):
-    """Writes a record with some rows; returns what is quoted of it."""
+def test_quotes_of_bars(tmp_path):
+    """A captured row that runs eagerly is a failure."""
 
-    def bars(*rows, **changed):
-        record = {**bars_record.gpu(), "rows": list(rows), **changed}
-        record["settings"]["batch"] = [32, 256]
-        (tmp_path / quotes.BARS).write_text(json.dumps(record))
+    def quoted(*rows, **changed):
+        (tmp_path / quotes.BARS).write_text(json.dumps(bars_record.gpu(*rows, **changed)))
         return quotes.bars(tmp_path, [])
 
-    return bars
-
-
-def test_quotes_of_bars(bars):
-    others = {"launches": 3, "syncs": 0, "peak": 3 << 30, "ratio": 6.0}
-    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0, **others)
+    numbers = {"launches": 3, "syncs": 0, "peak": 3 << 30, "ratio": 6.0}
+    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0, **numbers)
     failed = bars_record.failed(32, "PyTorch FP32", "peer", "no torch")
     lines = [
         bars_record.GPU_DEVICE,
@@ -149,17 +155,13 @@ def test_quotes_of_bars(bars):
         "6.00 times the base",
         "batch 32, PyTorch FP32: no torch",
     ]
-    assert bars(row, failed) == lines
-    assert bars(row, failed, complete=False) == [*lines, "the run did not come to its end"]
+    assert quoted(row, failed) == lines
+    assert quoted(row, failed, complete=False) == [*lines, "the run did not come to its end"]
     with pytest.raises(ValueError, match="PyTorch FP32: no torch"):
-        bars(failed)
-
-
-def test_a_captured_row_that_runs_eagerly_is_a_failure(bars):
-    row = bars_record.measured(256, stages.BY_RULE, "ablation", 8000.0)
+        quoted(failed)
     note = "slow; runs eagerly: two steps differ"
     with pytest.raises(ValueError, match=f"8000 images/s .*; {note}"):
-        bars({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
+        quoted({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
 
 
 def test_quotes_of_a_profile(tmp_path):
@@ -174,11 +176,11 @@ def test_quotes_of_a_profile(tmp_path):
 
 @pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False), (float("nan"), False)])
 def test_quotes_of_parity(tmp_path, mean, good):
-    arms = [{"title": title, "mean": 60.0, "seeds": 2} for title in ("FP32", "FP16")]
-    paired = {"title": "FP16, against FP32", "mean": mean, "differences": [mean, mean]}
-    (tmp_path / quotes.PARITY).write_text(json.dumps({"arms": arms, "comparisons": [paired]}))
+    rows = [{"arm": arm, "mean": 60.0, "seeds": [0, 1]} for arm in ("fp32", "fp16")]
+    rows[1] |= {"against": "fp32", "difference": mean, "differences": [mean, mean]}
+    (tmp_path / quotes.PARITY).write_text(json.dumps({"rows": rows}))
     if good:
-        assert quotes.parity(tmp_path, [])[2] == "FP16, against FP32: +1.40 points on average of +1.40, +1.40"
+        assert quotes.parity(tmp_path, [])[2] == "fp16, against fp32: +1.40 points on average of +1.40, +1.40"
     else:
         with pytest.raises(ValueError, match="points on average of"):
             quotes.parity(tmp_path, [])
@@ -187,7 +189,7 @@ def test_quotes_of_parity(tmp_path, mean, good):
 # Tests on a GPU
 
 CASES = """
-import os, pytest
+import pytest
 
 pytestmark = pytest.mark.gpu
 
@@ -211,7 +213,7 @@ def test_error(broken):
 
 def test_warning():
     import warnings
-    warnings.warn("nobody has pinned this", DeprecationWarning)
+    warnings.warn("this package is not pinned", DeprecationWarning)
 """
 OTHER = """
 import os, pytest
@@ -221,32 +223,25 @@ def test_it():
     if "DIE" in os.environ:
         os.kill(os.getppid(), 9)
 """
+POOLING, LINKS = "tests/backends/cuda/test_pooling.py", "tests/links/test_gpu.py"
 
 
 @pytest.fixture
 def project(tmp_path):
     """A copy of what the stage needs, with two files of tests, one of them known to the record."""
     root = tmp_path / "project"
-    for name in ("gpu_tests.py", "__init__.py"):
-        (root / "benchmarks" / "gpu_check").mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "benchmarks" / "gpu_check" / name, root / "benchmarks" / "gpu_check")
-    for name, text in {
-        "benchmarks/__init__.py": "",
-        "benchmarks/results/gpu-tests.json": "{}",
-        "mixprec/backends/cuda/pooling.py": "1",
-        "mixprec/backends/kernels/pooling_planes.cu": "2",
-        "mixprec/backends/kernels/loss.cu": "3",
-        "mixprec/links/one.py": "4",
-        "tests/backends/cuda/test_pooling.py": CASES,
-        "tests/links/test_gpu.py": OTHER,
-        "tests/test_cpu.py": "",
-        "pytest.ini": "[pytest]\nmarkers = gpu: x\nfilterwarnings = error\n",
-    }.items():
+    texts = {
+        f"benchmarks/gpu_check/{name}": (ROOT / "benchmarks" / "gpu_check" / name).read_text()
+        for name in ("gpu_tests.py", "__init__.py")
+    }
+    texts |= {"benchmarks/__init__.py": "", RECORD: "{}", POOLING: CASES, LINKS: OTHER, "tests/test_cpu.py": ""}
+    texts |= {"mixprec/backends/cuda/pooling.py": "1", "mixprec/backends/kernels/pooling_planes.cu": "2"}
+    texts |= {"mixprec/backends/kernels/loss.cu": "3", "mixprec/links/one.py": "4"}
+    texts["pytest.ini"] = "[pytest]\nmarkers = gpu: x\nfilterwarnings = error\n"
+    for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    known = gpu_tests.digests(root)
-    known["tests/backends/cuda/test_pooling.py"] = "another"
-    (root / "benchmarks" / "results" / "gpu-tests.json").write_text(json.dumps(known))
+    (root / RECORD).write_text(json.dumps({**gpu_tests.digests(root), POOLING: "another"}))
     return root
 
 
@@ -260,64 +255,53 @@ def run_tests(root, which, **variables):
 
 
 def test_changed_tests_run_and_passed_ones_are_the_next_record(project):
+    (project / LINKS).write_text("import mixprec_no  # gpu")
     folder, ended = run_tests(project, "changed")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
-    assert counts == "4 passed, 2 failed, 1 skipped"
-    name = "tests/backends/cuda/test_pooling.py::test_"
+    assert counts == "4 passed, 3 failed, 1 skipped"
     assert sorted(failures) == [
-        f"{name}error, setup: E   RuntimeError: no device",
-        f"{name}wrong, call: E   assert 1 == 2",
+        f"{POOLING}::test_error, setup: E   RuntimeError: no device",
+        f"{POOLING}::test_wrong, call: E   assert 1 == 2",
+        f"{LINKS}, import: E   ModuleNotFoundError: No module named 'mixprec_no'",
     ]
-    record = json.loads((project / "benchmarks" / "results" / "gpu-tests.json").read_text())
-    assert json.loads((folder / gpu_tests.PASSED).read_text()) == record  # the file that has failed is not known yet
-    file = project / "tests" / "backends" / "cuda" / "test_pooling.py"
-    file.write_text(CASES.replace("1 == 2", "2 == 2").replace('RuntimeError("no device")', "pytest.skip()"))
+    record = json.loads((project / RECORD).read_text())
+    assert json.loads((folder / gpu_tests.PASSED).read_text()) == record  # files that have failed are not known yet
+    (project / POOLING).write_text(CASES.replace("1 == 2", "2 == 2").replace('raise RuntimeError("no device")', "pass"))
+    (project / LINKS).write_text(OTHER)
     folder, ended = run_tests(project, "changed")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (project / "benchmarks" / "results" / "gpu-tests.json").write_bytes((folder / gpu_tests.PASSED).read_bytes())
+    (project / RECORD).write_bytes((folder / gpu_tests.PASSED).read_bytes())
     folder, ended = run_tests(project, "changed")
     assert (ended.returncode, quotes.tests(folder, ended.stdout.splitlines())) == (0, ["no such file of tests"])
-
-
-def test_a_file_that_cannot_be_imported_is_a_failure(project):
-    (project / "tests" / "links" / "test_gpu.py").write_text("import mixprec_no  # gpu")
-    folder, ended = run_tests(project, "changed")
-    assert ended.returncode == 1
-    counts, *failures = quotes.tests(folder, ended.stdout.splitlines())
-    assert counts == "4 passed, 3 failed, 1 skipped"
-    assert "tests/links/test_gpu.py, import: E   ModuleNotFoundError: No module named 'mixprec_no'" in failures
 
 
 def test_a_run_that_is_killed_says_what_it_has_seen(project):
     folder, ended = run_tests(project, "others", DIE="1")
     assert ended.returncode == -9
     assert not (folder / gpu_tests.PASSED).exists()
-    folder, ended = run_tests(project, "others")
-    assert quotes.tests(folder, ended.stdout.splitlines()) == ["1 passed, 0 failed, 0 skipped"]
-    found = json.loads((folder / gpu_tests.OUTCOMES).read_text())
-    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "complete": False, "failures": list("abcdefghijkl")}))
-    lines = quotes.tests(folder, [])
-    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0, "skipped": 9}))
-    with pytest.raises(ValueError, match="0 passed, 0 failed, 9 skipped"):
+    found = {"passed": 1, "failed": 12, "skipped": 0, "complete": False, "failures": list("abcdefghijkl")}
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps(found))
+    counts = "1 passed, 12 failed, 0 skipped; pytest did not come to its end"
+    assert quotes.tests(folder, []) == [counts, *"abcdefghij", "and 2 more"]
+    (folder / gpu_tests.OUTCOMES).write_text(json.dumps({**found, "passed": 0}))
+    with pytest.raises(ValueError, match="0 passed, 12 failed, 0 skipped"):
         quotes.tests(folder, [])
-    assert lines[0].endswith(" 0 skipped; pytest did not come to its end")
-    assert lines[1:] == [*"abcdefghij", "and 2 more"]
 
 
 @pytest.mark.parametrize(
     ("changed", "files"),
     [
-        ("mixprec/backends/cuda/pooling.py", ["tests/backends/cuda/test_pooling.py"]),
-        ("mixprec/backends/kernels/pooling_planes.cu", ["tests/backends/cuda/test_pooling.py"]),
+        ("mixprec/backends/cuda/pooling.py", [POOLING]),
+        ("mixprec/backends/kernels/pooling_planes.cu", [POOLING]),
         ("mixprec/backends/kernels/loss.cu", []),
-        ("mixprec/links/one.py", ["tests/links/test_gpu.py"]),
-        ("tests/links/test_gpu.py", ["tests/links/test_gpu.py"]),
+        ("mixprec/links/one.py", [LINKS]),
+        (LINKS, [LINKS]),
     ],
 )
 def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files):
     before = gpu_tests.digests(project)
-    assert sorted(before) == ["tests/backends/cuda/test_pooling.py", "tests/links/test_gpu.py"]
+    assert sorted(before) == [POOLING, LINKS]
     (project / changed).write_text((project / changed).read_text() + "\n# gpu")
     after = gpu_tests.digests(project)
     assert [name for name, digest in after.items() if before[name] != digest] == files

@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import null_device
 from benchmarks.null_device.null_memory import Pool
-from benchmarks.step import by_hand
 from mixprec import backends, functions
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
@@ -363,33 +362,3 @@ def test_dropout_with_its_random_state():
         ("kernel", "next_key"),
         ("kernel", "dropout"),
     ]
-
-
-def test_resnet50_needs_390_launches_and_no_conversion_in_its_trunk():
-    counts = by_hand.count("resnet50", batch=2, size=64)
-    assert counts.total == 390  # as docs say
-    assert counts.reads == 0
-    found = counts.launches
-    # 53, but for the images; the filter of 3 channels becomes one of 4, and its gradient the reverse. Then images and
-    # that filter are folded, the gradient unfolded.
-    assert (found["conv_fprop"], found["conv_dgrad"], found["conv_wgrad"]) == (56, 52, 56)
-    # The two gradients of a block are added by the batch normalization they come to, those of the pooling by none.
-    assert (found["batch_norm"], found["batch_norm_backward"], found["add"]) == (2 * 53, 2 * 53, 1)
-    assert found["to_nhwc"] == 1  # the images at the entrance
-    assert not {"to_nchw", "cast"} & found.keys()
-    assert sum(number for name, number in found.items() if name.startswith(by_hand.OTHERS)) <= 4
-
-
-def test_counts_do_not_depend_on_the_size_of_the_images():
-    assert by_hand.count("resnet18", batch=2, size=32) == by_hand.count("resnet18", batch=4, size=96)
-
-
-def test_a_conversion_in_the_trunk_is_seen(monkeypatch):
-    pool = functions.max_pooling_2d
-
-    def there_and_back(x, *arguments, **keywords):
-        return functions.to_nhwc(functions.to_nchw(pool(x, *arguments, **keywords)))
-
-    monkeypatch.setattr(functions, "max_pooling_2d", there_and_back)
-    found = by_hand.count("resnet18", batch=2, size=32).launches
-    assert (found["to_nhwc"], found["to_nchw"]) == (3, 2)

@@ -14,14 +14,13 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, null_device, profile, update_gpu
+from benchmarks import configured, floors, null_device, profile
 from benchmarks.null_device.primitive_calls import named
 from benchmarks.profile import clocks, kinds, timed_calls
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
-from benchmarks.step import by_hand
 from mixprec import functions
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.plans import Plan
@@ -30,6 +29,7 @@ from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
+from tests.links.nhwc_resnet import ResNet18
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 from tests.stand_ins.host_launch import HostLauncher
 
@@ -176,7 +176,7 @@ def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates(rule):
     for param in model.params():
         sizes[param.dtype.name] += param.size
     assert set(sizes) == {"float16", "float32"}
-    moved = sum(size * update_gpu.BYTES[rule][dtype] for dtype, size in sizes.items())
+    moved = sum(size * floors.UPDATE_BYTES[rule][dtype] for dtype, size in sizes.items())
     assert (key.floor, key.limit) == (pytest.approx(moved / RATES.bandwidth, rel=1e-12), "bytes")
 
 
@@ -426,7 +426,7 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
 
 def test_primitives_of_cuda_on_a_device_that_computes_nothing():
     null_device.install()
-    network = null_device.send(by_hand.NETWORKS["resnet18"](10, "float16"))
+    network = null_device.send(ResNet18(10, "float16"))
     x, t = null_device.array(IMAGES), null_device.array(LABELS)
     device = Device()
     spans = Spans(DeviceClock(device, device))

@@ -1,7 +1,6 @@
 """How fast a machine copies and multiplies: what is timed, and what is made of the times."""
 
 import itertools
-import math
 import types
 
 import chainer
@@ -14,17 +13,6 @@ from benchmarks import gpu, rates
 pytestmark = pytest.mark.slow
 
 DTYPES = "float32", "tf32", "float16", "bfloat16"
-
-
-def test_given_numbers():
-    found = rates.from_numbers(4300, 790)
-    assert found == rates.Rates(4.3e12, dict.fromkeys(DTYPES, 7.9e14))
-
-
-@pytest.mark.parametrize("numbers", [(0, 1), (1, -1), (math.inf, 1), (1, math.nan)])
-def test_numbers_that_are_no_rates(numbers):
-    with pytest.raises(ValueError, match="expected a finite number above 0"):
-        rates.from_numbers(*numbers)
 
 
 @pytest.fixture

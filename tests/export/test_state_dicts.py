@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import mixprec
-from benchmarks import resnet_by_hand
 from mixprec.export import WeightsError, load_torchvision, state_dicts, torch_names, torchvision
 from mixprec.export.matching import contents
 from models import MODELS
 from models.resnet import Bottleneck, ResNet
+from tests.links.nhwc_resnet import ResNet18
 
 REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = [
@@ -150,10 +150,8 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
 
 
-@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnext50", marks=pytest.mark.slow)])
-def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one(arch):
-    plain = MODELS["resnext50_32x4d" if arch == "resnext50" else arch](3)
-    by_hand = getattr(resnet_by_hand, arch)(3, dtype=np.float32)
+def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one():
+    plain, by_hand = MODELS["resnet18"](3), ResNet18(3, np.float32)
     load_torchvision(by_hand, torchvision(plain))
     assert_equal(contents(by_hand), contents(plain))
 

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from chainer import serializers
 
-from benchmarks import resnet_by_hand
 from mixprec import backends, functions
 from mixprec.backends.cudnn import settings as cudnn
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, exact
+from tests.links.nhwc_resnet import ResNet18
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
@@ -25,7 +25,7 @@ class Host(OnHost):
 
     def network(self, dtype):
         """Small enough for NumPy's float64: half of the blocks, 16x16 pixels, a batch of 4."""
-        return resnet_by_hand.ResNet(resnet_by_hand.BasicBlock, (1, 1, 1, 1), CLASSES, dtype=dtype), (4, 3, 16, 16)
+        return ResNet18(CLASSES, dtype, blocks=1), (4, 3, 16, 16)
 
 
 class Gpu(OnGpu):
@@ -39,7 +39,7 @@ class Gpu(OnGpu):
 
     def network(self, dtype):
         """ResNet-18 for small images."""
-        return resnet_by_hand.resnet18(CLASSES, dtype), (8, 3, 32, 32)
+        return ResNet18(CLASSES, dtype), (8, 3, 32, 32)
 
     def send_link(self, link):
         """Moves a link to the GPU."""

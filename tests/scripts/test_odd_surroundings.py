@@ -101,7 +101,6 @@ RELATIVE = [
     ("convert_weights", ["a.npz", "b.pt"], "error: a.npz: no such file"),
     ("predict", ["m.onnx", "i.jpg"], "error: m.onnx: No such file or directory"),
     ("check_gpu", ["--out", "r"], f"error: --out: r: {GONE}"),
-    ("parity", [], "error: --out results/parity: No such file or directory"),
 ]
 
 

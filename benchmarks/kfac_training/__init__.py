@@ -1,1 +1,0 @@
-"""K-FAC, SGD and LARS on small data: epochs to an accuracy, and what a step costs beside it."""
