@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import compared_optimizers, gpu
 from benchmarks.floors import moved, operations, shapes_of
-from benchmarks.null_device import Spec
+from benchmarks.recording_device.primitive_calls import Spec
 from benchmarks.step import by_hand
 from mixprec import environment
 from mixprec.backends import primitives_of
@@ -82,7 +82,7 @@ def row_of(call, count, primitives, send, time, rates):
     """Measures one primitive.
 
     Args:
-        call: :class:`~benchmarks.null_device.Call`.
+        call: :class:`~benchmarks.recording_device.primitive_calls.Call`.
         count: how often a step calls it.
         primitives: those of the device.
         send: callable that copies an array of NumPy to the device.

@@ -24,8 +24,9 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from benchmarks import compared_optimizers, null_device
+from benchmarks import compared_optimizers
 from benchmarks.processes import Worker
+from benchmarks.recording_device import null_device
 from benchmarks.step.counts import graphs_compute_nothing
 
 NUMPY, STAND_IN = "NumPy", "stand-in device"

@@ -6,7 +6,8 @@ import dataclasses
 import chainer
 import numpy as np
 
-from benchmarks import null_device, resnet_by_hand
+from benchmarks import resnet_by_hand
+from benchmarks.recording_device import null_device
 from benchmarks.step.counts import LAUNCHES
 from mixprec import functions
 from mixprec.backends.device_log import recording
@@ -60,7 +61,10 @@ def count(name, *, batch=32, size=224):
 
 
 def calls(name, *, batch=32, size=224, dtype="float16"):
-    """Returns the calls of primitives, :class:`~benchmarks.null_device.Call`, that :func:`count` would count."""
+    """Returns the calls of primitives that :func:`count` would count.
+
+    They are :class:`~benchmarks.recording_device.primitive_calls.Call`.
+    """
     network, x, t = _stand_ins(name, batch, size, dtype)
     with null_device.calls() as found:
         _step(network, x, t)

@@ -18,8 +18,9 @@ import numpy as np
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import compared_optimizers, null_device
+from benchmarks import compared_optimizers
 from benchmarks.processes import Worker
+from benchmarks.recording_device import null_device
 from benchmarks.step.counts import graphs_compute_nothing
 from benchmarks.step.tape import Tape
 

@@ -1,7 +1,8 @@
 """The launches of a captured step as it is in this checkout, and with other choices of the device."""
 
-from benchmarks import configured, null_device
+from benchmarks import configured
 from benchmarks.processes import Worker
+from benchmarks.recording_device import null_device
 from benchmarks.step import counts
 from benchmarks.step.launches import launches_of
 

@@ -10,8 +10,8 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from benchmarks import null_device
-from benchmarks.null_device.null_memory import Pool
+from benchmarks.recording_device import null_device
+from benchmarks.recording_device.memory import Pool
 from benchmarks.step import by_hand
 from mixprec import backends, functions
 from mixprec.backends.cudnn.engines import Engines

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import primitives_gpu, primitives_speed
-from benchmarks.null_device import Call, Spec
+from benchmarks.recording_device.primitive_calls import Call, Spec
 from benchmarks.step import by_hand
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from scripts import benchmark

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from benchmarks import configured, null_device
+from benchmarks import configured
 from benchmarks.profile import kinds
 from benchmarks.profile.clocks import HostClock
 from benchmarks.profile.spans import Spans
 from benchmarks.profile.timed_calls import watching
 from benchmarks.rates import from_numbers
+from benchmarks.recording_device import null_device
 from benchmarks.step import counts
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn import settings

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import null_device
-from benchmarks.null_device import Array
 from benchmarks.profile import kinds
+from benchmarks.recording_device import null_device
+from benchmarks.recording_device.arrays import Array
 from benchmarks.roofline import h200_model
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch

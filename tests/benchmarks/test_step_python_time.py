@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from chainer import function_node
 
-from benchmarks import null_device
 from benchmarks.processes import Worker
+from benchmarks.recording_device import null_device
 from benchmarks.step import by_hand, python_time
 from benchmarks.step.python_time import CAPTURED, EAGER, PLAIN, Row
 from models import MODELS

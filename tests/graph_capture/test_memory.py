@@ -8,8 +8,8 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import null_device
-from benchmarks.null_device.null_memory import Pool
+from benchmarks.recording_device import null_device
+from benchmarks.recording_device.memory import Pool
 from mixprec.graph_capture.verification import Verification
 from models import MODELS
 

@@ -16,7 +16,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
-from benchmarks import null_device
+from benchmarks.recording_device import null_device
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture import CaptureError
 from mixprec.graph_capture.cuda_graphs import graphs_of

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import cupy_rules, null_device
+from benchmarks.recording_device import cupy_rules, null_device
 from tests.stand_ins import device_stand_in, graph_array
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 
-from benchmarks.null_device.arrays import Array, conversions_stay
+from benchmarks.recording_device.arrays import Array, conversions_stay
 from mixprec.backends import device_log
 from mixprec.backends.aside import Aside
 from mixprec.backends.memory import axes
@@ -14,7 +14,7 @@ class Graphs:
     """In place of :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
 
     Args:
-        launcher: :class:`~benchmarks.null_device.Launcher` of the device.
+        launcher: :class:`~benchmarks.recording_device.launcher.Launcher` of the device.
 
     Attributes:
         aside: :class:`~mixprec.backends.aside.Aside`.

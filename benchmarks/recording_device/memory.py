@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from mixprec.backends.device_log import record
+from benchmarks.recording_device.arrays import NumpyMemory
+from mixprec.backends.device_log import is_recording, record
 
 _UNIT = 512  # bytes, as in CuPy
 _CAPTURING = "the current stream is capturing, so"  # as in CuPy
@@ -68,7 +69,7 @@ class Block:
         self._pool.take_back(self.address, self.size)
 
 
-class Memory:
+class Memory(NumpyMemory):
     """What a device gives out: from one pool, and from a private one while a graph captures.
 
     Attributes:
@@ -81,13 +82,7 @@ class Memory:
         self.is_capturing = False
 
     def new(self, shape, dtype, strides=None):
-        """Returns new memory with anything in it, noted, as an array of NumPy.
-
-        Args:
-            shape: of the array.
-            dtype: of the array.
-            strides: of the array, without gaps; ``None`` for C order.
-        """
+        """See :meth:`NumpyMemory.new <benchmarks.recording_device.arrays.NumpyMemory.new>`; noted."""
         size = math.prod(shape) * dtype.itemsize
         block = (self.private if self.is_capturing else self._pool).allocate(size)
         record("memory", "new", block.address, size)
@@ -110,9 +105,6 @@ class Memory:
     def read(self, name):
         """Notes that the host waits for a value.
 
-        Args:
-            name: of the function that wants it.
-
         Raises:
             RuntimeError: a graph captures.
         """
@@ -120,16 +112,38 @@ class Memory:
             raise RuntimeError(f"{_CAPTURING} D2H transfers are disallowed")
         record("read", name)
 
-    def upload(self, name, *arguments):
+    def upload(self, name, *values):
         """Notes that something of the host is copied to the device.
-
-        Args:
-            name: of the function that does it.
-            arguments: of the note.
 
         Raises:
             RuntimeError: a graph captures.
         """
         if self.is_capturing:
             raise RuntimeError(f"{_CAPTURING} H2D transfers are disallowed")
-        record("upload", name, *arguments)
+        record("upload", name, *_described(values))
+
+    def note(self, name, *values):
+        """Notes a launch."""
+        if is_recording():
+            record("array", name, *_described(values))
+
+
+def _described(value):
+    """Yields what a note has of an argument: the address of an array and how it lies there, numbers as they are."""
+    if type(value) is np.ndarray and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            yield value.ctypes.data
+        yield value.dtype.name, value.shape, value.strides
+    elif isinstance(value, np.generic):
+        yield value.item()
+    elif type(value) in (tuple, list):
+        for part in value:
+            yield from _described(part)
+    elif type(value) is dict:
+        for name, part in value.items():
+            yield name
+            yield from _described(part)
+    else:
+        yield value
