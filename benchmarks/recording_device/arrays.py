@@ -5,6 +5,7 @@ New arrays lie in memory as CuPy's would, see :mod:`benchmarks.recording_device.
 
 import contextlib
 import functools
+from unittest import mock
 
 import numpy as np
 
@@ -41,6 +42,10 @@ class NumpyMemory:
 
     def read(self, name):
         """The host waits for a value; ``name`` is of the function that wants it."""
+
+    def write_to_host(self, name):
+        """A function writes what it computes into an array of the host."""
+        self.read(name)
 
     def upload(self, name, *values):
         """Something of the host, described by ``values``, is copied to the device by a function."""
@@ -86,7 +91,8 @@ class Array(np.ndarray):
             self.memory.read("getitem")  # how many there are decides on the shape
         if not any(part is Ellipsis for part in parts):
             parts = (*parts, ...)  # a view also of a single element
-        return self._ask("getitem", np.ndarray.__getitem__, (self, _arrays_of_lists(parts)))
+        parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
+        return self._ask("getitem", np.ndarray.__getitem__, (self, parts))
 
     def __setitem__(self, index, value):
         if isinstance(value, (list, tuple)):
@@ -122,7 +128,7 @@ class Array(np.ndarray):
         out = call[1].get("out")
         for target in out if isinstance(out, tuple) else (out,):
             if type(target) is np.ndarray:
-                self.memory.read(name)
+                self.memory.write_to_host(name)
                 hosts = [host for host in hosts if host is not target]
                 behind.append((target, target))
         for host in hosts:
@@ -156,14 +162,10 @@ class Array(np.ndarray):
 @contextlib.contextmanager
 def conversions_stay():
     """Inside of the block ``np.asarray`` and its like, with which Chainer means ``xp.asarray``, leave arrays here."""
-    originals = {name: getattr(np, name) for name in _CONVERSIONS}
-    for name, original in originals.items():
-        setattr(np, name, _staying(original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in _CONVERSIONS:
+            stack.enter_context(mock.patch.object(np, name, _staying(getattr(np, name))))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(np, name, original)
 
 
 @functools.cache
@@ -199,10 +201,6 @@ def mapped(function, value):
     if isinstance(value, dict):
         return {name: mapped(function, part) for name, part in value.items()}
     return function(value)
-
-
-def _arrays_of_lists(index):
-    return tuple(np.asarray(part) if isinstance(part, list) else part for part in index)
 
 
 def _reader(name):

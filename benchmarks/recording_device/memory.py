@@ -1,7 +1,6 @@
 """Memory of a device that computes nothing: addresses that are given out again, as by CuPy's memory pool."""
 
 import contextlib
-import gc
 import heapq
 import math
 
@@ -11,7 +10,6 @@ from benchmarks.recording_device.arrays import NumpyMemory
 from mixprec.backends.device_log import is_recording, record
 
 _UNIT = 512  # bytes, as in CuPy
-_CAPTURING = "the current stream is capturing, so"  # as in CuPy
 
 
 class Pool:
@@ -91,16 +89,11 @@ class Memory(NumpyMemory):
     @contextlib.contextmanager
     def capturing(self):
         """While a graph captures: new memory is private, and the host can neither read nor upload."""
-        collects = gc.isenabled()
-        gc.collect()
-        gc.disable()
         self.is_capturing = True
         try:
             yield
         finally:
             self.is_capturing = False
-            if collects:
-                gc.enable()
 
     def read(self, name):
         """Notes that the host waits for a value.
@@ -108,8 +101,7 @@ class Memory(NumpyMemory):
         Raises:
             RuntimeError: a graph captures.
         """
-        if self.is_capturing:
-            raise RuntimeError(f"{_CAPTURING} D2H transfers are disallowed")
+        self._refuse("D2H")
         record("read", name)
 
     def upload(self, name, *values):
@@ -118,9 +110,12 @@ class Memory(NumpyMemory):
         Raises:
             RuntimeError: a graph captures.
         """
-        if self.is_capturing:
-            raise RuntimeError(f"{_CAPTURING} H2D transfers are disallowed")
+        self._refuse("H2D")
         record("upload", name, *_described(values))
+
+    def _refuse(self, transfers):
+        if self.is_capturing:  # in CuPy's words
+            raise RuntimeError(f"the current stream is capturing, so {transfers} transfers are disallowed")
 
     def note(self, name, *values):
         """Notes a launch."""
@@ -130,20 +125,16 @@ class Memory(NumpyMemory):
 
 def _described(value):
     """Yields what a note has of an argument: the address of an array and how it lies there, numbers as they are."""
-    if type(value) is np.ndarray and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, np.ndarray):
-        if type(value) is not np.ndarray:
-            yield value.ctypes.data
-        yield value.dtype.name, value.shape, value.strides
-    elif isinstance(value, np.generic):
-        yield value.item()
-    elif type(value) in (tuple, list):
+    if type(value) in (tuple, list):
         for part in value:
             yield from _described(part)
     elif type(value) is dict:
-        for name, part in value.items():
-            yield name
-            yield from _described(part)
+        yield from _described(list(value.items()))
+    elif isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0):
+        yield value.item()
+    elif isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            yield value.ctypes.data
+        yield value.dtype.name, value.shape, value.strides
     else:
         yield value

@@ -20,6 +20,9 @@ class _Memory(NumpyMemory):
     def read(self, name):
         DeviceArray.reads += 1
 
+    def write_to_host(self, name):
+        """Is no read: what Chainer makes by ``xp.empty`` is an array of NumPy here, and of the device on a GPU."""
+
 
 class DeviceArray(Array):
     """An array on the device.

@@ -42,32 +42,20 @@ def _channels_last(stand_in, seed=0):
 
 C_ORDER = {
     "binary operator": lambda x: x + x,
-    "operator with a number": lambda x: 2 * x,
-    "unary operator": lambda x: -x,
-    "comparison": lambda x: x > 0,
-    "ufunc": lambda x: np.sqrt(abs(x)),
     "where": lambda x: np.where(x > 0, x, -x),
-    "clip": lambda x: x.clip(0, 1),
     "sum over an axis": lambda x: x.sum(axis=0, keepdims=True),
-    "maximum over an axis": lambda x: x.max(axis=2, keepdims=True),
     "concatenate": lambda x: np.concatenate([x, x]),
-    "stack": lambda x: np.stack([x, x]),
     "index": lambda x: x[[1, 0]],
     "copy()": lambda x: x.copy(),
-    "copy.copy": copy.copy,
     "copy.deepcopy": copy.deepcopy,
     "Chainer's addition": lambda x: F.add(x, x).array,
 }
 KEPT = {
     "astype": lambda x: x.astype(np.float16),
-    "to another dtype and back": lambda x: x.astype(np.float32).astype(np.float16),
     'copy(order="K")': lambda x: x.copy(order="K"),
-    "np.copy": np.copy,
     "empty_like": np.empty_like,
-    "zeros_like": np.zeros_like,
     "in place": lambda x: x.__iadd__(1),
     "out=": lambda x: np.add(x, 1, out=np.empty_like(x)),
-    "view": lambda x: x[:],
 }
 
 
