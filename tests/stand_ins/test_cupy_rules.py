@@ -135,11 +135,3 @@ def test_dtypes_of_results_are_those_of_numpy():
                 if one.kind == "f" or (type(number) is int and one.kind == "i"):  # else CuPy takes it as strong
                     found = guess((one, np.dtype(type(number))), (False, type(number))).out_types[0]
                     assert found == ufunc(np.ones(2, one), number).dtype
-
-
-@pytest.mark.cupy
-def test_sums_in_16_bits_are_taken_in_float32_by_cupy_too():
-    math = pytest.importorskip("cupy._core._routines_math")
-    taken = {op.in_types[0].name: (op.out_types[0].name, op.routine[3]) for op in math.sum_auto_dtype._ops.ops}
-    assert taken["float16"] == ("float16", "float")
-    assert taken["int32"] == ("int64", None)
