@@ -46,7 +46,7 @@ def operations(call, result):
     """Returns the floating-point operations of the products of a convolution or linear layer, 0 for other primitives.
 
     Args:
-        call: :class:`~benchmarks.null_device.Call`.
+        call: :class:`~benchmarks.recording_device.primitive_calls.Call`.
         result: what it returned, or what stands for that.
     """
     match call.name, call.arguments:
@@ -92,7 +92,10 @@ def _of_product(moving, factors):
 
 
 def arrays_of(value):
-    """Returns all arrays, or each :class:`~benchmarks.null_device.Spec` in its place, in tuples and lists."""
+    """Returns all arrays in tuples and lists, or what is in their places.
+
+    That is a :class:`~benchmarks.recording_device.primitive_calls.Spec` for each.
+    """
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return [value]
     return [array for part in value for array in arrays_of(part)] if isinstance(value, (tuple, list)) else []

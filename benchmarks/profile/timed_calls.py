@@ -23,9 +23,9 @@ import numpy as np
 from chainer import _backprop_utils, function, function_node
 
 from benchmarks import floors
-from benchmarks.null_device import Call
 from benchmarks.profile import kinds
 from benchmarks.profile.spans import Key
+from benchmarks.recording_device.primitive_calls import Call
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives

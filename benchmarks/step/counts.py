@@ -1,8 +1,8 @@
 """Counts launches, graphs, uploads, waiting and layout conversions of a training step, without a GPU.
 
-The step runs on :mod:`benchmarks.null_device`, a device that computes nothing and takes notes, so that the network
-can have its full size. The batch is as the training script would get it, and lies on the device; the learning rate is
-another one in each step, as under a schedule.
+The step runs on :mod:`benchmarks.recording_device.null_device`, a device that computes nothing and takes notes, so that
+the network can have its full size. The batch is as the training script would get it, and lies on the device; the
+learning rate is another one in each step, as under a schedule.
 """
 
 import collections
@@ -15,8 +15,9 @@ import chainer
 import numpy as np
 
 import mixprec
-from benchmarks import configured, null_device
+from benchmarks import configured
 from benchmarks.processes import Worker
+from benchmarks.recording_device import null_device
 from benchmarks.step.launches import Launch, launches_of
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture.cuda_graphs import graphs_of

@@ -12,8 +12,8 @@ import math
 import numpy as np
 
 from benchmarks import floors
-from benchmarks.null_device import Address
 from benchmarks.profile import kinds
+from benchmarks.recording_device.launcher import Address
 
 CONVERSION, STRIDED, COPY = "layout conversion", "strided", "copy"
 KINDS = (
@@ -71,7 +71,8 @@ def launches_of(notes, batch, model):
     """Returns the :class:`Launch` of each launch among notes.
 
     Args:
-        notes: list of :class:`~mixprec.backends.device_log.Record` of a step on :mod:`benchmarks.null_device`.
+        notes: list of :class:`~mixprec.backends.device_log.Record` of a step on
+            :mod:`benchmarks.recording_device.null_device`.
         batch: images in its batch.
         model: link whose parameters the step has updated, by momentum SGD with weight decay.
     """

@@ -9,7 +9,7 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 
 from benchmarks import floors
-from benchmarks.null_device import Call, Spec
+from benchmarks.recording_device.primitive_calls import Call, Spec
 from mixprec.backends import cpu
 from mixprec.backends.geometry import BatchNorm, Convolution, Saved
 

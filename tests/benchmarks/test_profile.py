@@ -14,13 +14,14 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, null_device
-from benchmarks.null_device.primitive_calls import named
+from benchmarks import configured, floors, profile
 from benchmarks.profile import clocks, kinds, timed_calls
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
+from benchmarks.recording_device import null_device
+from benchmarks.recording_device.primitive_calls import named
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher

@@ -4,7 +4,8 @@ import collections
 
 import pytest
 
-from benchmarks import configured, null_device
+from benchmarks import configured
+from benchmarks.recording_device import null_device
 from benchmarks.step import counts
 from mixprec.backends.device_log import recording
 from mixprec.training.model import build_model

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import null_device
 from benchmarks.profile import kinds
+from benchmarks.recording_device import null_device
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch, totals
 from mixprec.backends import primitives_of

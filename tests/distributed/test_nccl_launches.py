@@ -8,7 +8,7 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from benchmarks import null_device
+from benchmarks.recording_device import null_device
 from mixprec.backends.device_log import recording
 from mixprec.distributed import buckets
 from mixprec.graph_capture.cuda_graphs import graphs_of

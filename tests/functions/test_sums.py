@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chainer import _backprop_utils, gradient_check
 
-from benchmarks import null_device
+from benchmarks.recording_device import null_device
 from mixprec import functions as F
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.device_log import recording

@@ -111,13 +111,6 @@ def _of_two(model, x, t):
     yield model(x[::-1], t) / 2
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("host")
-def test_zeros_that_are_added_to():
-    captured, expected = (Run(capture, zero_gradients=True).run(range(STEPS)) for capture in (BOTH_STREAMS, REQUIRED))
-    assert_same(captured, expected)
-
-
 # --- faults
 
 

@@ -220,6 +220,7 @@ def test_a_difference_that_one_rank_finds(ranks):
         assert re.match("on rank (0|1): .* is not the same|on rank 1: .* by the graph", run.step.why_not)
 
 
+@pytest.mark.slow
 def test_ranks_whose_gradients_vary_from_run_to_run(ranks, monkeypatch):
     """Each rank has as many eager steps and launches as the other, whichever of them finds a difference."""
     random, node = np.random.default_rng(0), fake_cudnn.NODES["conv_wgrad"]
@@ -240,6 +241,7 @@ def test_ranks_whose_gradients_vary_from_run_to_run(ranks, monkeypatch):
     assert_same(first.result, second.result)
 
 
+@pytest.mark.slow
 def test_an_argument_of_one_rank_that_no_graph_can_take(ranks):
     """That call is eager on both; graphs stay."""
 
@@ -299,31 +301,6 @@ def test_a_call_that_is_eager_on_one_rank(ranks, kind, caplog):
     assert first.step.replays == second.step.replays == 10 - 5 - 1
     said = [text for text in caplog.messages if "in calls in which ranks differ: on rank 1: " in text]
     assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_other_shapes_on_other_ranks(ranks):
-    """As long as they come at the same time; the last one of an epoch is smaller."""
-
-    def program(run, rank):
-        for _ in range(7):
-            feed(run, rank, [0], size=4 + rank)
-            feed(run, rank, [1], size=2 + rank)
-
-    first, second = beside_eager(ranks, program)
-    assert first.step.replays == second.step.replays == 14 - 5 - 5
-
-
-@pytest.mark.slow
-def test_shapes_that_change_on_each_rank_by_itself(ranks):
-    """Graphs that were not captured together are not launched together."""
-
-    def program(run, rank):
-        random = np.random.RandomState(rank)
-        for number in range(16):
-            feed(run, rank, [number], size=(4, 2)[random.randint(2)])
-
-    beside_eager(ranks, program, {})
 
 
 @pytest.mark.parametrize("rank_of_update", [1, pytest.param(0, marks=pytest.mark.slow)])
@@ -405,19 +382,6 @@ def test_sums_in_the_midst_of_a_pass(ranks):
 
 
 @pytest.mark.slow
-def test_a_second_stream(ranks):
-    """Gradients of filters are packed when they are there."""
-
-    def program(run, rank):
-        feed(run, rank, range(9))
-
-    wishes = {"required": True, "second_stream": True}
-    first, _ = beside_eager(ranks, program, wishes)
-    assert first.step.replays == 4
-    assert "wait for the second stream" in first.nccl.events
-
-
-@pytest.mark.slow
 def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
     """It was not there to be compared: all compare once more."""
     state, news = TrainingStep.state, []
@@ -438,9 +402,7 @@ def test_a_state_that_is_new_on_one_rank(ranks, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "scale", [mixprec.DynamicLossScale(init=2.0**7, patience=4), mixprec.NoLossScale(4), mixprec.StaticLossScale(8, 4)]
-)
+@pytest.mark.parametrize("scale", [mixprec.DynamicLossScale(init=2.0**7, patience=4), mixprec.StaticLossScale(8, 4)])
 def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, monkeypatch, scale):
     """A number that was fetched arrives sooner on one rank than on another."""
     fetch = overflow_watchdog.to_host_async
@@ -468,12 +430,11 @@ def test_training_that_has_diverged_ends_on_all_ranks_in_the_same_step(ranks, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1])
-def test_a_random_program(ranks, seed):
+def test_a_random_program(ranks):
     """Each rank does something else between its steps."""
 
     def program(run, rank):
-        random, common = np.random.RandomState(10 * seed + rank), np.random.RandomState(seed)
+        random, common = np.random.RandomState(10 + rank), np.random.RandomState(1)
         for number in range(20):
             together, action = common.rand() < 0.3, (common if common.rand() < 0.3 else random).randint(12)
             if together:

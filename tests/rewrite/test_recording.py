@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from benchmarks import null_device
+from benchmarks.recording_device import null_device
 from benchmarks.step.counts import LAUNCHES
 from mixprec import functions
 from mixprec.backends.device_log import recording

@@ -44,7 +44,7 @@ class Host:
 
     def without_reads(self):
         """A context in which it is an error if the host reads from the device."""
-        return mock.patch.object(graph_array, "_read", _waits)
+        return mock.patch.object(GraphArray.memory, "read", _waits)
 
     @contextlib.contextmanager
     def peak(self):

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from benchmarks.null_device.null_memory import Block
+from benchmarks.recording_device.memory import Block
 from mixprec.backends.copy_interface import Copies, Layout
 from mixprec.backends.device_log import record
 from tests.stand_ins import graph_work, nan_pool

@@ -11,6 +11,8 @@ import weakref
 
 import numpy as np
 
+from benchmarks.recording_device.arrays import conversions_stay
+from benchmarks.recording_device.launcher import ArrayLauncher
 from mixprec.backends.aside import Aside
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
@@ -31,6 +33,9 @@ _STREAM, _SECOND = 7, 8
 class GraphLauncher(HostLauncher):
     """Launches now or with a graph; see :class:`~tests.stand_ins.host_launch.HostLauncher`."""
 
+    array_type = GraphArray
+    holds = ArrayLauncher.holds  # numbers, too
+
     def compile(self, source, names):
         return {name: Kernel(name, function) for name, function in super().compile(source, names).items()}
 
@@ -38,22 +43,10 @@ class GraphLauncher(HostLauncher):
         record_launch(kernel.name, blocks, arguments)
         graph_work.do(super().launch, kernel.function, blocks, tuple(arguments))
 
-    def holds(self, array):
-        # `device.send` of a number gives back what it is given: here the host is the device.
-        return isinstance(array, GraphArray) or (isinstance(array, np.ndarray) and array.ndim == 0)
-
-    def empty(self, shape, dtype):
-        return graph_array.new(shape, dtype)
-
-    def full(self, shape, value, dtype):
-        array = graph_array.new(shape, dtype)
-        array.fill(value)
-        return array
-
     def upload(self, source, target):
         if graph_work.is_capturing():
             raise CaptureError("what the host knows would be copied while a CUDA graph captures: it would be frozen")
-        graph_work.upload("table", source.nbytes)
+        graph_work.upload("table")
         target.view(np.ndarray)[: source.nbytes] = source
         self.uploads.append(source.nbytes)
 
@@ -123,7 +116,7 @@ class HostGraphs:
         if self._device.stream() == _STREAM:
             yield
             return
-        with self._device.on(_STREAM), graph_array.conversions_stay():
+        with self._device.on(_STREAM), conversions_stay():
             yield
 
     def capture(self, function):

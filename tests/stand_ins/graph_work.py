@@ -216,7 +216,7 @@ def eager_bytes():
 
 
 def memory(size):
-    """Returns new memory, full of NaN, a :class:`~benchmarks.null_device.null_memory.Block`."""
+    """Returns new memory, full of NaN, a :class:`~benchmarks.recording_device.memory.Block`."""
     _lagging.go_on()
     block = (nan_pool.eager if now.work is None else now.work.pool).allocate(size)
     if _watching:
@@ -231,11 +231,11 @@ def read(name):
         device_log.record("read", name)
 
 
-def upload(name, size):
-    """To be called when a function with this name copies bytes of the host to the device."""
+def upload(name):
+    """To be called when a function with this name copies something of the host to the device."""
     _stop("H2D transfers")
     if _watching:
-        device_log.record("upload", name, size)
+        device_log.record("upload", name)
 
 
 def _stop(what):

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from benchmarks.recording_device.launcher import ArrayLauncher
 from tests.stand_ins import compiled
 from tests.stand_ins.device_stand_in import DeviceArray
 
@@ -13,13 +14,14 @@ _HEADER = pathlib.Path(__file__).with_name("host_cuda.h")
 _SHARED = re.compile(r"__shared__ ([^;]*?(\w+)(?:\[[^;]*\])?);")
 
 
-class HostLauncher:
+class HostLauncher(ArrayLauncher):
     """Small blocks, so that small parameters have several; counts launches and uploads.
 
     Args:
         flags: for g++ beside the usual ones.
     """
 
+    array_type = DeviceArray
     threads = 64
     chunk = 1024
 
@@ -58,33 +60,7 @@ class HostLauncher:
         self.launches.append(blocks)
 
     def holds(self, array):
-        return isinstance(array, DeviceArray)
-
-    def address(self, array):
-        return array.ctypes.data
-
-    def addresses(self, arrays):
-        return [array.ctypes.data for array in arrays] if all(map(self.holds, arrays)) else None
-
-    def orders(self, arrays):
-        contiguous = [array.flags.c_contiguous for array in arrays]
-        if all(contiguous):
-            return ()
-        return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
-
-    def empty(self, shape, dtype):
-        array = np.empty(shape, dtype)
-        array.reshape(-1).view(np.uint8)[...] = 0xFF  # NaN in every dtype: what is not written is seen
-        return array.view(DeviceArray)
-
-    def full(self, shape, value, dtype):
-        return np.full(shape, value, dtype).view(DeviceArray)
-
-    def contiguous(self, array):
-        return array.copy(order="C")
-
-    def zero(self, array):
-        array[...] = 0
+        return isinstance(array, self.array_type)
 
     def counters(self, count):
         assert count <= self.counted.size

@@ -6,7 +6,7 @@ import math
 import types
 import weakref
 
-from benchmarks.null_device.null_memory import Pool
+from benchmarks.recording_device.memory import Pool
 
 FIRST, SECOND, THIRD = "the first stream", "the second stream", "the third stream"
 OUT, BACK = "the stream of copies out", "the stream of copies back"
@@ -33,7 +33,7 @@ class NanPool:
         _pools.add(self)
 
     def allocate(self, size):
-        """Returns a :class:`~benchmarks.null_device.null_memory.Block` for work on the current stream.
+        """Returns a :class:`~benchmarks.recording_device.memory.Block` for work on the current stream.
 
         Raises:
             OutOfMemoryError: more would be in use than a :func:`metering` allows.

@@ -12,7 +12,7 @@ from mixprec.backends import aside
 from mixprec.backends.device_log import record
 from mixprec.backends.nccl import Asked
 from tests.stand_ins import graph_work
-from tests.stand_ins.graph_array import _raw
+from tests.stand_ins.graph_array import raw
 from tests.stand_ins.rank_threads import added
 
 
@@ -74,7 +74,7 @@ class HostNccl:
         self.events.append(name)
         self.calls.append((name, array.size, array.dtype.name))
         record("nccl", name, *addresses, found.ctypes.data, array.size, array.dtype.name)
-        graph_work.do(self._do, self.calls[-1], _raw(array), _raw(found))
+        graph_work.do(self._do, self.calls[-1], raw(array), raw(found))
 
     def _do(self, call, array, found):
         of_ranks = self._exchange(array.copy())

@@ -99,18 +99,6 @@ __global__ void early(float* x, float* y) {
         run(launcher, "early", source, x)
 
 
-def test_a_warp_of_which_half_shuffles(launcher, x):
-    source = """
-__global__ void half(float* x, float* y) {
-    float value = x[threadIdx.x];
-    if (threadIdx.x % 32 < 16) value += __shfl_xor_sync(0xffffffffu, value, 1);
-    y[threadIdx.x] = value;
-}
-"""
-    with pytest.raises(AssertionError, match="barrier to which others never come"):
-        run(launcher, "half", source, x)
-
-
 @pytest.mark.parametrize(("statement", "words"), [("load_four(u64(x) + 4, y)", 4), ("store_two(u64(y) + 4, word)", 2)])
 def test_an_access_that_is_not_aligned(launcher, x, statement, words):
     source = f"""

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 
-from benchmarks import configured, null_device
+from benchmarks import configured
+from benchmarks.recording_device import null_device
 from benchmarks.step import counts
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.search import built

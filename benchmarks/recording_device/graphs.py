@@ -1,20 +1,28 @@
 """Graphs of a device that computes nothing: what was noted while one was captured is noted again by each launch."""
 
 import contextlib
+import types
 
 import numpy as np
 
-from benchmarks.null_device.arrays import Array, conversions_stay
+from benchmarks.recording_device.arrays import Array, conversions_stay
 from mixprec.backends import device_log
 from mixprec.backends.aside import Aside
 from mixprec.backends.memory import axes
+
+
+def _nothing(*_):
+    """Nothing waits, as nothing is computed."""
+
+
+_STREAMS = types.SimpleNamespace(second=contextlib.nullcontext, fork=_nothing, mark=_nothing, wait=_nothing)
 
 
 class Graphs:
     """In place of :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
 
     Args:
-        launcher: :class:`~benchmarks.null_device.Launcher` of the device.
+        launcher: :class:`~benchmarks.recording_device.launcher.Launcher` of the device.
 
     Attributes:
         aside: :class:`~mixprec.backends.aside.Aside`.
@@ -22,18 +30,16 @@ class Graphs:
 
     def __init__(self, launcher):
         self._launcher = launcher
-        self.aside = Aside(_Streams())
+        self.aside = Aside(_STREAMS)
 
     @property
     def pool_bytes(self):
         """Bytes of device memory that graphs have, whether an array holds it or not."""
         return Array.memory.private.bytes
 
-    @contextlib.contextmanager
     def on_stream(self):
         """Inside of the block Chainer's ``xp.asarray`` leaves arrays on the device; all is done at once."""
-        with conversions_stay():
-            yield
+        return conversions_stay()
 
     def capture(self, function):
         """See :meth:`CupyGraphs.capture <mixprec.graph_capture.cuda_graphs.CupyGraphs.capture>`."""
@@ -41,10 +47,9 @@ class Graphs:
             result = function()
         return Graph([note for note in taken if note.kind != "memory"]), result
 
-    @contextlib.contextmanager
     def watching(self):
         """Does nothing: new memory is always noted."""
-        yield
+        return contextlib.nullcontext()
 
     def empty_like(self, array):
         """Returns a new array on the device, with anything in it, that lies in memory as another one does."""
@@ -64,22 +69,6 @@ class Graphs:
 
     def release(self):
         """Does nothing."""
-
-
-class _Streams:
-    """Nothing waits, as nothing is computed."""
-
-    def second(self):
-        return contextlib.nullcontext()
-
-    def fork(self):
-        pass
-
-    def mark(self):
-        pass
-
-    def wait(self, event):
-        pass
 
 
 class Graph:

@@ -1,8 +1,8 @@
-"""The launcher, cuDNN and matrices of a device that computes nothing: they take notes instead."""
+"""What all launchers of stand-ins share, and launcher, cuDNN and matrices of a device that only takes notes."""
 
 import numpy as np
 
-from benchmarks.null_device.arrays import Array
+from benchmarks.recording_device.arrays import Array
 from mixprec.backends.device_log import record
 from mixprec.backends.launch import record_launch
 from mixprec.backends.memory import flat
@@ -26,7 +26,60 @@ class Address(int):
         return address
 
 
-class Launcher:
+class ArrayLauncher:
+    """What :class:`~mixprec.backends.launch.CupyLauncher` can do with arrays, of a device of the host.
+
+    Attributes:
+        array_type: class of the arrays.
+    """
+
+    array_type = Array
+
+    def holds(self, array):
+        """Whether ``array`` is an array on the device.
+
+        Numbers are, as for Chainer the device is the host, to which ``device.send`` has nothing to copy.
+        """
+        return isinstance(array, self.array_type) or (isinstance(array, np.ndarray) and array.ndim == 0)
+
+    def address(self, array):
+        """Returns the address of the first element."""
+        return array.ctypes.data
+
+    def addresses(self, arrays):
+        """Returns the addresses of many arrays, or ``None`` if one is not on the device."""
+        return [array.ctypes.data for array in arrays] if all(map(self.holds, arrays)) else None
+
+    def orders(self, arrays):
+        """See :meth:`CupyLauncher.orders <mixprec.backends.launch.CupyLauncher.orders>`."""
+        if not all(map(self.holds, arrays)):
+            return None
+        contiguous = [array.flags.c_contiguous for array in arrays]
+        if all(contiguous):
+            return ()
+        return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
+
+    def empty(self, shape, dtype):
+        """Returns a new array on the device, with anything in it."""
+        shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+        return self.array_type.memory.new(shape, np.dtype(dtype)).view(self.array_type)
+
+    def full(self, shape, value, dtype):
+        """Returns a new array on the device with one value."""
+        array = self.empty(shape, dtype)
+        array.fill(value)
+        return array
+
+    def contiguous(self, array):
+        """Returns a copy that is contiguous."""
+        return array.copy(order="C")
+
+    def zero(self, array):
+        """Fills an array with zeros."""
+        array.fill(0)
+
+
+class Launcher(ArrayLauncher):
     """In place of :class:`~mixprec.backends.launch.CupyLauncher`.
 
     Attributes:
@@ -45,48 +98,9 @@ class Launcher:
         """Notes a launch."""
         record_launch(kernel, blocks, arguments)
 
-    def holds(self, array):
-        """Whether ``array`` is an array on the device.
-
-        Numbers are, as for Chainer the device is the host, to which ``device.send`` has nothing to copy.
-        """
-        return isinstance(array, Array) or (isinstance(array, np.ndarray) and array.ndim == 0)
-
     def address(self, array):
         """Returns the :class:`Address` of the first element."""
         return Address(array)
-
-    def addresses(self, arrays):
-        """Returns the addresses of many arrays, or ``None`` if one is not on the device."""
-        return [array.ctypes.data for array in arrays] if all(map(self.holds, arrays)) else None
-
-    def orders(self, arrays):
-        """See :meth:`CupyLauncher.orders <mixprec.backends.launch.CupyLauncher.orders>`."""
-        if not all(map(self.holds, arrays)):
-            return None
-        contiguous = [array.flags.c_contiguous for array in arrays]
-        if all(contiguous):
-            return ()
-        return contiguous, [array.strides for array, is_so in zip(arrays, contiguous, strict=True) if not is_so]
-
-    def empty(self, shape, dtype):
-        """Returns a new array on the device, with anything in it."""
-        shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
-        return Array.memory.new(shape, np.dtype(dtype)).view(Array)
-
-    def full(self, shape, value, dtype):
-        """Returns a new array on the device, and notes that it is filled."""
-        array = self.empty(shape, dtype)
-        array.fill(value)
-        return array
-
-    def contiguous(self, array):
-        """Returns a copy that is contiguous."""
-        return array.copy(order="C")
-
-    def zero(self, array):
-        """Fills an array with zeros."""
-        array.fill(0)
 
     def counters(self, count):
         """Returns an address; nothing counts."""

@@ -1,16 +1,15 @@
-"""Arrays of a device that computes nothing by itself; what NumPy does to them is noted as launches.
+"""Arrays on a device, as NumPy's: what NumPy's functions do to them goes through the back end of their class.
 
-New arrays lie in memory as CuPy's would, see :mod:`benchmarks.cupy_rules`.
+New arrays lie in memory as CuPy's would, see :mod:`benchmarks.recording_device.cupy_rules`.
 """
 
 import contextlib
 import functools
+from unittest import mock
 
 import numpy as np
 
-from benchmarks import cupy_rules
-from benchmarks.null_device.null_memory import Memory
-from mixprec.backends.device_log import is_recording, record
+from benchmarks.recording_device import cupy_rules
 
 # Methods by what they do on a device. All others are views, or NumPy makes them of ufuncs.
 _READERS = ("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__", "__format__", "__repr__")
@@ -25,14 +24,53 @@ _WRITING = {np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np
 _CONVERSIONS = ("array", "asarray", "ascontiguousarray")
 
 
+class NumpyMemory:
+    """The back end of arrays that compute at once, in NumPy's memory; nothing is recorded.
+
+    A *call* is ``(arguments, keywords)``, with arrays of the device in it; *given* is the same with arrays of NumPy.
+    """
+
+    def new(self, shape, dtype, strides=None):
+        """Returns new memory with anything in it, as an array of NumPy.
+
+        Args:
+            shape: of the array.
+            dtype: of the array.
+            strides: of the array, without gaps; ``None`` for C order.
+        """
+        return np.ndarray(shape, dtype, strides=strides)
+
+    def read(self, name):
+        """The host waits for a value; ``name`` is of the function that wants it."""
+
+    def write_to_host(self, name):
+        """A function writes what it computes into an array of the host."""
+        self.read(name)
+
+    def upload(self, name, *values):
+        """Something of the host, described by ``values``, is copied to the device by a function."""
+
+    def write(self, function, name, call, given):
+        """Runs a function of NumPy that writes into its arguments; returns its result."""
+        return cupy_rules.compute(function, name, *given)
+
+    def fill(self, function, name, call, new):
+        """Fills new arrays, pairs of the values and the array, with what a function has returned for a call."""
+        for value, array in new:
+            array.view(np.ndarray)[...] = value
+
+    def note(self, name, *values):
+        """A function that launches something was called."""
+
+
 class Array(np.ndarray):
     """An array on the device: one of NumPy whose memory has an address there.
 
     Attributes:
-        memory: the :class:`~benchmarks.null_device.null_memory.Memory` that new arrays of this class get theirs from.
+        memory: the :class:`NumpyMemory` of this class.
     """
 
-    memory = Memory()
+    memory = NumpyMemory()
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **keywords):
         name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
@@ -53,13 +91,14 @@ class Array(np.ndarray):
             self.memory.read("getitem")  # how many there are decides on the shape
         if not any(part is Ellipsis for part in parts):
             parts = (*parts, ...)  # a view also of a single element
-        return self._ask("getitem", np.ndarray.__getitem__, (self, _arrays_of_lists(parts)))
+        parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
+        return self._ask("getitem", np.ndarray.__getitem__, (self, parts))
 
     def __setitem__(self, index, value):
         if isinstance(value, (list, tuple)):
             value = np.asarray(value)
         if _is_of_host(value):
-            self.memory.upload("setitem", self.ctypes.data, *_described(index), *_described(value))
+            self.memory.upload("setitem", self.ctypes.data, index, value)
             self.view(np.ndarray)[index] = value
         else:
             self._ask("setitem", np.ndarray.__setitem__, (self, index, value), writes=True)
@@ -83,26 +122,30 @@ class Array(np.ndarray):
         Returns:
             Its result, on the device: what is new in new memory.
         """
-        behind, hosts = [], []  # pairs of an array of NumPy and what it stands for
-        keywords = keywords or {}
-        given = _mapped(functools.partial(_laid_bare, behind, hosts), (arguments, keywords))
-        out = keywords.get("out")
+        call = arguments, keywords or {}
+        behind, hosts, new = [], [], []
+        given = mapped(functools.partial(_laid_bare, behind, hosts), call)
+        out = call[1].get("out")
         for target in out if isinstance(out, tuple) else (out,):
             if type(target) is np.ndarray:
-                self.memory.read(name)
+                self.memory.write_to_host(name)
                 hosts = [host for host in hosts if host is not target]
                 behind.append((target, target))
         for host in hosts:
-            self.memory.upload(name, *_described(host))
+            self.memory.upload(name, host)
         with np.errstate(all="ignore"):
-            result = cupy_rules.compute(function, name, *given)
-        new = []
-        result = _mapped(functools.partial(self._on_device, name, behind, new, fills), result)
-        if is_recording() and (writes or (new and fills)):
-            record("array", name, *_described((arguments, keywords)), *_described(new))
+            if writes:
+                result = self.memory.write(function, name, call, given)
+            else:
+                result = cupy_rules.compute(function, name, *given)
+        result = mapped(functools.partial(self._on_device, name, behind, new), result)
+        if fills:
+            self.memory.fill(function, name, call, new)
+        if writes or (new and fills):
+            self.memory.note(name, call, [array for _, array in new])
         return result
 
-    def _on_device(self, name, behind, new, fills, value):
+    def _on_device(self, name, behind, new, value):
         if not isinstance(value, (np.ndarray, np.generic)):
             return value
         for array, original in behind:
@@ -112,23 +155,17 @@ class Array(np.ndarray):
         if not value.size or any(np.may_share_memory(value, array) for array, _ in behind):
             return value.view(type(self))
         memory = self.memory.new(value.shape, value.dtype, cupy_rules.strides_of(name, value))
-        if fills:
-            memory[...] = value
-        new.append(memory.view(type(self)))
-        return new[-1]
+        new.append((value, memory.view(type(self))))
+        return new[-1][1]
 
 
 @contextlib.contextmanager
 def conversions_stay():
     """Inside of the block ``np.asarray`` and its like, with which Chainer means ``xp.asarray``, leave arrays here."""
-    originals = {name: getattr(np, name) for name in _CONVERSIONS}
-    for name, original in originals.items():
-        setattr(np, name, _staying(original))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in _CONVERSIONS:
+            stack.enter_context(mock.patch.object(np, name, _staying(getattr(np, name))))
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(np, name, original)
 
 
 @functools.cache
@@ -156,38 +193,14 @@ def _is_of_host(value):
     return type(value) is np.ndarray and value.ndim > 0
 
 
-def _mapped(function, value):
+def mapped(function, value):
     """Returns what is inside of tuples, lists and dicts with a function applied to it, in their order."""
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(function, part) for part in value)
-    if type(value) is dict:
-        return {name: _mapped(function, part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [mapped(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {name: mapped(function, part) for name, part in value.items()}
     return function(value)
-
-
-def _arrays_of_lists(index):
-    return tuple(np.asarray(part) if isinstance(part, list) else part for part in index)
-
-
-def _described(value):
-    """Yields what a note has of an argument: the address of an array and how it lies there, numbers as they are."""
-    if isinstance(value, np.ndarray) and value.ndim == 0 and not isinstance(value, Array):
-        value = value[()]
-    if isinstance(value, np.ndarray):
-        if isinstance(value, Array):
-            yield value.ctypes.data
-        yield value.dtype.name, value.shape, value.strides
-    elif isinstance(value, np.generic):
-        yield value.item()
-    elif type(value) in (tuple, list):
-        for part in value:
-            yield from _described(part)
-    elif type(value) is dict:
-        for name, part in value.items():
-            yield name
-            yield from _described(part)
-    else:
-        yield value
 
 
 def _reader(name):
@@ -201,7 +214,8 @@ def _reader(name):
     return read
 
 
-def _asking(name, writes):
+def asking(name, writes=False):
+    """Returns a method of arrays by its name in NumPy, which is one launch."""
     method = getattr(np.ndarray, name)
 
     @functools.wraps(method)
@@ -215,4 +229,4 @@ def _asking(name, writes):
 for _name in _READERS:
     setattr(Array, _name, _reader(_name))
 for _name in _MAKERS + _WRITERS:
-    setattr(Array, _name, _asking(_name, _name in _WRITERS))
+    setattr(Array, _name, asking(_name, _name in _WRITERS))

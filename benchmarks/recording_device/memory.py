@@ -1,16 +1,15 @@
 """Memory of a device that computes nothing: addresses that are given out again, as by CuPy's memory pool."""
 
 import contextlib
-import gc
 import heapq
 import math
 
 import numpy as np
 
-from mixprec.backends.device_log import record
+from benchmarks.recording_device.arrays import NumpyMemory
+from mixprec.backends.device_log import is_recording, record
 
 _UNIT = 512  # bytes, as in CuPy
-_CAPTURING = "the current stream is capturing, so"  # as in CuPy
 
 
 class Pool:
@@ -68,7 +67,7 @@ class Block:
         self._pool.take_back(self.address, self.size)
 
 
-class Memory:
+class Memory(NumpyMemory):
     """What a device gives out: from one pool, and from a private one while a graph captures.
 
     Attributes:
@@ -81,13 +80,7 @@ class Memory:
         self.is_capturing = False
 
     def new(self, shape, dtype, strides=None):
-        """Returns new memory with anything in it, noted, as an array of NumPy.
-
-        Args:
-            shape: of the array.
-            dtype: of the array.
-            strides: of the array, without gaps; ``None`` for C order.
-        """
+        """See :meth:`NumpyMemory.new <benchmarks.recording_device.arrays.NumpyMemory.new>`; noted."""
         size = math.prod(shape) * dtype.itemsize
         block = (self.private if self.is_capturing else self._pool).allocate(size)
         record("memory", "new", block.address, size)
@@ -96,40 +89,52 @@ class Memory:
     @contextlib.contextmanager
     def capturing(self):
         """While a graph captures: new memory is private, and the host can neither read nor upload."""
-        collects = gc.isenabled()
-        gc.collect()
-        gc.disable()
         self.is_capturing = True
         try:
             yield
         finally:
             self.is_capturing = False
-            if collects:
-                gc.enable()
 
     def read(self, name):
         """Notes that the host waits for a value.
 
-        Args:
-            name: of the function that wants it.
-
         Raises:
             RuntimeError: a graph captures.
         """
-        if self.is_capturing:
-            raise RuntimeError(f"{_CAPTURING} D2H transfers are disallowed")
+        self._refuse("D2H")
         record("read", name)
 
-    def upload(self, name, *arguments):
+    def upload(self, name, *values):
         """Notes that something of the host is copied to the device.
-
-        Args:
-            name: of the function that does it.
-            arguments: of the note.
 
         Raises:
             RuntimeError: a graph captures.
         """
-        if self.is_capturing:
-            raise RuntimeError(f"{_CAPTURING} H2D transfers are disallowed")
-        record("upload", name, *arguments)
+        self._refuse("H2D")
+        record("upload", name, *_described(values))
+
+    def _refuse(self, transfers):
+        if self.is_capturing:  # in CuPy's words
+            raise RuntimeError(f"the current stream is capturing, so {transfers} transfers are disallowed")
+
+    def note(self, name, *values):
+        """Notes a launch."""
+        if is_recording():
+            record("array", name, *_described(values))
+
+
+def _described(value):
+    """Yields what a note has of an argument: the address of an array and how it lies there, numbers as they are."""
+    if type(value) in (tuple, list):
+        for part in value:
+            yield from _described(part)
+    elif type(value) is dict:
+        yield from _described(list(value.items()))
+    elif isinstance(value, np.generic) or (type(value) is np.ndarray and value.ndim == 0):
+        yield value.item()
+    elif isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray:
+            yield value.ctypes.data
+        yield value.dtype.name, value.shape, value.strides
+    else:
+        yield value

@@ -57,16 +57,6 @@ def strides_of(name, array):
     return tuple(strides)
 
 
-def laid_out(name, array):
-    """Returns a new array that NumPy has made as CuPy's would lie in memory; arguments as of :func:`strides_of`."""
-    strides = strides_of(name, array)
-    if array.strides == strides or not array.size:
-        return array
-    result = np.ndarray(array.shape, array.dtype, strides=strides)
-    result[...] = array
-    return result
-
-
 def compute(function, name, arguments, keywords):
     """Calls a function of NumPy with arrays of NumPy, and returns its result in CuPy's precision.
 

@@ -11,32 +11,18 @@ import inspect
 
 import numpy as np
 
-from benchmarks.null_device.arrays import Array
-from benchmarks.null_device.null_launcher import Address, CudnnContext, Launcher, Matrices
-from benchmarks.null_device.null_memory import Memory
-from benchmarks.null_device.null_nccl import Nccl
-from benchmarks.null_device.primitive_calls import Call, Spec, calls, named
-from benchmarks.null_device.recorded_graphs import Graph, Graphs
+from benchmarks.recording_device.arrays import Array
+from benchmarks.recording_device.graphs import Graph, Graphs
+from benchmarks.recording_device.launcher import CudnnContext, Launcher, Matrices
+from benchmarks.recording_device.memory import Memory
+from benchmarks.recording_device.nccl import Nccl
+from benchmarks.recording_device.primitive_calls import calls, named
 from mixprec import backends
 from mixprec.backends.primitives import Primitives
 from mixprec.graph_capture import origin
 from mixprec.master_arrays import MASTER
 
-__all__ = [
-    "Address",
-    "Array",
-    "Call",
-    "CudnnContext",
-    "Graph",
-    "Graphs",
-    "Launcher",
-    "Matrices",
-    "Spec",
-    "array",
-    "calls",
-    "install",
-    "send",
-]
+__all__ = ["CudnnContext", "Graph", "Graphs", "Launcher", "array", "calls", "install", "send"]
 
 
 def array(value):
@@ -48,24 +34,27 @@ def array(value):
     return result
 
 
-def send(link, array_type=None):
+def _on_device(value):
+    return value.view(Array)
+
+
+def send(link, move=_on_device):
     """Moves parameters and persistent arrays of a link to the device, in place of ``to_device``; returns the link.
 
     Args:
         link: any :class:`chainer.Link` on NumPy.
-        array_type: what its arrays become, a subclass of NumPy's; ``None`` for :class:`Array`.
+        move: what makes an array of the device of one of NumPy.
     """
-    array_type = array_type or Array
     for part in link.links():
         for name in part._persistent:
             if isinstance(part.__dict__[name], np.ndarray):
-                part.__dict__[name] = part.__dict__[name].view(array_type)
+                part.__dict__[name] = move(part.__dict__[name])
     for param in link.params(include_uninit=False):
-        param.array = param.array.view(array_type)
+        param.array = move(param.array)
         param.cleargrad()
         if MASTER in param.__dict__:  # of an optimizer that was set up before
             owner, master = param.__dict__[MASTER]
-            param.__dict__[MASTER] = owner, master.view(array_type)
+            param.__dict__[MASTER] = owner, move(master)
     return link
 
 
@@ -82,4 +71,4 @@ def install():
     nccl = Nccl()
     primitives.nccl_of = lambda communicator: nccl
     backends.register(Array, primitives)
-    origin.LIBRARIES.add(__name__)
+    origin.LIBRARIES.add(__package__)
