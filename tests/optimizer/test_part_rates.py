@@ -20,7 +20,7 @@ from tests.graph_capture.captured_runs import Run, assert_same
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.device_runs import Net, batch_of, new_optimizer, run_step, state_of, stay_on_host
-from tests.stand_ins.update_pair import RULES, assert_same_bits, rate_of
+from tests.stand_ins.update_pair import assert_same_bits, rate_of
 from tests.stand_ins.update_pair import new_optimizer as new_rule
 
 RATES = {"/hidden/*": 0.5, "/out/*": 4.0}
@@ -130,8 +130,10 @@ def test_parameters_that_come_late_or_get_another_rule():
 # Steps
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("name", [name for name in RULES if name != "AdaDelta"])
+@pytest.mark.parametrize(
+    ("name", "batched"),
+    [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)],
+)
 def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
     """Bit for bit the same rules, each given its learning rate by hand before each step."""
     sides = []
@@ -153,9 +155,8 @@ def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
         assert_same_bits(sides[0][key], expected, key)
 
 
-@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("kind", ["SGDW", "AdamW"])
-def test_param_groups_of_pytorch(kind, batched):
+def test_param_groups_of_pytorch(kind):
     """In FP64, with decay, while the learning rate falls."""
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     model = chainer.Chain()
@@ -174,7 +175,7 @@ def test_param_groups_of_pytorch(kind, batched):
     else:
         inner, rate = optimizers.AdamW(alpha=1.0, eps=1e-30, eta=0.01, weight_decay_rate=0.1), "eta"
         other = torch.optim.AdamW(groups, eps=1e-30, weight_decay=0.1)
-    optimizer = setup(model, rates, inner, batched=batched)
+    optimizer = setup(model, rates, inner)
     for step in range(10):
         setattr(optimizer, rate, 0.01 / (1 + step))
         for group, name in zip(other.param_groups, params, strict=True):
@@ -184,7 +185,6 @@ def test_param_groups_of_pytorch(kind, batched):
             params[name].grad = torch.tensor(param.grad)
         optimizer.update()
         other.step()
-    assert optimizer.report().batched == (3 if batched else 0)
     for name, param in model.namedparams():
         np.testing.assert_allclose(param.array, params[name].detach().numpy(), rtol=0, atol=1e-14, err_msg=name)
 
@@ -329,8 +329,7 @@ def test_a_switch_of_the_optimizer_is_seen_though_all_rules_have_factors():
 # Elsewhere
 
 
-@pytest.mark.parametrize("rates", [RATES, FROZEN])
-@pytest.mark.parametrize("name", ["MomentumSGD", "AdamW", "ScheduleFreeSGD"])
+@pytest.mark.parametrize(("name", "rates"), [("MomentumSGD", FROZEN), ("AdamW", RATES), ("ScheduleFreeSGD", FROZEN)])
 def test_a_device_does_the_same_in_two_launches(launcher, name, rates):
     hooks = [optimizer_hooks.WeightDecay(0.01)]
     sides = []
@@ -359,7 +358,7 @@ def test_captured_steps_are_eager_steps(rule, host, device):  # noqa: F811
     assert_same(captured, expected)
 
 
-@pytest.mark.parametrize("frozen", ["/0/*", "/0/W", "*/b"])
+@pytest.mark.parametrize("frozen", ["/0/W", "*/b"])
 def test_a_preconditioner_leaves_frozen_parameters_alone(frozen):
     np.random.seed(0)
     model = chainer.Sequential(L.Linear(5, 4), F.relu, L.Linear(4, 3))

@@ -1,7 +1,6 @@
 """The batched update of a device: its CUDA source, run on the host, beside Chainer's own update on NumPy."""
 
 import dataclasses
-import pathlib
 import re
 import types
 import weakref
@@ -48,15 +47,6 @@ def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     assert len(launcher.launches) == both.batch.launches * STEPS
 
 
-@pytest.mark.long
-def test_all_rules_if_a_compiler_contracts():
-    """Into fused multiply-adds, as CUDA's would without --fmad=false."""
-    if " fma " not in pathlib.Path("/proc/cpuinfo").read_text():
-        pytest.skip("the processor has no fused multiply-add")
-    launcher = HostLauncher(("-mfma", "-fexpensive-optimizations", "-ffp-contract=fast"))
-    run(twin(launcher, of_all_rules(), HOOKS["lasso and hard clipping"]), closely)
-
-
 @pytest.mark.parametrize(
     ("hooks", "launches"),
     [
@@ -67,9 +57,8 @@ def test_all_rules_if_a_compiler_contracts():
         ([optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
     ],
 )
-@pytest.mark.parametrize("count", [1, 40])
-def test_launches_do_not_depend_on_the_number_of_parameters(launcher, hooks, launches, count):
-    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * count, hooks)
+def test_launches_of_hooks(launcher, hooks, launches):
+    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * 7, hooks)
     for _ in range(2):
         both.set_gradients(both.gradients())
         both.batch.check()
@@ -196,8 +185,7 @@ def test_gradients_are_not_kept_alive(launcher):
     assert gradient() is None
 
 
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32])
-def test_arrays_that_are_not_aligned(dtype):
+def test_arrays_that_are_not_aligned():
     """Views into other arrays. An access that is not aligned to its size, an error on a GPU, ends the process here."""
     flags = ("-ffp-contract=off", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
     launcher = HostLauncher(flags)
@@ -208,23 +196,9 @@ def test_arrays_that_are_not_aligned(dtype):
         view[...] = value
         return view
 
-    both = Twin(launcher, send, receive, [("Adam", size, dtype) for size in SIZES])
+    dtypes = (np.float16, BFLOAT16, np.float32)
+    both = Twin(launcher, send, receive, [("Adam", size, dtype) for size in SIZES for dtype in dtypes])
     run(both, exactly, steps=3, skipped={1})
-
-
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
-def test_gradients_that_are_not_contiguous(launcher, dtype):
-    both = twin(launcher, [("SGD", (6, 5), dtype)])
-    gradient = both.gradients()[0]
-    expected, _ = both.expect([gradient], 1)
-    turned = array(np.ascontiguousarray(gradient.T)).T
-    assert not turned.flags.c_contiguous
-    both.entries[0].param.grad = turned
-    both.batch.check()
-    both.batch.update(zero_gradients=True)
-    np.testing.assert_array_equal(both.masters()[0], expected[0])
-    assert both.entries[0].param.grad is turned
-    assert not receive(turned).any()
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -263,8 +237,7 @@ def test_an_inf_in_a_copy_is_seen_by_hooks(launcher, dtype):
     assert receive(both.batch.check())
 
 
-@pytest.mark.parametrize("size", [1, 4099])
-@pytest.mark.parametrize(("dtype", "value"), [(np.float16, 1e6), (BFLOAT16, 3.4e38)])
+@pytest.mark.parametrize(("dtype", "value", "size"), [(np.float16, 1e6, 1), (BFLOAT16, 3.4e38, 4099)])
 def test_a_master_is_looked_at_where_its_copy_does_not_tell(launcher, dtype, value, size):
     """Beyond 65,504 a float16 copy is inf and its master is not, which is what takes part."""
     both = twin(launcher, [("SGD", size, dtype)], [optimizer_hooks.WeightDecay(0.5)])
@@ -291,38 +264,6 @@ def test_several_factors(launcher):
     both.batch.update()
     for found, wanted in zip(both.masters(), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
-
-
-def test_hyperparameters_of_single_parameters(launcher):
-    both = twin(launcher, [("MomentumSGD", 40, np.float16), ("Adam", 40, np.float16)] * 3)
-    for place, entry in enumerate(both.entries):
-        for rule in (entry.rule, getattr(both.link, entry.name).update_rule):
-            if place in (2, 3):
-                setattr(rule.hyperparam, "lr" if place == 2 else "alpha", 0.001)
-    run(both, exactly, steps=4, skipped=set())
-
-
-def test_rules_of_different_age(launcher):
-    both = twin(launcher, [("Adam", 40, np.float16), ("Adam", 40, np.float16)])
-    for rule in (both.entries[1].rule, both._references()[1].update_rule):
-        rule.t = 17
-    run(both, exactly, steps=4, skipped={2})
-    assert [entry.rule.t for entry in both.entries] == [3, 20]
-
-
-def test_a_first_step_that_is_skipped_leaves_chainers_first_state(launcher):
-    both = twin(launcher, of_all_rules())
-    gradients = both.gradients()
-    gradients[-1][:] = np.nan
-    both.set_gradients(gradients)
-    assert receive(both.batch.check())
-    both.batch.update()
-    for entry in both.entries:
-        fresh = type(entry.rule)(entry.rule.hyperparam.parent)
-        fresh._init_states(chainer.Parameter(np.zeros(entry.param.shape, np.float32)))
-        for state in entry.formula.states:
-            np.testing.assert_array_equal(receive(entry.rule.state[state]), fresh.state[state])
-    assert both.batch.settle() == 0
 
 
 def test_power_of_msvag_moves_with_the_steps_that_count(launcher):
@@ -452,14 +393,6 @@ def test_one_element_that_is_not_finite_is_seen_wherever_it_is(launcher, dtype):
     assert not receive(both.batch.check())
 
 
-def test_a_check_without_an_update_leaves_nothing_behind(launcher):
-    both = twin(launcher, [("SGD", 9, np.float16)])
-    both.set_gradients([np.full(9, np.inf, np.float16)])
-    assert receive(both.batch.check())
-    both.set_gradients(both.gradients())
-    assert not receive(both.batch.check())
-
-
 @pytest.mark.parametrize(
     ("gradient", "message"),
     [
@@ -510,13 +443,6 @@ def test_a_float32_parameter_shares_its_array_with_its_master(launcher):
     param.array = param.array.copy()
     with pytest.raises(ValueError, match="p0: its master is not its array"):
         batch.check()
-
-
-def test_no_parameters_at_all(launcher):
-    batch = DeviceBatch([], launcher)
-    assert not receive(batch.check())
-    batch.update()
-    assert batch.settle() == 1
 
 
 ROUNDING = """
@@ -681,9 +607,3 @@ def test_small_gradients_and_parameters_are_safe_from_every_elementwise_hook(lau
         assert not receive(both.batch.check())
         both.batch.update()
         assert np.isfinite(both.masters()[0]).all()
-
-
-def test_hard_clipping_does_not_hide_an_overflow(launcher):
-    both = twin(launcher, [("SGD", 9, np.float16)], [optimizer_hooks.GradientHardClipping(-1, 1)])
-    both.set_gradients([np.full(9, np.inf, np.float16)])
-    assert receive(both.batch.check())

@@ -7,9 +7,7 @@ import pytest
 from chainer import optimizers
 
 import mixprec
-from mixprec.optimizer.rules.lars import LARSRule
-from tests.compat.test_cupy import nvrtc_errors
-from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, kernels, mixed, trained
+from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, trained
 from tests.optimizer.batch.trust_ratio import LARS_SETTINGS as SETTINGS
 
 
@@ -72,50 +70,7 @@ def test_without_a_norm_there_is_no_trust_ratio(array, gradient):
     np.testing.assert_allclose(found.array, array - 2.0 * (gradient + 0.125 * array), rtol=1e-15)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1, 0, 2)])
-def test_scalars_and_empty_parameters(shape):
-    found = trained(mixprec.LARS(**SETTINGS), np.full(shape, 2.0), [np.full(shape, 0.5)])
-    np.testing.assert_allclose(found.array, reference(np.full(shape, 2.0), [np.full(shape, 0.5)], **SETTINGS))
-
-
 def test_without_adapting_it_is_momentum_sgd():
     lars = trained(mixprec.LARS(lr=0.125, momentum=0.75, adapt=False), WEIGHTS, GRADIENTS)
     sgd = trained(optimizers.MomentumSGD(lr=0.125, momentum=0.75), WEIGHTS, GRADIENTS)
     np.testing.assert_allclose(lars.array, sgd.array, rtol=1e-14)
-
-
-def test_a_parameter_may_have_hyperparameters_of_its_own():
-    rule = LARSRule(momentum=0.5, adapt=False)
-    assert (rule.hyperparam.momentum, rule.hyperparam.adapt, rule.hyperparam.lr) == (0.5, False, 1.0)
-    optimizer = mixprec.LARS(lr=3.0)
-    rule = optimizer.create_update_rule()
-    rule.hyperparam.adapt = False
-    optimizer.lr = 4.0
-    assert (rule.hyperparam.lr, rule.hyperparam.adapt, optimizer.adapt) == (4.0, False, True)
-    assert optimizer.hyperparam.get_dict() == {
-        "lr": 4.0,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "trust_coefficient": 0.001,
-        "eps": 1e-9,
-        "adapt": True,
-    }
-
-
-def test_fp16_parameters_have_masters_that_follow_the_formula():
-    optimizer, loss = mixed(mixprec.LARS(**SETTINGS), WEIGHTS)
-    start = optimizer.target.w0.array.copy()
-    gradients = [gradient.astype(np.float16) for gradient in GRADIENTS]
-    for gradient in gradients:
-        optimizer.update(loss, gradient)
-    param = optimizer.target.w0
-    master = optimizer.master(param)
-    np.testing.assert_allclose(master.array, reference(start, gradients, **SETTINGS), rtol=0, atol=1e-5)
-    np.testing.assert_array_equal(param.array, master.array.astype(np.float16))
-    assert param.update_rule.state["v"].dtype == np.float32
-
-
-@pytest.mark.parametrize("dtype", ["float", "double"])
-def test_kernels_compile(monkeypatch, dtype):
-    (source,) = kernels(monkeypatch, mixprec.LARS(**SETTINGS), dtype)
-    assert nvrtc_errors(source) == ""

@@ -13,6 +13,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
+from tests.cases import first, pairs
 from tests.stand_ins.update_pair import add, assert_same_bits, link_of
 
 
@@ -94,8 +95,7 @@ def _load(optimizer, saved):
 BOTH = [True, False]
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "compute"), [*((name, "float16") for name in OPTIMIZERS), ("Adam, decay", "float32")])
 def test_batched_or_not_is_the_same_run(name, compute):
     """Through backward passes, with a dynamic scale that falls and grows, skips, statistics, a schedule."""
     batched, alone = (_run(_optimizer(name, batched, compute), range(14)) for batched in BOTH)
@@ -106,10 +106,10 @@ def test_batched_or_not_is_the_same_run(name, compute):
     _assert_same(batched, alone)
 
 
-@pytest.mark.parametrize("reader", BOTH)
-@pytest.mark.parametrize("writer", BOTH)
-@pytest.mark.parametrize("into", ["new", "live"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "into", "writer", "reader"),
+    first(3, pairs(["Adam, decay", "MSVAG, clipping", "LARS"], ["new", "live"], BOTH, BOTH)),
+)
 def test_a_file_of_either_goes_on_in_the_other(name, into, writer, reader):
     """In a fresh optimizer, or in one in mid-run, whose state, t and masters are replaced."""
     uninterrupted = _run(_optimizer(name), range(10))
@@ -122,9 +122,13 @@ def test_a_file_of_either_goes_on_in_the_other(name, into, writer, reader):
     _assert_same(_run(loaded, range(6, 10)), uninterrupted)
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
-@pytest.mark.parametrize("at", [1, 5, 6])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+def _pickled(optimizer):
+    return pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "how"), first(3, pairs(["Adam, decay", "MSVAG, clipping"], [1, 5, 6], [copy.deepcopy, _pickled]))
+)
 def test_a_copy_in_mid_run_goes_on_by_itself(name, at, how):
     """After a first step that was skipped, after one that counted and one that did not; so does the original."""
     uninterrupted = _run(_optimizer(name), range(9))
@@ -150,7 +154,7 @@ def test_a_copy_shares_no_array_with_the_original():
 
 def _of(dtype=np.float16):
     random = np.random.RandomState(0)
-    sizes = {"a": 5, "b": (3, 2), "big": 8200}
+    sizes = {"a": 5, "b": (3, 2), "big": 1200}
     return {name: random.normal(size=size).astype(np.float16).astype(dtype) for name, size in sizes.items()}
 
 
@@ -165,15 +169,14 @@ def _step_by_hand(optimizer, seed, bad=False):
     assert optimizer.last_step_skipped == bad
 
 
-@pytest.mark.parametrize("second", [lambda: optimizers.Adam(), lambda: optimizers.MomentumSGD(lr=0.3)])
-def test_two_optimizers_of_the_same_parameters(second):
+def test_two_optimizers_of_the_same_parameters():
     """Each step of either sees what the other did; the second set up has given the rules."""
 
     def run(batched):
         model = link_of(_of())
         pair = [
             mixprec.MixedPrecisionOptimizer(new(), 1.0, batched=batched).setup(model)
-            for new in (lambda: optimizers.MomentumSGD(lr=0.1), second)
+            for new in (lambda: optimizers.MomentumSGD(lr=0.1), optimizers.Adam)
         ]
         for step in range(12):
             _step_by_hand(pair[step % 2 if step < 8 else 0], step, bad=step in (0, 5))
@@ -332,14 +335,9 @@ def _shared(optimizer):
         (_shared, "one by one: it occurs 2 times, and Chainer updates it as often", 2),
     ],
 )
-@pytest.mark.parametrize("late", [False, True])
-def test_what_the_report_says_of_one_parameter(do, path, batched, late):
-    """The others are batched; before the first step and in mid-run."""
+def test_what_the_report_says_of_one_parameter(do, path, batched):
+    """The others are batched."""
     optimizer = _small()
-    if late:
-        for param in optimizer.target.params():
-            param.grad = np.ones(3, np.float16)
-        optimizer.update()
     do(optimizer)
     paths, count = _paths(optimizer)
     assert paths["/a"] == path
@@ -408,23 +406,6 @@ def test_the_report_as_a_table_and_as_json():
 def test_the_report_before_setup_is_an_error():
     with pytest.raises(RuntimeError, match="not set up"):
         mixprec.MixedPrecisionOptimizer(optimizers.SGD()).report()
-
-
-@pytest.mark.parametrize("loss_scale", [1.0, "dynamic"])
-def test_reports_do_not_touch_the_run(loss_scale):
-    """They may be asked for between any two steps."""
-
-    def run(looks):
-        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MSVAG(), loss_scale).setup(link_of(_of()))
-        for step in range(6):
-            if looks:
-                optimizer.report()
-            _step_by_hand(optimizer, step, bad=step in (0, 3))
-            if looks:
-                optimizer.report()
-        return optimizer
-
-    _assert_equal(run(True), run(False))
 
 
 def _assert_equal(found, expected):

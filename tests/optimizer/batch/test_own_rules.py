@@ -1,4 +1,4 @@
-"""What holds for LARS and LAMB alike: within mixed precision, in files, and as formulas."""
+"""What holds for the rules of this package alike: within mixed precision, in files, as formulas and as kernels."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,10 @@ import mixprec
 from mixprec.optimizer.rules import rule_formula_of
 from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
 from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
-from tests.optimizer.batch.trust_ratio import GRADIENTS, LAMB_SETTINGS, LARS_SETTINGS, WEIGHTS, mixed, trained
+from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
+from tests.cases import pairs
+from tests.compat.test_cupy import nvrtc_errors
+from tests.optimizer.batch.trust_ratio import GRADIENTS, LAMB_SETTINGS, LARS_SETTINGS, WEIGHTS, kernels, mixed
 
 BOTH = pytest.mark.parametrize(
     ("name", "settings", "state"), [("LARS", LARS_SETTINGS, "v"), ("LAMB", LAMB_SETTINGS, "m")], ids=["LARS", "LAMB"]
@@ -62,20 +65,35 @@ def test_expressions_are_those_of_the_rule(rule, adapted, unadapted):
     assert rule_formula_of(rule) is unadapted
 
 
-@pytest.mark.parametrize(
-    ("name", "rule", "settings"),
-    [("LARS", LARSRule, LARS_SETTINGS), ("LAMB", LAMBRule, LAMB_SETTINGS)],
-    ids=["LARS", "LAMB"],
-)
-def test_without_adapting_the_expression_on_numpy_has_the_bits_of_the_rule(name, rule, settings):
-    array = WEIGHTS.astype(np.float32)
-    expected = trained(getattr(mixprec, name)(**settings, adapt=False), array, GRADIENTS)
-    rule, p = rule(**settings, adapt=False), array.ravel()
-    formula = rule_formula_of(rule)
-    states = tuple(np.zeros_like(p) for _ in formula.states)
-    for t, gradient in enumerate(GRADIENTS, 1):
-        g = gradient.astype(np.float32).ravel()
-        formula.host(p, g, states, formula.numbers_of(rule, t), np.empty_like(p), np.empty_like(p))
-    np.testing.assert_array_equal(p, expected.array.ravel())
-    for key, state in zip(formula.states, states, strict=True):
-        np.testing.assert_array_equal(state, expected.update_rule.state[key].ravel())
+RULES = {
+    "LARS": {"momentum": 0.5, "adapt": False},
+    "LAMB": {"beta1": 0.5, "adapt": False},
+    "SGDW": {"momentum": 0.5, "nesterov": True},
+    "ScheduleFreeSGD": {"momentum": 0.5, "weight_decay": 0.25},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_parameter_may_have_hyperparameters_of_its_own(name):
+    own = RULES[name]
+    optimizer = getattr(mixprec, name)(lr=3.0)
+    defaults = optimizer.hyperparam.get_dict()
+    rule = type(optimizer.create_update_rule())(**own)
+    assert {key: getattr(rule.hyperparam, key) for key in own} == own
+    rule = optimizer.create_update_rule()
+    for key, value in own.items():
+        setattr(rule.hyperparam, key, value)
+    optimizer.lr = 4.0
+    assert rule.hyperparam.get_dict() == {**defaults, **own, "lr": 4.0}
+    assert optimizer.hyperparam.get_dict() == {**defaults, "lr": 4.0}
+
+
+def test_schedule_free_sgd_needs_momentum():
+    with pytest.raises(ValueError, match="momentum of ScheduleFreeSGD must be above 0; found 0"):
+        ScheduleFreeSGDRule(momentum=0)
+
+
+@pytest.mark.parametrize(("name", "dtype"), pairs(RULES, ["float", "double"]))
+def test_kernels_compile(monkeypatch, name, dtype):
+    for source in kernels(monkeypatch, getattr(mixprec, name)(**RULES[name]), dtype):
+        assert nvrtc_errors(source.replace("float64", "double")) == ""
