@@ -119,26 +119,6 @@ def test_nothing_is_walked_while_nothing_changes():
     assert index.params is params
 
 
-@pytest.mark.parametrize("kind", ["parameter", "link"])
-def test_deleted_and_added_again_under_the_same_name(kind):
-    """Another object under the same name is another parameter; the same object is the same one."""
-    model = chainer.Chain(leaf=Leaf(), other=Leaf())
-    owner, name = (model.leaf, "w") if kind == "parameter" else (model, "leaf")
-    index = ModelIndex(model)
-    kept = getattr(owner, name)
-    delattr(owner, name)
-    assert index.refresh()
-    assert_same(index, model)
-    for value, changed in ((kept, True), (kept, False), (Leaf() if kind == "link" else _param(), True)):
-        if hasattr(owner, name):
-            setattr(owner, name, value)
-        else:
-            with owner.init_scope():
-                setattr(owner, name, value)
-        assert index.refresh() == changed
-        assert_same(index, model)
-
-
 def test_deleted_and_added_between_two_looks():
     """The names are as they were, and nothing else."""
     model = chainer.Chain(leaf=Leaf())

@@ -117,21 +117,6 @@ def test_a_loss_function_that_raises_ends_its_step():
     _assert_same(_arrays(optimizer), before)
 
 
-def test_a_file_that_is_loaded_between_forward_and_skip_is_kept():
-    """Promise 2: statistics that were loaded are not those of the step."""
-    optimizer = _optimizer()
-    optimizer.target(X)  # the loss looked bad, and the user goes back to a file
-    saved = {name: np.full_like(value, 3) for name, value in _arrays(optimizer).items()}
-    serializers.NpzDeserializer(saved).load(optimizer.target)
-    with np.errstate(invalid="ignore", over="ignore"):
-        loss = _loss(optimizer.target.last(X @ np.full((3, 4), np.inf, "f")))
-        optimizer.target.cleargrads()
-        optimizer.scale_loss(loss).backward()
-    optimizer.update()
-    assert optimizer.last_step_skipped
-    np.testing.assert_array_equal(optimizer.target.bn.avg_mean, 3)
-
-
 def test_another_thread_runs_backward_on_a_model_of_its_own():
     """Promise 8: the notes of one model are nobody else's business."""
     optimizer, other = _optimizer(), L.Linear(3, 1)
@@ -368,26 +353,6 @@ def test_a_file_without_the_wrappers_names_read_leniently(how):
     assert (optimizer.loss_scale, optimizer.skipped) == (8.0, 0)
 
 
-def test_states_of_rules_that_were_disabled_and_of_parameters_never_reached():
-    """Promises 5 and 7: a file of such a run loads into one where the rule is enabled."""
-
-    def new():
-        model = chainer.ChainList(L.Linear(3, 2), L.Linear(3, 2), L.Linear(None, 2))
-        mixprec.convert(model)
-        return mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 8).setup(model)
-
-    optimizer = new()
-    optimizer.target[1].disable_update()
-    optimizer.update(lambda: F.sum(optimizer.target[0](X)))
-    saved = serializers.DictionarySerializer()
-    optimizer.serialize(saved)
-    loaded = new()
-    serializers.NpzDeserializer(saved.target).load(loaded)
-    assert loaded.target[2].W.update_rule.enabled
-    loaded.update(lambda: sum(F.sum(link(X)) for link in loaded.target))
-    assert loaded.t == 2
-
-
 def test_a_master_beyond_fp16_is_inf_in_the_model_and_no_warning():
     """The gradients of the next step will tell."""
     model = L.Linear(1, 1, nobias=True, initialW=1.0)
@@ -398,19 +363,6 @@ def test_a_master_beyond_fp16_is_inf_in_the_model_and_no_warning():
     optimizer.update()
     assert model.W.array == np.inf
     assert optimizer.master(model.W).array == 120001
-
-
-def test_layers_that_were_replaced_are_not_kept():
-    model = chainer.Sequential(L.Linear(3, 3), L.BatchNormalization(3))
-    mixprec.convert(model)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(model)
-    for _ in range(5):
-        model[0] = L.Linear(3, 3)
-        optimizer.update(lambda: F.sum(model(X)))
-    assert len(optimizer._masters._masters) == 4
-    for _ in range(5):
-        optimizer.setup(model)
-    assert len(model[1].local_link_hooks) == 1
 
 
 def test_plain_chainer_goes_on_with_gradients_that_a_step_has_used():
@@ -457,28 +409,6 @@ def test_a_hook_may_look_at_the_model(look, timing):
     optimizer.update(lambda: _unit(model))
     assert model.W.array == optimizer.master(model.W).array == 0.75
     assert seen == [1.0 if look == "gradients" or timing == "pre" else 0.75]
-
-
-def test_statistics_that_two_links_share():
-    """Promise 2: ``copy()`` and ``repeat(mode="share")`` share the arrays; the values from before the first count."""
-
-    class Siamese(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.one = L.BatchNormalization(3)
-                self.other = self.one.copy()
-                self.last = L.Linear(3, 1)
-
-        def forward(self, x):
-            return self.last(self.one(x) + self.other(2 * x))
-
-    optimizer = _optimizer(net=Siamese)
-    _step(optimizer)
-    before = _arrays(optimizer)
-    _step(optimizer, BAD)
-    assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
 
 
 def test_a_gradient_that_was_used_moves_with_its_parameter():

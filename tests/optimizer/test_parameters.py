@@ -51,20 +51,6 @@ def test_lazy_parameters_those_without_gradient_and_disabled_rules():
     assert [link.W.update_rule.t for link in model] == [2, 2, 0, 2]
 
 
-def test_a_parameter_without_gradient_moves_on_as_in_chainer():
-    """Its momentum carries it, and weight decay pulls it, as in the same run by plain Chainer."""
-    models = [chainer.ChainList(L.Linear(3, 2, initialW=0.5), L.Linear(3, 2, initialW=0.25)) for _ in "ab"]
-    plain = optimizers.MomentumSGD(lr=0.5).setup(models[0])
-    mixprec.convert(models[1], compute="float32")
-    wrapped = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.5)).setup(models[1])
-    for optimizer in (plain, wrapped):
-        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.125))
-        optimizer.update(_loss(*optimizer.target))
-        optimizer.update(_loss(optimizer.target[0]))
-    for expected, found in zip(models[0].params(), models[1].params(), strict=True):
-        np.testing.assert_array_equal(found.array, expected.array)
-
-
 def test_parameters_added_after_setup():
     """They are saved, loaded and checked like the others, and updated once they have an update rule, as in Chainer."""
     model = chainer.ChainList(L.Linear(3, 2))

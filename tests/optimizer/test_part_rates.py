@@ -10,8 +10,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers, serializers
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mixprec
 from mixprec.name_patterns import UnknownName
@@ -153,54 +151,6 @@ def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
         sides.append(state_of(optimizer))
     for key, expected in sides[1].items():
         assert_same_bits(sides[0][key], expected, key)
-
-
-@pytest.mark.parametrize("kind", ["SGDW", "AdamW"])
-def test_param_groups_of_pytorch(kind):
-    """In FP64, with decay, while the learning rate falls."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
-    model = chainer.Chain()
-    random = np.random.RandomState(0)
-    with model.init_scope():
-        for name in "abc":
-            setattr(model, name, chainer.Parameter(random.normal(size=(3, 5))))
-    params = {name: torch.tensor(param.array, requires_grad=True) for name, param in model.namedparams()}
-    rates = {"/a": 10.0, "/b": 0.25}
-    groups = [{"params": [params[name]], "lr": 0.01 * rates.get(name, 1)} for name in params]
-    if kind == "SGDW":
-        from tests.optimizer.batch.torch_rules import SGDW
-
-        inner, rate = mixprec.SGDW(0.01, weight_decay=0.1, nesterov=True), "lr"
-        other = SGDW(groups, lr=0.01, decay=0.1, momentum=0.9, nesterov=True)
-    else:
-        inner, rate = optimizers.AdamW(alpha=1.0, eps=1e-30, eta=0.01, weight_decay_rate=0.1), "eta"
-        other = torch.optim.AdamW(groups, eps=1e-30, weight_decay=0.1)
-    optimizer = setup(model, rates, inner)
-    for step in range(10):
-        setattr(optimizer, rate, 0.01 / (1 + step))
-        for group, name in zip(other.param_groups, params, strict=True):
-            group["lr"] = 0.01 / (1 + step) * rates.get(name, 1)
-        for name, param in model.namedparams():
-            param.grad = random.normal(size=param.shape)
-            params[name].grad = torch.tensor(param.grad)
-        optimizer.update()
-        other.step()
-    for name, param in model.namedparams():
-        np.testing.assert_allclose(param.array, params[name].detach().numpy(), rtol=0, atol=1e-14, err_msg=name)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=1, max_size=6).filter(any), st.integers(0, 3))
-def test_any_factors_in_one_batch(rates, seed):
-    """SGD: each parameter has moved by its factor times its gradient, and frozen ones have their bits."""
-    random = np.random.RandomState(seed)
-    model = chainer.Sequential(*(L.Bias(shape=(3,)) for _ in rates))
-    for param in model.params():
-        param.array[...] = random.randint(-8, 9, 3)
-    before = {name: param.array.copy() for name, param in model.namedparams()}
-    optimizer = setup(model, {f"/{place}/*": rate for place, rate in enumerate(rates)}, optimizers.SGD(0.5))
-    optimizer.update(lambda: F.sum(model(np.ones((2, 3), np.float32))))
-    for place, (name, param) in enumerate(model.namedparams()):
-        np.testing.assert_array_equal(param.array, before[name] - 0.5 * rates[place] * 2)
 
 
 # Freezing

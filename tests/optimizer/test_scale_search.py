@@ -209,33 +209,6 @@ def test_two_models_with_an_optimizer_each(share):
             np.testing.assert_array_equal(one, other)
 
 
-def test_one_loss_under_two_optimizers():
-    """The second one steps with what the last pass has left in its parameters."""
-
-    def run(init, search):
-        np.random.seed(0)
-        first, second = L.Linear(5, 6), L.Linear(6, 1)
-        second.W.array[...] *= 8  # so that gradients of the first one are larger
-        scale = mixprec.DynamicLossScale(init=init, search=search)
-        sides = [
-            mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-5), each).setup(model)
-            for model, each in ((first, scale), (second, "dynamic"))
-        ]
-        mixprec.convert(first)
-        mixprec.convert(second)
-        second.cleargrads()
-        x = np.ones((8, 5), "f")
-        sides[0].update(lambda: F.sum(second(first(x))) * 3)
-        sides[1].update()
-        return [*zip((first, second), sides, strict=True)]
-
-    found = run(INIT, True)
-    direct = run(found[0][1].loss_scale, False)
-    for one, other in zip(found, direct, strict=True):
-        assert one[1].t == 1
-        assert_same_run([one, other])
-
-
 def passes_of(optimizer, monkeypatch):
     """Returns a list that grows by the scale of each backward pass."""
     scales, scale = [], optimizer._passes.scale
@@ -282,14 +255,6 @@ def test_the_floor_ends_repeats(monkeypatch):
     train(model, optimizer, 1e12, 1)
     assert scales == [INIT, INIT / 4, INIT / 8]
     assert optimizer.skipped == 1
-
-
-def test_an_overflow_later_is_a_skipped_step(monkeypatch):
-    model, optimizer = built(Net, scale={"search": True})
-    train(model, optimizer, 100.0, 2)
-    scales = passes_of(optimizer, monkeypatch)
-    train(model, optimizer, 1e12, 1)
-    assert len(scales) == optimizer.skipped == 1
 
 
 # --- where it steps aside

@@ -214,7 +214,7 @@ def _warns_once():
 
 @pytest.mark.parametrize(
     ("order", "inner", "before", "kind"),
-    pairs(ORDERS, ["Adam", "MSVAG", "CorrectedMomentumSGD", "AMSBound"], COUNTERS, KINDS[2:]),
+    pairs(ORDERS, ["Adam", "MSVAG", "LARS", "AMSBound"], list(COUNTERS), KINDS[2:]),
 )
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(storage, order, inner, before, kind):
     """Save, load into a fresh run, go on: the same scale, counters, masters, optimizer state, t and statistics."""
@@ -328,16 +328,6 @@ def test_a_models_file_holds_the_masters_under_chainers_own_names(storage, kind)
     _assert_more_than_fp16(weights)
     assert {weight.dtype for weight in weights.values()} == {np.dtype("float32")}
     _assert_same({name: file[name] for name in weights}, weights)
-
-
-@HALVES
-def test_plain_chainer_reads_the_masters_from_a_models_file(storage, kind):
-    """The file of a wrapped FP16 or BF16 model in the plain FP32 model: the masters, bitwise."""
-    wrapped, plain = _run(_optimizer(kind), ".x."), _optimizer("plain", seed=1)
-    storage.save(wrapped)
-    storage.load(plain, ["model"])
-    _assert_more_than_fp16(_weights(plain))
-    _assert_same(_weights(plain), _weights(wrapped))
 
 
 @HALVES
@@ -516,20 +506,3 @@ def test_a_copy_with_lazy_parameters_loads_them_without_losing_bits(duplicate, s
     copied = duplicate(_optimizer(lazy=True, seed=1))
     storage.load(copied, ORDERS[1])
     _assert_same(_state(copied), _state(interrupted))
-
-
-@pytest.mark.parametrize("compute", ["float16", "float32"])
-def test_filters_in_nhwc_order_are_loaded(tmp_path, compute):
-    """FP32 filters of a converted model are not C-contiguous, and have no master of their own."""
-
-    def wrapped():
-        model = L.Convolution2D(3, 4, 3)
-        mixprec.convert(model, compute=compute)
-        return mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD()).setup(model)
-
-    saved, loaded = wrapped(), wrapped()
-    serializers.save_npz(tmp_path / "model.npz", saved.target)
-    serializers.load_npz(tmp_path / "model.npz", loaded.target)
-    np.testing.assert_array_equal(loaded.target.W.array, saved.target.W.array)
-    with np.load(tmp_path / "model.npz") as file:
-        np.testing.assert_array_equal(file["W"], saved.target.W.array.astype(np.float32), strict=True)

@@ -115,18 +115,6 @@ def _assert_same(left, right, but=()):
 # --- what it is for
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32"])
-def test_loss_falls(compute):
-    optimizer = _wrapped(compute)
-    x, t = _batch(0)
-    losses = []
-    for _ in range(30):
-        optimizer.update(optimizer.target, x, t)
-        losses.append(float(optimizer.target.loss.array))
-    assert losses[-1] < 0.5 * losses[0]
-    assert optimizer.t == 30
-
-
 def test_masters_keep_updates_that_fp16_would_round_away():
     """1,000 updates of 1e-4 on a weight of 1: each is below half of FP16's spacing there, 4.9e-4."""
     model = L.Linear(1, 1, nobias=True, initialW=1.0)
@@ -433,22 +421,6 @@ def test_two_losses_with_an_optimizer_each():
         np.testing.assert_allclose(model.W.array, expected.W.array, rtol=2**-9, atol=2**-9)
 
 
-def test_gradients_of_two_scales_in_one_parameter_are_an_error():
-    """Promise 8: a trunk that two losses reach with two scales; their sum is divided by neither."""
-    trunk = _converted(L.Linear(3, 3))
-    heads = [_converted(L.Linear(3, 1)) for _ in "ab"]
-    x = np.ones((2, 3), np.float32)
-    first = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 2.0**8).setup(chainer.ChainList(trunk, heads[0]))
-    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 2.0**3).setup(heads[1])
-    for model in (trunk, *heads):
-        model.cleargrads()
-    first.scale_loss(F.sum(heads[0](trunk(x)))).backward()
-    second.scale_loss(F.sum(heads[1](trunk(x)))).backward()
-    second.update()
-    with pytest.raises(UnscaledBackward, match=r"the gradient of /0/[Wb] "):
-        first.update()
-
-
 def _weight_of_zero(loss_scale):
     """SGD with lr 1 on one weight of 0, so that the weight is minus the sum of the gradients that were applied."""
     model = _converted(L.Linear(1, 1, nobias=True, initialW=0))
@@ -530,13 +502,7 @@ def test_gradients_of_different_scales_do_not_add_up(loss_scale, sources):
 
 
 def test_a_loop_that_forgets_cleargrads():
-    """With a scale that stays, the old gradient counts once more, as in Chainer; with another scale it is an error."""
-    optimizer, model = _weight_of_zero(8)
-    model.cleargrads()
-    for _ in range(2):
-        _ours(optimizer, model)
-        optimizer.update()
-    assert optimizer.master(model.W).array == -3
+    """The old gradient has another scale than the new one."""
     optimizer, model = _weight_of_zero(mixprec.DynamicLossScale(init=8.0, interval=1))
     model.cleargrads()
     _ours(optimizer, model)

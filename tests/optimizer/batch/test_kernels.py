@@ -266,65 +266,6 @@ def test_several_factors(launcher):
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_power_of_msvag_moves_with_the_steps_that_count(launcher):
-    both = twin(launcher, [("MSVAG", 9, np.float16)])
-    run(both, exactly, steps=5, skipped={0, 3})  # settles
-    assert both.entries[0].rule.beta_power == pytest.approx(0.9**4, rel=1e-14)
-    run(both, exactly, steps=5, skipped={2})
-
-
-class CapturingLauncher(HostLauncher):
-    """While ``graph`` is a list, launches and uploads go there instead."""
-
-    graph = None
-
-    def launch(self, kernel, blocks, arguments):
-        self._now_or_later(super().launch, kernel, blocks, list(arguments))
-
-    def upload(self, source, target):
-        self._now_or_later(super().upload, source.copy(), target)
-
-    def _now_or_later(self, function, *arguments):
-        if self.graph is None:
-            function(*arguments)
-        else:
-            self.graph.append((function, arguments))
-
-
-@pytest.mark.parametrize("uploads", [False, True])
-def test_a_graph_of_a_step_is_a_step(uploads):
-    """As long as arrays and hyperparameters stay as they are; ``t`` moves on, and an overflow is seen."""
-    launcher = CapturingLauncher()
-    both = twin(launcher, of_all_rules(), [optimizer_hooks.WeightDecay(0.01)])
-    gradients = both.gradients()
-    both.set_gradients(gradients)
-    both.expect(gradients, 1)  # the reference counts the step
-    both.batch.check()
-    both.batch.update()
-    if uploads:
-        both.batch.settle()
-    launcher.graph = graph = []
-    both.batch.check()
-    both.batch.update()
-    launcher.graph = None
-    assert len(graph) == both.batch.launches + uploads
-    for step in range(4):
-        overflow = step == 2
-        array = both.entries[3].param.grad
-        before = array.copy()
-        array[...] = np.inf if overflow else before
-        before_all = both.everything()
-        expected = both.expect(gradients, 1) if not overflow else None
-        for function, arguments in graph:
-            function(*arguments)
-        array[...] = before
-        if overflow:
-            assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before_all]
-        else:
-            exactly(both, expected, before_all[: len(both.entries)])
-    assert both.batch.settle() == 3 + (not uploads)
-
-
 def test_parameters_that_are_only_checked(launcher):
     """Not updated, but an inf in one of them skips the step, and clipping takes them in."""
     hooks = [optimizer_hooks.GradientClipping(0.1)]
@@ -534,13 +475,6 @@ def test_noise_depends_on_seed_parameter_element_and_step_only(launcher):
     shorter = noise_of(launcher, sizes=(5_001, 40_003))
     np.testing.assert_array_equal(shorter[0][0], expected[0][0][:5_001])
     np.testing.assert_array_equal(shorter[0][1], expected[0][1])
-
-
-def test_two_noises_are_different(launcher):
-    hooks = [optimizer_hooks.GradientNoise(0.25), optimizer_hooks.GradientNoise(0.25)]
-    hooks[1].name = "another"
-    ((both, _),) = noise_of(launcher, hooks=hooks)
-    assert np.std(both) == pytest.approx(np.sqrt(2), rel=0.02)  # twice the same would be 2
 
 
 def test_noise_is_the_same_in_all_launches_of_a_step(launcher):

@@ -1,9 +1,7 @@
 """The batched update beside Chainer's own loop where users do odd things: found by looking for trouble."""
 
 import copy
-import gc
 import pickle
-import weakref
 
 import chainer
 import chainer.functions as F
@@ -276,22 +274,6 @@ def test_nothing_is_planned_twice_in_a_run(inner, plans):
     assert len(plans) == 1
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_rule_is_given_another_t(asks):
-    """The bias correction of that one parameter is another one from then on, also if ``optimizer.t`` is read before."""
-
-    def run(optimizer):
-        _step(optimizer, 0)
-        optimizer.target.a.update_rule.t = 7
-        if asks:
-            assert optimizer.t == 1
-        _step(optimizer, 1)
-
-    _assert_same_run(
-        lambda batched: _wrapped(link_of({"a": _values((3,)), "b": _values((4,))}), optimizers.Adam(), batched), run
-    )
-
-
 # --- hooks with something else than numbers
 
 
@@ -365,18 +347,6 @@ def test_a_copy_leaves_the_same_parameters_out_of_weight_decay(copied):
         _step(each, 1)
     for param, expected in zip(other.target.params(), model.params(), strict=True):
         assert_same_bits(param.array, expected.array, param.name)
-
-
-@BATCHED
-def test_a_report_does_not_keep_gradients_alive(batched):
-    optimizer = _wrapped(link_of({"a": _values((3,)), "b": _values((9000,))}), batched=batched)
-    _step(optimizer, 0)
-    _write_gradients(optimizer.target, 1)
-    gradients = [weakref.ref(param.grad) for param in optimizer.target.params()]
-    str(optimizer.report())
-    optimizer.target.cleargrads()
-    gc.collect()
-    assert [gradient() for gradient in gradients] == [None, None]
 
 
 @pytest.mark.parametrize("inner", [optimizers.Adam, optimizers.MSVAG])

@@ -1,8 +1,6 @@
 """What holds for the rules of this package alike: within mixed precision, in files, as formulas and as kernels."""
 
-import numpy as np
 import pytest
-from chainer import serializers
 
 import mixprec
 from mixprec.optimizer.rules import rule_formula_of
@@ -11,46 +9,7 @@ from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
 from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
 from tests.cases import pairs
 from tests.compat.test_cupy import nvrtc_errors
-from tests.optimizer.batch.trust_ratio import GRADIENTS, LAMB_SETTINGS, LARS_SETTINGS, WEIGHTS, kernels, mixed
-
-BOTH = pytest.mark.parametrize(
-    ("name", "settings", "state"), [("LARS", LARS_SETTINGS, "v"), ("LAMB", LAMB_SETTINGS, "m")], ids=["LARS", "LAMB"]
-)
-
-
-@BOTH
-def test_a_first_step_that_is_skipped_leaves_nothing(name, settings, state):
-    """Not even in the correction of the bias."""
-    make = getattr(mixprec, name)
-    optimizer, loss = mixed(make(**settings), WEIGHTS)
-    other, other_loss = mixed(make(**settings), WEIGHTS)
-    gradient = GRADIENTS[0].astype(np.float16)
-    optimizer.update(loss, np.full_like(gradient, np.inf))
-    assert (optimizer.skipped, optimizer.t) == (1, 0)
-    for one, function in ((optimizer, loss), (other, other_loss)):
-        one.update(function, gradient)
-    np.testing.assert_array_equal(optimizer.target.w0.array, other.target.w0.array)
-
-
-@BOTH
-def test_snapshots_have_the_state_under_chainers_names(tmp_path, name, settings, state):
-    make = getattr(mixprec, name)
-    optimizer, loss = mixed(make(**settings), WEIGHTS)
-    gradient = GRADIENTS[0].astype(np.float16)
-    optimizer.update(loss, gradient)
-    serializers.save_npz(tmp_path / "optimizer.npz", optimizer)
-    serializers.save_npz(tmp_path / "model.npz", optimizer.target)
-    with np.load(tmp_path / "optimizer.npz") as saved:
-        assert {"t", "epoch", "w0/t", f"w0/{state}", "w0/v"} <= set(saved)
-        np.testing.assert_array_equal(saved[f"w0/{state}"], optimizer.target.w0.update_rule.state[state])
-    restored, restored_loss = mixed(make(**settings), 0 * WEIGHTS)
-    serializers.load_npz(tmp_path / "model.npz", restored.target)
-    serializers.load_npz(tmp_path / "optimizer.npz", restored)
-    for one, function in ((optimizer, loss), (restored, restored_loss)):
-        one.update(function, gradient)
-    np.testing.assert_array_equal(
-        restored.master(restored.target.w0).array, optimizer.master(optimizer.target.w0).array
-    )
+from tests.optimizer.batch.trust_ratio import kernels
 
 
 @pytest.mark.parametrize(
@@ -93,7 +52,7 @@ def test_schedule_free_sgd_needs_momentum():
         ScheduleFreeSGDRule(momentum=0)
 
 
-@pytest.mark.parametrize(("name", "dtype"), pairs(RULES, ["float", "double"]))
+@pytest.mark.parametrize(("name", "dtype"), pairs(list(RULES), ["float", "double"]))
 def test_kernels_compile(monkeypatch, name, dtype):
     for source in kernels(monkeypatch, getattr(mixprec, name)(**RULES[name]), dtype):
         assert nvrtc_errors(source.replace("float64", "double")) == ""

@@ -77,17 +77,6 @@ def test_without_the_wrapper_chainer_takes_the_same_steps(dtype):
     np.testing.assert_array_equal(found.update_rule.state[CARRIED], [3 * 0.125**2, 0.125])
 
 
-def test_with_a_constant_rate_x_is_the_mean_of_z():
-    optimizer, loss = mixed(mixprec.ScheduleFreeSGD(0.5, momentum=0.5), [[1.0]])
-    zs = []
-    for gradient in ([[0.5]], [[-0.25]], [[1.0]], [[0.5]]):
-        optimizer.update(loss, np.array(gradient, np.float16))
-        zs.append(optimizer.target.w0.update_rule.state["z"].item())
-    assert zs == [0.75, 0.875, 0.375, 0.125]
-    with optimizer.evaluated():
-        assert optimizer.master(optimizer.target.w0).array.item() == pytest.approx(np.mean(zs), abs=1e-6)
-
-
 # The weights of an evaluation
 
 

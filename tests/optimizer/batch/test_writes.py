@@ -174,33 +174,6 @@ def test_writes_whoever_updates_the_parameter(half, rule, hooks):
             assert_same_bits(_master_array(param), master, rule)
 
 
-def test_writes_into_what_the_batch_has_seen_and_what_it_has_not():
-    """A parameter written before the first step, and one added in mid-run."""
-    optimizer = _optimizer({"w": _values((9,))})
-    _freeze(optimizer)
-    optimizer.target.w.array[3] = 0.5
-    _step(optimizer)
-    assert optimizer.master(optimizer.target.w).array[3] == 0.5
-    added = add(optimizer.target, "x", _values((9,)))
-    added.update_rule = optimizer.create_update_rule()
-    added.array[3] = 0.75
-    optimizer.target.cleargrads()
-    optimizer.update()
-    assert optimizer.master(added).array[3] == 0.75
-
-
-def test_a_write_into_an_fp32_parameter_is_a_write_into_its_master():
-    optimizer = _optimizer({"w": _values((9,), dtype=np.float32), "x": _values((1100,), dtype=np.float64)})
-    _step(optimizer)
-    _freeze(optimizer)
-    for param in optimizer.target.params():
-        param.array[2] = 1 / 3
-    _step(optimizer)
-    for param in optimizer.target.params():
-        assert param.array[2] == param.dtype.type(1 / 3)
-        assert optimizer.master(param).array is param.array
-
-
 # --- arrays that are replaced
 
 
