@@ -17,6 +17,8 @@ from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray
 
 INF = float("inf")
+
+
 def _row(*weights):
     return L.Linear(len(weights), 1, nobias=True, initialW=np.array([weights], np.float32))
 

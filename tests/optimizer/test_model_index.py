@@ -226,29 +226,6 @@ class Elsewhere(chainer.Link):
             yield param
 
 
-class Linked(chainer.Chain):
-    """Adds links of its own to its children."""
-
-    def __init__(self):
-        super().__init__()
-        self.more = [Leaf()]
-
-    def links(self, skipself=False):
-        yield from super().links(skipself)
-        for link in self.more:
-            yield from link.links()
-
-    def children(self):
-        yield from super().children()
-        yield from self.more
-
-    def namedparams(self, include_uninit=True):
-        yield from super().namedparams(include_uninit)
-        for number, link in enumerate(self.more):
-            for name, param in link.namedparams(include_uninit):
-                yield f"/more{number}{name}", param
-
-
 def _unfreeze(link):
     link.frozen = set()
 
@@ -261,10 +238,6 @@ def _another_first_layer(link):
     link.layers[0] = Leaf()
 
 
-def _another_link(link):
-    link.more.append(Leaf())
-
-
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     ("kind", "change"),
@@ -272,7 +245,6 @@ def _another_link(link):
         (Filtered, _unfreeze),
         (Elsewhere, _another_layer),
         (Elsewhere, _another_first_layer),
-        (Linked, _another_link),
     ],
 )
 def test_links_with_walks_of_their_own(kind, change, inside):

@@ -82,16 +82,6 @@ def test_rules_with_norms(name, reads):
     assert_same_run(optimizer, name, (), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "hook", [optimizer_hooks.GradientClipping(0.5), optimizer_hooks.GradientLARS()], ids=lambda hook: hook.name
-)
-def test_hooks_with_norms(hook, reads):
-    optimizer = new_optimizer("MomentumSGD", device_stand_in.send, [hook])
-    _run(optimizer, range(6))
-    assert reads() == 0
-    assert_same_run(optimizer, "MomentumSGD", [hook], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("layers", [1, 20])
 def test_two_launches_whatever_the_number_of_parameters(layers, launcher):
     """And one upload, for the addresses of the gradients."""

@@ -54,26 +54,9 @@ class Images(chainer.Chain):
         return self.out(F.mean(F.relu(self.second(h) + h), axis=(2, 3)))
 
 
-class Words(chainer.Chain):
-    """Embedding, LSTM, layer normalization."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.embed, self.lstm = L.EmbedID(7, 6), L.StatelessLSTM(6, 6)
-            self.norm, self.out = L.LayerNormalization(6), L.Linear(6, 4)
-
-    def forward(self, x):
-        c = h = None
-        for step in range(3):
-            c, h = self.lstm(c, h, self.embed(x[:, step]))
-        return self.out(self.norm(h))
-
-
 INPUTS = {
     Net: lambda random: random.normal(size=(8, 6)).astype("f"),
     Images: lambda random: random.normal(size=(4, 3, 6, 6)).astype("f"),
-    Words: lambda random: random.randint(0, 7, (4, 3)).astype("i"),
 }
 
 
@@ -121,7 +104,6 @@ PROGRAMS = [
     (Net, "float16", 30.0),
     (Images, "float16", 300.0),
     (Net, "bfloat16", 1e33),
-    (Words, "float16", 20.0),
     (Images, None, 3e34),
 ]
 

@@ -134,7 +134,7 @@ def _optimizer(kind="float16", inner="Adam", *, lazy=False, seed=0, patience=50,
     if kind == "bfloat16":
         model = L.Classifier(NetOfMixprec(lazy, kind), functions.softmax_cross_entropy)
         model.compute_accuracy = False  # by Chainer, which refuses bfloat16
-    optimizer = getattr(mixprec if inner == "LARS" else optimizers, inner)()
+    optimizer = getattr(mixprec if inner in ("LARS", "ScheduleFreeSGD") else optimizers, inner)()
     if kind != "plain":
         if kind != "bfloat16":
             mixprec.convert(model, compute=kind)
@@ -214,7 +214,7 @@ def _warns_once():
 
 @pytest.mark.parametrize(
     ("order", "inner", "before", "kind"),
-    pairs(ORDERS, ["Adam", "MSVAG", "LARS", "AMSBound"], list(COUNTERS), KINDS[2:]),
+    pairs(ORDERS, ["Adam", "MSVAG", "ScheduleFreeSGD", "AMSBound"], list(COUNTERS), KINDS[2:]),
 )
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(storage, order, inner, before, kind):
     """Save, load into a fresh run, go on: the same scale, counters, masters, optimizer state, t and statistics."""

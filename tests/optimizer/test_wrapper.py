@@ -251,49 +251,6 @@ def test_statistics_that_were_loaded_or_moved_between_steps_are_what_a_skip_come
 # --- promise 3: hooks
 
 
-def _annealed(xp, shape, dtype, hook, rule):
-    """Noise that is the same in every run, and depends on ``t`` like that of Chainer."""
-    return (np.arange(np.prod(shape)).reshape(shape) * 2.0**-12 / (1 + rule.t)).astype(dtype)
-
-
-HOOKS = {
-    "WeightDecay": optimizer_hooks.WeightDecay(0.01),
-    "Lasso": optimizer_hooks.Lasso(0.01),
-    "GradientClipping": optimizer_hooks.GradientClipping(0.01),
-    "GradientHardClipping": optimizer_hooks.GradientHardClipping(-1e-3, 1e-3),
-    "GradientLARS": optimizer_hooks.GradientLARS(),
-    "GradientNoise": optimizer_hooks.GradientNoise(0.3, _annealed),
-}
-LEVELS = [
-    (name, level) for name in HOOKS for level in ("optimizer", "rule") if (name, level) != ("GradientClipping", "rule")
-]
-
-
-@pytest.mark.parametrize(("name", "level"), LEVELS)
-def test_hooks_see_unscaled_fp32_gradients(name, level):
-    """Promise 3: the masters of plain Chainer in FP32, bit for bit, at every scale; nothing overflows here."""
-
-    def run(compute, wrap):
-        model = ChosenGradient()
-        mixprec.convert(model, compute=compute)
-        optimizer = wrap(optimizers.MomentumSGD(lr=0.1)).setup(model)
-        if level == "optimizer":
-            optimizer.add_hook(HOOKS[name])
-        else:
-            for param in model.params():
-                param.update_rule.add_hook(HOOKS[name])
-        for step in range(3):
-            optimizer.update(model, np.arange(-3, 9).reshape(3, 4) * 2.0**-10 * (step + 1), np.ones(3) * 2.0**-9)
-        return optimizer
-
-    expected = run("float32", lambda inner: inner)
-    for loss_scale in (1, 8, 1024, 65536):
-        found = run("float16", lambda inner, scale=loss_scale: mixprec.MixedPrecisionOptimizer(inner, scale))
-        assert found.t == 3
-        for param, master in zip(expected.target.params(), found.target.params(), strict=True):
-            np.testing.assert_array_equal(found.master(master).array, param.array, err_msg=f"at {loss_scale}")
-
-
 @pytest.mark.parametrize(("level", "timing", "bad"), pairs(["optimizer", "rule"], ["pre", "post"], [np.inf, np.nan]))
 def test_a_hook_that_brings_inf_or_nan_in_leads_to_a_skip(level, timing, bad):
     """Promise 3: whatever the hook spoils, and though other parameters are updated before it runs."""

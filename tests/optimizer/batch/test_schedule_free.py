@@ -1,7 +1,5 @@
 """ScheduleFreeSGD: the published formulas, the average it is evaluated with, skipped steps, snapshots."""
 
-import pickle
-
 import chainer
 import numpy as np
 import pytest
@@ -155,30 +153,6 @@ def test_on_a_device_nothing_is_read_and_x_is_that_of_the_host(launcher):
     expected = sum((0.01 * (step + 1)) ** 2 for step in (1, 2, 4, 5))
     for param in there.target.params():
         assert param.update_rule.state[CARRIED][0].item() == pytest.approx(expected, rel=1e-14)
-
-
-@pytest.mark.parametrize("how", ["npz", "pickle"])
-def test_a_run_goes_on_bit_for_bit(tmp_path, how):
-    whole = new_optimizer("ScheduleFreeSGD", lambda link: link)
-    first = new_optimizer("ScheduleFreeSGD", lambda link: link)
-    for optimizer in (whole, first):
-        for step in range(3):
-            run_step(optimizer, step, np.array)
-    if how == "npz":
-        serializers.save_npz(tmp_path / "o.npz", first)
-        serializers.save_npz(tmp_path / "m.npz", first.target)
-        second = new_optimizer("ScheduleFreeSGD", lambda link: link)
-        serializers.load_npz(tmp_path / "m.npz", second.target)
-        serializers.load_npz(tmp_path / "o.npz", second)
-    else:
-        second = pickle.loads(pickle.dumps(first))
-    for optimizer in (whole, second):
-        for step in range(3, 6):
-            run_step(optimizer, step, np.array)
-    found, expected = state_of(second), state_of(whole)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("batched", [True, False])

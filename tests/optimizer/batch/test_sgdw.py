@@ -29,22 +29,6 @@ def test_steps_follow_the_formula(dtype, nesterov):
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=16 * np.finfo(dtype).eps)
 
 
-def test_two_steps_by_hand():
-    """Numbers that are exact: a decay of 1 / 8 of the parameter, before the step."""
-    optimizer = mixprec.SGDW(lr=0.25, momentum=0.5, weight_decay=0.5, nesterov=True)
-    found = trained(optimizer, np.array([8.0]), [[4.0], [-2.0]])
-    first = 7.0 - 0.25 * (4 + 0.5 * 4)
-    np.testing.assert_array_equal(found.update_rule.state["v"], [0.0])
-    np.testing.assert_array_equal(found.array, [first * 0.875 - 0.25 * -2.0])
-
-
-def test_the_decay_is_in_no_momentum():
-    """With gradients of 0 a parameter falls by the same share in each step, and nothing is left in ``v``."""
-    found = trained(mixprec.SGDW(**SETTINGS), WEIGHTS, [0 * WEIGHTS] * 4)
-    np.testing.assert_allclose(found.array, WEIGHTS * (1 - 0.125 * 0.25) ** 4, rtol=1e-15)
-    assert not found.update_rule.state["v"].any()
-
-
 def test_nesterov_can_be_switched_on_between_steps():
     optimizer, loss = mixed(mixprec.SGDW(**SETTINGS), WEIGHTS)
     gradients = [gradient.astype(np.float16) for gradient in GRADIENTS]

@@ -1,8 +1,6 @@
 """The batched update in whole runs: beside ``batched=False``, in and out of files and copies; and its report."""
 
-import copy
 import json
-import pickle
 
 import chainer
 import chainer.functions as F
@@ -120,23 +118,6 @@ def test_a_file_of_either_goes_on_in_the_other(name, into, writer, reader):
     _load(loaded, _saved(written))
     _assert_same(loaded, written)
     _assert_same(_run(loaded, range(6, 10)), uninterrupted)
-
-
-def _pickled(optimizer):
-    return pickle.loads(pickle.dumps(optimizer))
-
-
-@pytest.mark.parametrize(
-    ("name", "at", "how"), first(3, pairs(["Adam, decay", "MSVAG, clipping"], [1, 5, 6], [copy.deepcopy, _pickled]))
-)
-def test_a_copy_in_mid_run_goes_on_by_itself(name, at, how):
-    """After a first step that was skipped, after one that counted and one that did not; so does the original."""
-    uninterrupted = _run(_optimizer(name), range(9))
-    original = _run(_optimizer(name), range(at))
-    copied = how(original)
-    _run(copied, range(at, 9))
-    _assert_same(copied, uninterrupted)
-    _assert_same(_run(original, range(at, 9)), uninterrupted)
 
 
 # --- several optimizers, shared parameters
