@@ -49,35 +49,25 @@ def test_all_rules_with_hooks_are_chainers(launcher, hooks):
 
 
 @pytest.mark.parametrize(
-    ("hooks", "launches"),
+    ("rule", "hooks", "launches"),
     [
-        ([], 2),
-        ([optimizer_hooks.GradientClipping(1.0)], 2),
-        ([optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
-        ([optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
-        ([optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
+        ("SGD", [], 2),
+        ("SGD", [optimizer_hooks.GradientClipping(1.0)], 2),
+        ("SGD", [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
+        ("SGD", [optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
+        ("SGD", [optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
+        ("LARS", [], 2),
+        ("LAMB", [], 2),
+        ("LARS", [optimizer_hooks.GradientClipping(1.0)], 3),
     ],
 )
-def test_launches_of_hooks(launcher, hooks, launches):
-    both = twin(launcher, [("MomentumSGD", 5, np.float16)] * 7, hooks)
+def test_launches_of_hooks_and_rules_with_norms(launcher, rule, hooks, launches):
+    both = twin(launcher, [(rule, 5, np.float16), *[("SGD", 5, np.float16)] * 7], hooks)
     for _ in range(2):
         both.set_gradients(both.gradients())
         both.batch.check()
         both.batch.update()
     assert len(launcher.launches) == 2 * launches == 2 * both.batch.launches
-
-
-@pytest.mark.parametrize(
-    ("rule", "hooks", "launches"), [("LARS", 0, 2), ("LAMB", 0, 2), ("LARS", 1, 3), ("LAMB", 1, 3)]
-)
-def test_launches_of_rules_with_norms(launcher, rule, hooks, launches):
-    both = twin(
-        launcher, [(rule, 5, np.float16), ("SGD", 5, np.float16)], [optimizer_hooks.GradientClipping(1.0)][:hooks]
-    )
-    both.set_gradients(both.gradients())
-    both.batch.check()
-    both.batch.update()
-    assert len(launcher.launches) == launches
 
 
 def test_the_table_is_uploaded_as_far_as_it_changed(launcher):

@@ -55,13 +55,7 @@ TORCH_ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-30}
 
 CASES = {
     "SGD": Case(lambda: optimizers.SGD(lr=0.1), lambda params: [_sgd(params)]),
-    "SGD, weight decay": Case(
-        lambda: optimizers.SGD(lr=0.1), lambda params: [_sgd(params, weight_decay=0.01)], weight_decay=0.01
-    ),
     # torch's buffer is -v of CorrectedMomentumSGD; it starts with the first gradient, which is 0 plus that.
-    "CorrectedMomentumSGD": Case(
-        lambda: optimizers.CorrectedMomentumSGD(lr=0.1, momentum=0.9), lambda params: [_sgd(params, momentum=0.9)]
-    ),
     "CorrectedMomentumSGD, weight decay": Case(
         lambda: optimizers.CorrectedMomentumSGD(lr=0.1, momentum=0.9),
         lambda params: [_sgd(params, momentum=0.9, weight_decay=0.01)],
@@ -114,12 +108,6 @@ CASES = {
     # Chainer adds eps to sqrt(v), torch to the bias-corrected sqrt(v): the same for eps -> 0.
     "Adam": Case(
         lambda: optimizers.Adam(**ADAM), lambda params: [torch.optim.Adam(params, **TORCH_ADAM)], scheduled=("alpha",)
-    ),
-    "Adam, weight decay": Case(
-        lambda: optimizers.Adam(**ADAM),
-        lambda params: [torch.optim.Adam(params, weight_decay=0.01, **TORCH_ADAM)],
-        scheduled=("alpha",),
-        weight_decay=0.01,
     ),
     # A step takes weight_decay_rate * p off in Chainer, lr * weight_decay * p in torch.
     "AdamW": Case(
