@@ -19,7 +19,6 @@ from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import (
     CHAINERS,
-    Net,
     assert_same_run,
     batch_of,
     new_optimizer,
@@ -131,22 +130,6 @@ def test_statistics_of_a_skipped_step_come_back_without_a_launch(launcher, monke
         same = {np.array_equal(*pair) for pair in zip(before, after, strict=True)}
         assert same == {batch == 3}
         assert model[1].seen.tolist() == [count] * 3
-
-
-@pytest.mark.parametrize("loss_scale", [None, 64])
-def test_without_a_dynamic_scale(loss_scale, launcher):
-    def run(place, array):
-        np.random.seed(0)
-        model = Net()
-        mixprec.convert(model, **CHAINERS)
-        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), loss_scale).setup(place(model))
-        _run(optimizer, range(6), array)
-        return optimizer
-
-    found, expected = run(device_stand_in.send, device_stand_in.array), run(stay_on_host, np.array)
-    assert found.skipped == expected.skipped == 2
-    for key, value in state_of(expected).items():
-        np.testing.assert_array_equal(state_of(found)[key], value, err_msg=key)
 
 
 def test_gradients_of_two_scales(launcher):

@@ -51,27 +51,6 @@ def test_lazy_parameters_those_without_gradient_and_disabled_rules():
     assert [link.W.update_rule.t for link in model] == [2, 2, 0, 2]
 
 
-def test_parameters_added_after_setup():
-    """They are saved, loaded and checked like the others, and updated once they have an update rule, as in Chainer."""
-    model = chainer.ChainList(L.Linear(3, 2))
-    optimizer = _wrap(model)
-    optimizer.update(_loss(model[0]))
-    late = L.Linear(3, 2)
-    mixprec.convert(late)
-    model.append(late)
-    before = late.W.array.copy()
-    optimizer.update(_loss(*model))
-    np.testing.assert_array_equal(late.W.array, before)
-    for param in late.params():
-        param.update_rule = optimizer.create_update_rule()
-    optimizer.update(_loss(*model))
-    assert not np.array_equal(late.W.array, before)
-    assert optimizer.master(late.W).update_rule is late.W.update_rule
-    saved = serializers.DictionarySerializer()
-    model.serialize(saved)
-    assert saved.target["1/W"].dtype == np.float32
-
-
 def test_a_write_before_saving_is_in_the_file():
     """The file is of the model as it is, not as the last update left it."""
     model = L.Linear(3, 2, nobias=True)

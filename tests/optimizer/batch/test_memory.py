@@ -229,19 +229,6 @@ def test_hooks(hooks):
 # --- NumPy: what users do
 
 
-@BATCHED
-def test_what_is_written_into_a_parameter_reaches_its_master(batched):
-    other, plain = (_wrapped(order, optimizers.MomentumSGD(), batched=batched) for order in ORDERS)
-    for seed in range(3):
-        for optimizer in (other, plain):
-            for param in optimizer.target.params():
-                if param.ndim == 4 and param.size:
-                    param.array[1, ..., 0] = seed + 0.5
-        _step(other, seed, channels_last)
-        _step(plain, seed, in_c_order)
-    _assert_same(other, plain)
-
-
 @pytest.mark.parametrize(("zero_gradients", "batched"), [(True, True), (False, False)])
 def test_another_order_in_mid_run(zero_gradients, batched):
     """The parameter's array is replaced; its master keeps the bits that do not fit into float16, its rule the state."""

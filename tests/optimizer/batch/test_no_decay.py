@@ -114,14 +114,10 @@ def test_copies_answer_for_their_own_parameters(copied):
 @pytest.mark.parametrize(
     ("kinds", "found"),
     [
-        ("bias", "'bias'"),
         ("ndim<=1", "'ndim<=1'"),
-        (1, "1"),
         (True, "True"),
         (int, "the class int"),
         (L.Linear(2, 2), "Linear"),
-        (chainer.Sequential(L.Linear(2, 2)), "Sequential"),
-        (["ndim <= 1"], "['ndim <= 1']"),
         ((L.Linear, None), "None"),
         ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)"),
         (np.zeros(2), "ndarray, shape (2,) float64"),

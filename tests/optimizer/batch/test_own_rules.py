@@ -1,28 +1,12 @@
-"""What holds for the rules of this package alike: within mixed precision, in files, as formulas and as kernels."""
+"""What holds for the rules of this package alike: a parameter may have hyperparameters of its own; kernels compile."""
 
 import pytest
 
 import mixprec
-from mixprec.optimizer.rules import rule_formula_of
-from mixprec.optimizer.rules.lamb import LAMB_ADAPTED, LAMB_UNADAPTED, LAMBRule
-from mixprec.optimizer.rules.lars import LARS_ADAPTED, LARS_UNADAPTED, LARSRule
 from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
 from tests.cases import pairs
 from tests.compat.test_cupy import nvrtc_errors
 from tests.optimizer.batch.trust_ratio import kernels
-
-
-@pytest.mark.parametrize(
-    ("rule", "adapted", "unadapted"),
-    [(LARSRule, LARS_ADAPTED, LARS_UNADAPTED), (LAMBRule, LAMB_ADAPTED, LAMB_UNADAPTED)],
-    ids=["LARS", "LAMB"],
-)
-def test_expressions_are_those_of_the_rule(rule, adapted, unadapted):
-    rule = rule()
-    assert rule_formula_of(rule) is adapted
-    rule.hyperparam.adapt = False
-    assert rule_formula_of(rule) is unadapted
-
 
 RULES = {
     "LARS": {"momentum": 0.5, "adapt": False},

@@ -342,11 +342,6 @@ def test_the_report_as_a_table_and_as_json():
     assert rows[2] == {"name": "/c", "dtype": "float16", "size": 3, "path": "batched: SGDRule"}
 
 
-def test_the_report_before_setup_is_an_error():
-    with pytest.raises(RuntimeError, match="not set up"):
-        mixprec.MixedPrecisionOptimizer(optimizers.SGD()).report()
-
-
 def _assert_equal(found, expected):
     for param, other in zip(found.target.params(), expected.target.params(), strict=True):
         assert_same_bits(found.master(param).array, expected.master(other).array, param.name)
