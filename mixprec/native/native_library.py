@@ -67,10 +67,14 @@ def load():
 
 @functools.cache
 def library():
-    """Returns the module ``_library``, or ``None`` after one warning that NumPy computes instead."""
+    """Returns the module ``_library``, or ``None`` after one warning that NumPy and Chainer's loop compute instead."""
     module, reason = load()
     if module is None and variables.value(SWITCH) != "0":
-        _LOGGER.warning("NumPy computes in place of mixprec's native library, float16 at half the speed: %s", reason)
+        _LOGGER.warning(
+            "NumPy computes in place of mixprec's native library, float16 at half the speed, and Chainer's own loop "
+            "updates parameters: %s",
+            reason,
+        )
     return module
 
 

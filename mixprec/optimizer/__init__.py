@@ -13,7 +13,7 @@ In the order in which to read:
 :mod:`~mixprec.optimizer.masters`, ``model_index``          FP32 masters; whether anything has changed
 :mod:`~mixprec.optimizer.running_statistics`                statistics that a skipped step brings back
 ``rules``                                                   formulas of update rules and of hooks
-``batch``                                                   the plan, groups on NumPy, kernels on a device
+``batch``                                                   the plan, groups on the host, kernels on a device
 ==========================================================  =====================================================
 """
 

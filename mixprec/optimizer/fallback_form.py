@@ -52,6 +52,8 @@ _ARRAYS_ONLY = {
     optimizer_hooks.Lasso,
     optimizer_hooks.WeightDecay,
 }
+# GradientClipping divides by a norm of 0, MSVAG 0 by 0.
+_IGNORED = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
 
 
 class FallbackForm(UpdateForm):
@@ -95,11 +97,12 @@ class FallbackForm(UpdateForm):
             if skip:
                 return skip
             if not self._has_hooks:
-                self._optimizer.update()
+                with np.errstate(**_IGNORED):
+                    self._optimizer.update()
                 return skip
         kept = _Kept(self._optimizer, initialize=later)
         try:
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # GradientClipping: of a norm of 0
+            with np.errstate(**_IGNORED):
                 self._optimizer.update()
                 if self._has_hooks:
                     skip = skip | not_finite(self._optimizer)

@@ -1,19 +1,16 @@
-"""A step on NumPy: parameters go through check, hooks and update in blocks that fit into the processor's cache.
+"""A step on the host: the native library takes parameters through check, hooks and update, group by group.
 
 :class:`~mixprec.optimizer.step.OptimizerStep` makes a :class:`HostForm` for each plan whose parameters are NumPy's, and
 calls it in every step.
 """
 
-import functools
 import math
 import operator
 
 import numpy as np
 
 from mixprec.backends.memory import axes
-from mixprec.optimizer.batch.chunk_group import ChunkGroup
-from mixprec.optimizer.batch.chunks import Scratch
-from mixprec.optimizer.batch.native_group import NativeGroup, is_native
+from mixprec.optimizer.batch.native_group import NativeGroup
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_to_unscale
 from mixprec.optimizer.gradients import check_shape, gather, not_finite
 from mixprec.optimizer.update_form import UpdateForm
@@ -27,8 +24,8 @@ class HostForm(UpdateForm):
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        plan: :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` with entries, whose arrays are NumPy's. Their
-            rules have their states already.
+        plan: :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` with entries, that the native library
+            takes. Their rules have their states already.
         params: all parameters of the model, in the order in which :meth:`check` gets gradients.
     """
 
@@ -50,8 +47,7 @@ class HostForm(UpdateForm):
         groups = {}
         for number, entry in enumerate(entries):
             groups.setdefault(_key(entry), []).append((number, entry))
-        scratch = functools.cache(Scratch)  # one for all groups of a dtype
-        self._groups = [_group_of(members, len(entries), scratch) for members in groups.values()]
+        self._groups = [NativeGroup(members, len(entries)) for members in groups.values()]
         self._updated = [group for group in self._groups if group.updates]
 
     def check(self, scale, gradients, statistics, done):
@@ -59,14 +55,12 @@ class HostForm(UpdateForm):
         self._of_masters = bool(self._plan.before or done)
         if not self._of_masters:
             self._load(self._of_entries(gradients), self._inverses(scale))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for group in self._groups:
-                group.follow()
+        for group in self._groups:
+            group.follow()
         if self._of_masters:  # hooks run in Chainer's own code, on the gradients of masters; or these are there already
             with self._masters.fixed(of=()):
                 return bool(gather(self._masters.pairs(), done))
-        with np.errstate(over="ignore", invalid="ignore"):
-            return not all(group.is_finite() for group in self._groups)
+        return not all(group.is_finite() for group in self._groups)
 
     def run_hooks(self, skip):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
@@ -83,15 +77,13 @@ class HostForm(UpdateForm):
             self._load(tuple(entry.master.grad for entry in self._plan.entries), 1.0)
         for group in self._updated:
             group.look()  # nothing has moved yet, should a hyperparameter be refused
-        with np.errstate(over="ignore", invalid="ignore"):
-            return not all(group.is_finite_after_hooks() for group in self._updated)
+        return not all(group.is_finite_after_hooks() for group in self._updated)
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         if not skip:
-            with np.errstate(over="ignore", invalid="ignore"):
-                for group in self._updated:
-                    group.update()
+            for group in self._updated:
+                group.update()
             self._optimizer.t += 1
             for rule in self._plan.waiting:
                 rule.t += 1
@@ -143,12 +135,6 @@ class HostForm(UpdateForm):
         return [inverses[id(factor)] for factor in factors]
 
 
-def _group_of(members, count, scratch):
-    if all(is_native(entry) for _, entry in members):
-        return NativeGroup(members, count)
-    return ChunkGroup(members, count, scratch(members[0][1].master.dtype))
-
-
 def _inverse_of(factor):
     number = 1.0 if factor is None else float(factor)  # on the host, as the parameters are
     return 1 / number if number else math.inf  # a scale without a floor may have come down to 0
@@ -156,7 +142,7 @@ def _inverse_of(factor):
 
 def _key(entry):
     """What entries must have in common to be updated by the same numbers, which may change from step to step."""
-    kind = entry.master.dtype, tuple(id(hook.hook) for hook in entry.hooks), id(entry.formula)
+    kind = tuple(id(hook.hook) for hook in entry.hooks), id(entry.formula)
     if entry.rule is None:
         return kind
     hyperparam = entry.rule.hyperparam

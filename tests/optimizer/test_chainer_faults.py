@@ -17,7 +17,6 @@ from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray
 
 INF = float("inf")
-TOO_LARGE = 16.0  # as a gradient, at a scale of 2**15: FP16 ends at 65,504
 
 
 def _row(*weights):
@@ -197,26 +196,6 @@ def test_clipping_and_lars_see_scaled_gradients(hook, length, length_in_chainer,
     assert _master(ours) == moved(length)
 
 
-@pytest.mark.parametrize("scale", [None, 2.0**10])
-def test_weight_decay_is_rounded_away(scale):
-    """Weight decay is added in FP32, also if it is far below the spacing of FP16 at the gradient."""
-    rate = 2.0**-13  # half of FP16's spacing from 1 on is 2**-11
-
-    def decay(optimizer):
-        optimizer.add_hook(optimizer_hooks.WeightDecay(rate))
-        optimizer.update(_loss, optimizer.target, 1.0)
-
-    chainers = _chainers(optimizers.SGD(lr=0.125), _row(1))
-    if scale is not None:
-        chainers.loss_scaling(scale=scale)
-    decay(chainers)
-    assert _chainers_master(chainers.target) == [1 - 0.125]
-
-    ours = _ours(optimizers.SGD(lr=0.125), _row(1), scale)
-    decay(ours)
-    assert _master(ours) == [1 - 0.125 * (1 + rate)]
-
-
 def test_use_fp32_update_false_enables():
     """Masters are always FP32; whoever asks for anything else is told so."""
     chainers = optimizers.SGD().setup(_row(1))
@@ -313,121 +292,3 @@ def test_an_unscaled_backward_passes_for_a_scaled_one():
     ours.scale_loss(tiny_loss(ours.target)).backward()
     ours.update()
     assert _master(ours) == [1 - 2.0**-6]
-
-
-@pytest.mark.parametrize("scaled_first", [True, False])
-def test_scaled_and_unscaled_passes_mix(scaled_first):
-    """A scaled and an unscaled backward pass in one step, in either order, raise, and nothing changes."""
-    chainers = _chainers(optimizers.SGD(lr=1.0), _row(0))
-    chainers.target.cleargrads()
-    for scale in (8.0, None) if scaled_first else (None, 8.0):
-        _loss(chainers.target, 1.0).backward(loss_scale=scale)
-    chainers.update()
-    assert _chainers_master(chainers.target) == [-9 if scaled_first else -9 / 8], "and not -2"
-
-    ours = _ours(optimizers.SGD(lr=1.0), _row(0), 8)
-    ours.target.cleargrads()
-    for scaled in (scaled_first, not scaled_first):
-        loss = _loss(ours.target, 1.0)
-        (ours.scale_loss(loss) if scaled else loss).backward()
-    before = _state(ours)
-    with pytest.raises(UnscaledBackward, match="the gradient of /W has parts of different loss scales"):
-        ours.update()
-    assert _state(ours) == before
-
-
-def test_the_scale_of_an_earlier_pass_is_applied_to_a_gradient_that_has_none():
-    """A gradient written by hand is taken as it is, whatever the step before was scaled by."""
-    chainers = _chainers(optimizers.SGD(lr=1.0), _row(0))
-    chainers.loss_scaling(scale=8.0)
-    chainers.update(_loss, chainers.target, 1.0)
-    assert _chainers_master(chainers.target) == [-1]
-    _step_with(chainers, 1)
-    assert _chainers_master(chainers.target) == [-1 - 1 / 8]
-
-    ours = _ours(optimizers.SGD(lr=1.0), _row(0), 8)
-    ours.update(_loss, ours.target, 1.0)
-    assert _master(ours) == [-1]
-    _step_with(ours, 1)
-    assert _master(ours) == [-2]
-
-
-def test_a_lazy_parameter_is_a_type_error():
-    """A parameter that no forward pass has reached yet does not keep the others from training."""
-
-    def model():
-        return chainer.ChainList(_row(1), L.Linear(None, 2))
-
-    chainers = _chainers(optimizers.SGD(lr=0.5), model())
-    chainers.loss_scaling()
-    with pytest.raises(TypeError, match="isfinite"):
-        chainers.update(lambda: _loss(chainers.target[0], 1.0))
-
-    ours = _ours(optimizers.SGD(lr=0.5), model(), mixprec.DynamicLossScale(init=2.0**8))
-    ours.update(lambda: _loss(ours.target[0], 1.0))
-    assert ours.target[0].W.array.tolist() == [[0.5]]
-    assert ours.target[1].W.array is None
-
-
-def test_a_static_scale_lets_inf_into_the_weights():
-    """Gradients are checked at every kind of scale: a step with inf in them is skipped."""
-    chainers = _chainers(optimizers.SGD(), _row(1, 1))
-    chainers.loss_scaling(scale=2.0**15)
-    with np.errstate(over="ignore"):
-        chainers.update(_loss, chainers.target, TOO_LARGE, 0.0)
-    assert chainers.target.W.array.tolist() == [[-INF, 1]]
-
-    ours = _ours(optimizers.SGD(), _row(1, 1), 2.0**15)
-    ours.update(_loss, ours.target, TOO_LARGE, 0.0)
-    assert ours.last_step_skipped
-    assert _master(ours) == ours.target.W.array[0].tolist() == [1, 1]
-    assert ours.t == 0
-
-
-@pytest.mark.parametrize("timing", ["pre", "post"])
-@pytest.mark.parametrize("level", ["optimizer", "rule"])
-def test_what_a_hook_brings_in_is_not_checked(level, timing):
-    """A step in which a hook brings in inf is skipped, wherever and whenever the hook runs."""
-
-    def poison(*args):
-        for param in args[0].target.params() if level == "optimizer" else args[1:]:
-            if timing == "pre":
-                param.grad[0, 0] = INF
-            else:
-                param.array[0, 0] = INF
-
-    def steps(optimizer):
-        optimizer.update(_loss, optimizer.target, 1.0, 1.0)
-        owner = optimizer if level == "optimizer" else optimizer.target.W.update_rule
-        owner.add_hook(poison, name="poison", timing=timing)
-        optimizer.update(_loss, optimizer.target, 1.0, 1.0)
-
-    chainers = _chainers(optimizers.MomentumSGD(lr=0.5), _row(1, 1))
-    chainers.loss_scaling()
-    steps(chainers)
-    assert np.isinf(chainers.target.W.array[0, 0])
-
-    ours = _ours(optimizers.MomentumSGD(lr=0.5), _row(1, 1), mixprec.DynamicLossScale(init=2.0**8))
-    steps(ours)
-    assert ours.last_step_skipped
-    assert (ours.skipped, ours.loss_scale) == (1, 2**7)
-    assert _master(ours) == ours.target.W.array[0].tolist() == [0.5, 0.5]
-    rule = ours.target.W.update_rule
-    assert rule.state["v"].tolist() == [[-0.5, -0.5]]
-    assert (ours.t, rule.t) == (1, 1)
-
-
-def test_parameters_are_reallocated_every_step():
-    """Parameters stay in their arrays, so that whoever holds one sees the updates."""
-    chainers = _chainers(optimizers.SGD(lr=0.5), _row(1))
-    held = chainers.target.W.array
-    chainers.update(_loss, chainers.target, 1.0)
-    assert chainers.target.W.array is not held
-    assert held.tolist() == [[1]]
-
-    ours = _ours(optimizers.SGD(lr=0.5), _row(1), 8)
-    held = ours.target.W.array
-    for updated in (0.5, 0):
-        ours.update(_loss, ours.target, 1.0)
-        assert ours.target.W.array is held
-        assert held.tolist() == [[updated]]

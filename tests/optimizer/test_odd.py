@@ -7,7 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizer_hooks, optimizers, serializers
+from chainer import optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
@@ -117,21 +117,6 @@ def test_a_loss_function_that_raises_ends_its_step():
     _assert_same(_arrays(optimizer), before)
 
 
-def test_a_file_that_is_loaded_between_forward_and_skip_is_kept():
-    """Promise 2: statistics that were loaded are not those of the step."""
-    optimizer = _optimizer()
-    optimizer.target(X)  # the loss looked bad, and the user goes back to a file
-    saved = {name: np.full_like(value, 3) for name, value in _arrays(optimizer).items()}
-    serializers.NpzDeserializer(saved).load(optimizer.target)
-    with np.errstate(invalid="ignore", over="ignore"):
-        loss = _loss(optimizer.target.last(X @ np.full((3, 4), np.inf, "f")))
-        optimizer.target.cleargrads()
-        optimizer.scale_loss(loss).backward()
-    optimizer.update()
-    assert optimizer.last_step_skipped
-    np.testing.assert_array_equal(optimizer.target.bn.avg_mean, 3)
-
-
 def test_another_thread_runs_backward_on_a_model_of_its_own():
     """Promise 8: the notes of one model are nobody else's business."""
     optimizer, other = _optimizer(), L.Linear(3, 1)
@@ -145,13 +130,13 @@ def test_another_thread_runs_backward_on_a_model_of_its_own():
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        for _ in range(100):
+        for _ in range(30):
             _step(optimizer)
     finally:
         stop.set()
         thread.join()
     reference = _optimizer()
-    for _ in range(100):
+    for _ in range(30):
         _step(reference)
     _assert_same(_arrays(optimizer), _arrays(reference))
 
@@ -167,17 +152,6 @@ def test_a_new_optimizer_starts_from_the_masters_of_the_old_one():
             optimizer.update()
     np.testing.assert_allclose(optimizer.master(model.W).array, 0.998, rtol=1e-6)
     assert list(model.local_link_hooks) == []
-
-
-def test_two_optimizers_of_one_parameter_have_one_master():
-    """Each sees the updates of the other in full."""
-    first = _optimizer()
-    second = mixprec.MixedPrecisionOptimizer(optimizers.SGD(lr=1e-4), 8).setup(first.target)
-    for _ in range(3):
-        _step(first)
-        _step(second)
-    for param in first.target.params():
-        assert first.master(param).array is second.master(param).array
 
 
 def test_the_master_of_somebody_elses_parameter():
@@ -379,46 +353,6 @@ def test_a_file_without_the_wrappers_names_read_leniently(how):
     assert (optimizer.loss_scale, optimizer.skipped) == (8.0, 0)
 
 
-def test_states_of_rules_that_were_disabled_and_of_parameters_never_reached():
-    """Promises 5 and 7: a file of such a run loads into one where the rule is enabled."""
-
-    def new():
-        model = chainer.ChainList(L.Linear(3, 2), L.Linear(3, 2), L.Linear(None, 2))
-        mixprec.convert(model)
-        return mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 8).setup(model)
-
-    optimizer = new()
-    optimizer.target[1].disable_update()
-    optimizer.update(lambda: F.sum(optimizer.target[0](X)))
-    saved = serializers.DictionarySerializer()
-    optimizer.serialize(saved)
-    loaded = new()
-    serializers.NpzDeserializer(saved.target).load(loaded)
-    assert loaded.target[2].W.update_rule.enabled
-    loaded.update(lambda: sum(F.sum(link(X)) for link in loaded.target))
-    assert loaded.t == 2
-
-
-def test_a_mask_of_minus_infinity_in_a_disabled_parameter():
-    """A hook makes the values of no parameter suspect that no update moves."""
-
-    class Masked(Net):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.mask = chainer.Parameter(np.array([0, -np.inf], np.float32))
-
-        def forward(self, x):
-            return F.softmax(super().forward(x) + F.broadcast_to(self.mask, (len(x), 2)))
-
-    optimizer = _optimizer(net=Masked)
-    optimizer.target.mask.update_rule.enabled = False
-    optimizer.add_hook(optimizer_hooks.WeightDecay(0.01))
-    optimizer.target.cleargrads()
-    optimizer.update(lambda: _loss(optimizer.target(X)[:, :1]))
-    assert optimizer.skipped == 0
-
-
 def test_a_master_beyond_fp16_is_inf_in_the_model_and_no_warning():
     """The gradients of the next step will tell."""
     model = L.Linear(1, 1, nobias=True, initialW=1.0)
@@ -429,19 +363,6 @@ def test_a_master_beyond_fp16_is_inf_in_the_model_and_no_warning():
     optimizer.update()
     assert model.W.array == np.inf
     assert optimizer.master(model.W).array == 120001
-
-
-def test_layers_that_were_replaced_are_not_kept():
-    model = chainer.Sequential(L.Linear(3, 3), L.BatchNormalization(3))
-    mixprec.convert(model)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 8).setup(model)
-    for _ in range(5):
-        model[0] = L.Linear(3, 3)
-        optimizer.update(lambda: F.sum(model(X)))
-    assert len(optimizer._masters._masters) == 4
-    for _ in range(5):
-        optimizer.setup(model)
-    assert len(model[1].local_link_hooks) == 1
 
 
 def test_plain_chainer_goes_on_with_gradients_that_a_step_has_used():
@@ -468,8 +389,7 @@ def _unit(model):
     return F.sum(model(np.ones((1, 1), np.float32)))
 
 
-@pytest.mark.parametrize("timing", ["pre", "post"])
-@pytest.mark.parametrize("look", ["master", "save", "gradients"])
+@pytest.mark.parametrize(("look", "timing"), [("master", "post"), ("save", "post"), ("gradients", "pre")])
 def test_a_hook_may_look_at_the_model(look, timing):
     """In the middle of a step the master is ahead of the parameter; nobody takes that for a write of the user's."""
     optimizer, model = _one_weight()
@@ -491,28 +411,6 @@ def test_a_hook_may_look_at_the_model(look, timing):
     assert seen == [1.0 if look == "gradients" or timing == "pre" else 0.75]
 
 
-def test_statistics_that_two_links_share():
-    """Promise 2: ``copy()`` and ``repeat(mode="share")`` share the arrays; the values from before the first count."""
-
-    class Siamese(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.one = L.BatchNormalization(3)
-                self.other = self.one.copy()
-                self.last = L.Linear(3, 1)
-
-        def forward(self, x):
-            return self.last(self.one(x) + self.other(2 * x))
-
-    optimizer = _optimizer(net=Siamese)
-    _step(optimizer)
-    before = _arrays(optimizer)
-    _step(optimizer, BAD)
-    assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
-
-
 def test_a_gradient_that_was_used_moves_with_its_parameter():
     """It still is the gradient of the last step, and still scaled."""
     optimizer, model = _one_weight()
@@ -524,15 +422,6 @@ def test_a_gradient_that_was_used_moves_with_its_parameter():
     pass_scales._moving(to_device)(model.W, "@numpy")
     optimizer.update()
     assert model.W.array == 0.5
-
-
-def test_a_written_gradient_over_a_used_one_does_not_add_up_with_a_scaled_one():
-    optimizer, model = _one_weight()
-    optimizer.update(lambda: _unit(model))
-    model.W.grad = np.ones((1, 1), np.float16)
-    optimizer.scale_loss(_unit(model)).backward()
-    with pytest.raises(UnscaledBackward, match="parts of different loss scales"):
-        optimizer.update()
 
 
 def _backward(optimizer, model):
@@ -637,29 +526,18 @@ def test_everything_in_the_state_of_a_rule_is_undone():
     assert (optimizer.skipped, optimizer.t) == (2, 1)
 
 
-@pytest.mark.parametrize("failure", ["hook", "unscaled"])
-def test_a_step_that_fails_leaves_no_statistics_behind(failure):
+def test_a_step_that_fails_leaves_no_statistics_behind():
     """They are as before its forward pass, and the next skip does not go further back."""
     optimizer = _optimizer()
     _step(optimizer)
     before = _arrays(optimizer)
-    if failure == "hook":
-        optimizer.add_hook(_raise, name="raise")
-        with pytest.raises(KeyboardInterrupt):
-            _step(optimizer)
-        optimizer.remove_hook("raise")
-    else:
-        optimizer.target.cleargrads()
-        _loss(optimizer.target(X)).backward()
-        with pytest.raises(UnscaledBackward):
-            optimizer.update()
+    optimizer.target.cleargrads()
+    _loss(optimizer.target(X)).backward()
+    with pytest.raises(UnscaledBackward):
+        optimizer.update()
     _assert_same(_arrays(optimizer), before)
     _step(optimizer)
     after = _arrays(optimizer)
     _step(optimizer, BAD)
     assert optimizer.last_step_skipped
     _assert_same(_arrays(optimizer), after)
-
-
-def _raise(inner):
-    raise KeyboardInterrupt

@@ -10,17 +10,16 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizer_hooks, optimizers, serializers
-from hypothesis import given
-from hypothesis import strategies as st
 
 import mixprec
 from mixprec.name_patterns import UnknownName
 from mixprec.optimizer.part_rates import PartRates, factors_of
+from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.device_runs import Net, batch_of, new_optimizer, run_step, state_of, stay_on_host
-from tests.stand_ins.update_pair import RULES, assert_same_bits, rate_of
+from tests.stand_ins.update_pair import assert_same_bits, rate_of
 from tests.stand_ins.update_pair import new_optimizer as new_rule
 
 RATES = {"/hidden/*": 0.5, "/out/*": 4.0}
@@ -130,8 +129,10 @@ def test_parameters_that_come_late_or_get_another_rule():
 # Steps
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("name", [name for name in RULES if name != "AdaDelta"])
+@pytest.mark.parametrize(
+    ("name", "batched"),
+    [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)],
+)
 def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
     """Bit for bit the same rules, each given its learning rate by hand before each step."""
     sides = []
@@ -151,56 +152,6 @@ def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
         sides.append(state_of(optimizer))
     for key, expected in sides[1].items():
         assert_same_bits(sides[0][key], expected, key)
-
-
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("kind", ["SGDW", "AdamW"])
-def test_param_groups_of_pytorch(kind, batched):
-    """In FP64, with decay, while the learning rate falls."""
-    torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
-    model = chainer.Chain()
-    random = np.random.RandomState(0)
-    with model.init_scope():
-        for name in "abc":
-            setattr(model, name, chainer.Parameter(random.normal(size=(3, 5))))
-    params = {name: torch.tensor(param.array, requires_grad=True) for name, param in model.namedparams()}
-    rates = {"/a": 10.0, "/b": 0.25}
-    groups = [{"params": [params[name]], "lr": 0.01 * rates.get(name, 1)} for name in params]
-    if kind == "SGDW":
-        from tests.optimizer.batch.torch_rules import SGDW
-
-        inner, rate = mixprec.SGDW(0.01, weight_decay=0.1, nesterov=True), "lr"
-        other = SGDW(groups, lr=0.01, decay=0.1, momentum=0.9, nesterov=True)
-    else:
-        inner, rate = optimizers.AdamW(alpha=1.0, eps=1e-30, eta=0.01, weight_decay_rate=0.1), "eta"
-        other = torch.optim.AdamW(groups, eps=1e-30, weight_decay=0.1)
-    optimizer = setup(model, rates, inner, batched=batched)
-    for step in range(10):
-        setattr(optimizer, rate, 0.01 / (1 + step))
-        for group, name in zip(other.param_groups, params, strict=True):
-            group["lr"] = 0.01 / (1 + step) * rates.get(name, 1)
-        for name, param in model.namedparams():
-            param.grad = random.normal(size=param.shape)
-            params[name].grad = torch.tensor(param.grad)
-        optimizer.update()
-        other.step()
-    assert optimizer.report().batched == (3 if batched else 0)
-    for name, param in model.namedparams():
-        np.testing.assert_allclose(param.array, params[name].detach().numpy(), rtol=0, atol=1e-14, err_msg=name)
-
-
-@given(st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=1, max_size=6).filter(any), st.integers(0, 3))
-def test_any_factors_in_one_batch(rates, seed):
-    """SGD: each parameter has moved by its factor times its gradient, and frozen ones have their bits."""
-    random = np.random.RandomState(seed)
-    model = chainer.Sequential(*(L.Bias(shape=(3,)) for _ in rates))
-    for param in model.params():
-        param.array[...] = random.randint(-8, 9, 3)
-    before = {name: param.array.copy() for name, param in model.namedparams()}
-    optimizer = setup(model, {f"/{place}/*": rate for place, rate in enumerate(rates)}, optimizers.SGD(0.5))
-    optimizer.update(lambda: F.sum(model(np.ones((2, 3), np.float32))))
-    for place, (name, param) in enumerate(model.namedparams()):
-        np.testing.assert_array_equal(param.array, before[name] - 0.5 * rates[place] * 2)
 
 
 # Freezing
@@ -329,8 +280,7 @@ def test_a_switch_of_the_optimizer_is_seen_though_all_rules_have_factors():
 # Elsewhere
 
 
-@pytest.mark.parametrize("rates", [RATES, FROZEN])
-@pytest.mark.parametrize("name", ["MomentumSGD", "AdamW", "ScheduleFreeSGD"])
+@pytest.mark.parametrize(("name", "rates"), [("MomentumSGD", FROZEN), ("AdamW", RATES), ("ScheduleFreeSGD", FROZEN)])
 def test_a_device_does_the_same_in_two_launches(launcher, name, rates):
     hooks = [optimizer_hooks.WeightDecay(0.01)]
     sides = []
@@ -348,7 +298,7 @@ def test_a_device_does_the_same_in_two_launches(launcher, name, rates):
         assert_same_bits(sides[0][key], expected, key)
 
 
-@pytest.mark.parametrize("rule", ["MomentumSGD", "ScheduleFreeSGD"])
+@pytest.mark.parametrize("rule", first(1, ["MomentumSGD", "ScheduleFreeSGD"]))
 def test_captured_steps_are_eager_steps(rule, host, device):  # noqa: F811
     """With a schedule: a graph has the factors, and the base moves; a step that overflows is among them."""
     rates = {"/predictor/conv1/*": 0, "/predictor/bn1/*": 0, "/predictor/fc/*": 10.0, "*/b": 0.5}
@@ -359,7 +309,7 @@ def test_captured_steps_are_eager_steps(rule, host, device):  # noqa: F811
     assert_same(captured, expected)
 
 
-@pytest.mark.parametrize("frozen", ["/0/*", "/0/W", "*/b"])
+@pytest.mark.parametrize("frozen", ["/0/W", "*/b"])
 def test_a_preconditioner_leaves_frozen_parameters_alone(frozen):
     np.random.seed(0)
     model = chainer.Sequential(L.Linear(5, 4), F.relu, L.Linear(4, 3))

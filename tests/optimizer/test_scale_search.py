@@ -17,6 +17,7 @@ from mixprec.functions import reset_dropout
 from mixprec.optimizer import scale_search
 from mixprec.optimizer.grad_scales import UnscaledBackward
 from mixprec.training.accumulation import Accumulated
+from tests.cases import first
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import Net, batch_of, state_of
 from tests.stand_ins.device_stand_in import DeviceArray
@@ -53,26 +54,9 @@ class Images(chainer.Chain):
         return self.out(F.mean(F.relu(self.second(h) + h), axis=(2, 3)))
 
 
-class Words(chainer.Chain):
-    """Embedding, LSTM, layer normalization."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.embed, self.lstm = L.EmbedID(7, 6), L.StatelessLSTM(6, 6)
-            self.norm, self.out = L.LayerNormalization(6), L.Linear(6, 4)
-
-    def forward(self, x):
-        c = h = None
-        for step in range(3):
-            c, h = self.lstm(c, h, self.embed(x[:, step]))
-        return self.out(self.norm(h))
-
-
 INPUTS = {
     Net: lambda random: random.normal(size=(8, 6)).astype("f"),
     Images: lambda random: random.normal(size=(4, 3, 6, 6)).astype("f"),
-    Words: lambda random: random.randint(0, 7, (4, 3)).astype("i"),
 }
 
 
@@ -117,15 +101,14 @@ def assert_same_run(sides):
 
 
 PROGRAMS = [
-    *((Net, "float16", gain) for gain in (1.0, 30.0, 100.0)),
-    *((Images, "float16", gain) for gain in (20.0, 300.0)),
-    *((Words, "float16", gain) for gain in (1.0, 20.0)),
+    (Net, "float16", 30.0),
+    (Images, "float16", 300.0),
     (Net, "bfloat16", 1e33),
     (Images, None, 3e34),
 ]
 
 
-@pytest.mark.parametrize(("kind", "compute", "gain"), PROGRAMS)
+@pytest.mark.parametrize(("kind", "compute", "gain"), first(3, PROGRAMS))
 def test_no_first_update_is_lost(kind, compute, gain):
     """Promise 11: without a search 1 to 11 are. With it, all is bit for bit a run that begins with the scale found."""
     lost = steps_lost(kind, compute, gain)
@@ -141,16 +124,16 @@ def test_no_first_update_is_lost(kind, compute, gain):
     assert_same_run([(model, optimizer), direct])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_first_update_is_that_of_plain_chainer(dtype):
+def test_the_first_update_is_that_of_plain_chainer():
+    """In float64."""
     gain = 300.0
-    with chainer.using_config("dtype", np.dtype(dtype)):
+    with chainer.using_config("dtype", np.float64):
         np.random.seed(0)
         plain = Net()
         plain.cleargrads()
         before = {name: param.array.copy() for name, param in plain.namedparams()}
         rule = optimizers.MomentumSGD(1e-4 / gain).setup(plain)
-        x = INPUTS[Net](np.random.RandomState(1)).astype(dtype)
+        x = INPUTS[Net](np.random.RandomState(1)).astype(np.float64)
         rule.update(lambda: F.sum(F.square(plain(x))) * gain)
     np.random.seed(0)
     model = Net()
@@ -208,33 +191,6 @@ def test_two_models_with_an_optimizer_each(share):
             np.testing.assert_array_equal(one, other)
 
 
-def test_one_loss_under_two_optimizers():
-    """The second one steps with what the last pass has left in its parameters."""
-
-    def run(init, search):
-        np.random.seed(0)
-        first, second = L.Linear(5, 6), L.Linear(6, 1)
-        second.W.array[...] *= 8  # so that gradients of the first one are larger
-        scale = mixprec.DynamicLossScale(init=init, search=search)
-        sides = [
-            mixprec.MixedPrecisionOptimizer(optimizers.SGD(1e-5), each).setup(model)
-            for model, each in ((first, scale), (second, "dynamic"))
-        ]
-        mixprec.convert(first)
-        mixprec.convert(second)
-        second.cleargrads()
-        x = np.ones((8, 5), "f")
-        sides[0].update(lambda: F.sum(second(first(x))) * 3)
-        sides[1].update()
-        return [*zip((first, second), sides, strict=True)]
-
-    found = run(INIT, True)
-    direct = run(found[0][1].loss_scale, False)
-    for one, other in zip(found, direct, strict=True):
-        assert one[1].t == 1
-        assert_same_run([one, other])
-
-
 def passes_of(optimizer, monkeypatch):
     """Returns a list that grows by the scale of each backward pass."""
     scales, scale = [], optimizer._passes.scale
@@ -281,14 +237,6 @@ def test_the_floor_ends_repeats(monkeypatch):
     train(model, optimizer, 1e12, 1)
     assert scales == [INIT, INIT / 4, INIT / 8]
     assert optimizer.skipped == 1
-
-
-def test_an_overflow_later_is_a_skipped_step(monkeypatch):
-    model, optimizer = built(Net, scale={"search": True})
-    train(model, optimizer, 100.0, 2)
-    scales = passes_of(optimizer, monkeypatch)
-    train(model, optimizer, 1e12, 1)
-    assert len(scales) == optimizer.skipped == 1
 
 
 # --- where it steps aside

@@ -43,8 +43,10 @@ def _loss(y):
     return chainer.functions.sum(mixprec.functions.cast(y, "float32"))
 
 
-@pytest.mark.parametrize("order", ["convert, setup", "setup, convert", "setup, update, convert"])
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("compute", "order"),
+    [("float16", "convert, setup"), ("bfloat16", "setup, convert"), ("float16", "setup, update, convert")],
+)
 def test_a_plain_optimizer_of_a_converted_model_is_announced_at_its_first_update(said, order, compute):
     model, optimizer = _model(), optimizers.SGD(1e-5)
     for what in order.split(", "):
@@ -64,8 +66,7 @@ def test_a_plain_optimizer_of_a_converted_model_is_announced_at_its_first_update
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("unpickled", [False, True])
+@pytest.mark.parametrize(("dtype", "unpickled"), [("float16", False), ("bfloat16", True)])
 def test_links_of_mixprec_are_announced_as_well(said, dtype, unpickled):
     model = _of_mixprec(dtype)
     if unpickled:
@@ -87,8 +88,7 @@ def test_only_parameters_that_are_updated_count(said):
     assert [message.partition(" of ")[0] for message in said()] == ["SGD updates /frozen/b"]
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("batched", "compute"), [(True, "float16"), (False, "bfloat16"), (True, "float32")])
 def test_with_masters_nothing_is_announced(said, batched, compute):
     """Also where a hook of the user's has the parameters updated by Chainer, and before they are initialized."""
 

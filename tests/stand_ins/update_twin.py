@@ -59,13 +59,14 @@ class Twin:
     """
 
     def __init__(self, launcher, send, receive, params, hooks=(), rule_hooks=(), seed=0):
-        self.random = np.random.RandomState(seed)
+        # One for each parameter, so that what is behind the others changes nothing for them.
+        self.randoms = [np.random.RandomState([seed, place]) for place in range(len(params))]
         self.launcher, self.send, self.receive = launcher, send, receive
         self.optimizers = {name: optimizer_of(name) for name, *_ in params if name}
         self.link = chainer.Link()
         self.entries = []
         for place, (name, shape, dtype) in enumerate(params):
-            array = self.random.normal(size=shape).astype(np.float32)
+            array = self.randoms[place].normal(size=shape).astype(np.float32)
             with self.link.init_scope():
                 setattr(self.link, f"p{place}", chainer.Parameter(array.copy()))
             master = chainer.Parameter(send(array))
@@ -93,7 +94,7 @@ class Twin:
         """Random gradients on NumPy, as the backward pass of a loss times ``scale`` would leave them."""
         found = []
         for place, entry in enumerate(self.entries):
-            gradient = (self.random.normal(size=entry.param.shape) * scale).astype(entry.param.dtype)
+            gradient = (self.randoms[place].normal(size=entry.param.shape) * scale).astype(entry.param.dtype)
             found.append(None if place in missing else gradient)
         return found
 

@@ -2,7 +2,7 @@
 
 Float16 to float32 and back takes a fifth of the time of NumPy's own casts, which (2.5) convert one element at a time,
 with branches. Here whole blocks go through integer and float32 operations, which NumPy vectorizes; the results are the
-same bit for bit. The batched update (:mod:`mixprec.optimizer.batch`) uses these conversions too.
+same bit for bit.
 
 :class:`Rows` walks over arrays (..., C), for all that is computed per channel. NumPy repeats a row of C elements over a
 block in three times the time that it takes for two blocks of the same size, so a vector per channel is repeated once,
@@ -14,7 +14,6 @@ import threading
 
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import is_stored, library, raw
 
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
@@ -24,7 +23,6 @@ _SIGN = np.int32(-0x8000)  # the sign bit of float16, and what lies above it
 _EXPONENT = np.int32(0x7F800000)
 _SIGN_AND_MAGNITUDE = np.int32(-0x70000001)  # float32 without the three highest bits of the exponent
 _BIAS = np.float32(2.0**112)  # between the exponents of float16 and float32: 127 - 15
-LARGEST_FACTOR = 2.0**15  # that widen_half() can multiply by
 _FEW = 1024  # so many elements NumPy converts in less time than the calls take here
 _SMALL, _FRACTION = np.float32(2.0**-120), np.float32(2.0**-20)
 _LARGEST = np.float32(65520.0)  # from here on float16 has only inf
@@ -38,55 +36,22 @@ def is_finite(block):
     )
 
 
-def widen_half(block, out, inverse=1.0):
-    """Writes ``block * inverse`` to ``out``, rounded once.
+def widen_half(block, out):
+    """Writes ``block`` to ``out``, exactly.
 
     Args:
         block: finite float16 array of one dimension.
         out: float32 array of the same shape.
-        inverse: a power of two, at most :data:`LARGEST_FACTOR`.
     """
     if block.size < _FEW or _flushes_subnormals():
-        np.multiply(block, np.float32(inverse), out=out)
+        np.copyto(out, block)
         return
     bits = out.view(np.int32)
     np.copyto(bits, block.view(np.int16))
     np.left_shift(bits, 13, out=bits)
     np.bitwise_and(bits, _SIGN_AND_MAGNITUDE, out=bits)
     # The exponent is now too small by 112, also that of a subnormal number, which float32 has as one of its own.
-    np.multiply(out, _BIAS * np.float32(inverse), out=out)
-
-
-def unscale(source, inverse, out):
-    """Writes ``source * inverse`` to ``out``.
-
-    Args:
-        source: array of one dimension in any floating dtype; one in float16 is finite.
-        inverse: a float, a power of two, or an array of the shape and dtype of ``out``.
-        out: array of the same shape, float32 or float64.
-    """
-    if source.dtype == np.float16 and isinstance(inverse, float) and inverse <= LARGEST_FACTOR:
-        widen_half(source, out, inverse)
-    elif source.dtype.itemsize < out.dtype.itemsize:
-        np.copyto(out, source)
-        np.multiply(out, inverse, out=out)
-    else:
-        np.multiply(source, inverse, out=out)
-
-
-def is_finite_unscaled(source, inverse, out):
-    """Whether all elements of ``source * inverse`` are finite; see :func:`unscale`. ``out`` is scratch."""
-    if source.dtype == BFLOAT16:  # NumPy looks at these one by one
-        np.copyto(out, source)
-        source = out
-    is_half = source.dtype == np.float16
-    finite = is_finite(source) if is_half else bool(np.isfinite(source).all())
-    largest = inverse if isinstance(inverse, float) else inverse.max()
-    fits = source.dtype.itemsize <= out.dtype.itemsize
-    if not finite or (fits and largest <= (LARGEST_FACTOR if is_half else 1)):
-        return finite
-    unscale(source, inverse, out)  # what is finite may overflow
-    return bool(np.isfinite(out).all())
+    np.multiply(out, _BIAS, out=out)
 
 
 class Rounding:

@@ -1,5 +1,5 @@
-// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m tests.optimizer.native_rules`. Included
-// by update.inl. Each goes over `count` elements.
+// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m mixprec.optimizer.batch.native_source`.
+// Included by update.inl. Each goes over `count` elements.
 #include <cmath>
 
 #include "update.h"

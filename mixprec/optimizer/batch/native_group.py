@@ -1,50 +1,75 @@
-"""A group that the native library updates, in one call for all of its parameters.
+"""A group of entries that the native library updates by the same numbers, in one call for all of them.
 
 A table of the library has the arrays of parameters, masters and states, which it holds until a change of the plan, and
 in a step the gradients. It goes over them twice: ``update_check`` looks for overflows before and after hooks,
 ``update_run`` does the rest. What is computed on the way stays in the processor's cache.
+
+:class:`~mixprec.optimizer.host_form.HostForm` makes groups for a plan, and goes through them in each step.
 """
+
+import operator
 
 import numpy as np
 
 from mixprec.backends.memory import flat
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import is_stored, library, raw
-from mixprec.optimizer.batch.group import Group
 from mixprec.optimizer.batch.native_names import name_of
+from mixprec.optimizer.rules.formulas import CARRIED
 
+MOST_HOOKS = 8
 _FINITE, _FINITE_AFTER_HOOKS = 1, 2
-_MOST_HOOKS = 8
 
 
-def is_native(entry):
-    """Whether the library can update a parameter."""
-    if library() is None or len(entry.hooks) > _MOST_HOOKS:
-        return False
-    formulas = [hook.formula for hook in entry.hooks] + [entry.formula] * (entry.formula is not None)
-    _, *wide = arrays = _arrays(entry)
-    return (
-        all(map(name_of, formulas))
-        and all(array.dtype == np.float32 for array in wide)
-        and is_stored(entry.param.dtype)
-        and all(array.flags.aligned and array.flags.writeable for array in arrays if array is not None)
-    )
+def refused(param, master, rule=None):
+    """Returns what keeps the library from a parameter, ``None`` if it takes it.
+
+    Args:
+        param: the parameter.
+        master: its master, in float32.
+        rule: its update rule, ``None`` if it is only checked.
+    """
+    if not is_stored(param.dtype):
+        return f"it is in {param.dtype}"
+    states = {} if rule is None or rule.state is None else rule.state
+    for name, array in {"array": param.array, "master": master.array, **states}.items():
+        if isinstance(array, np.ndarray) and not (array.flags.aligned and array.flags.writeable):
+            return f"its {name} is read-only or not aligned in memory"
+        if name in states and name != CARRIED and array.dtype != np.float32:
+            return f"its state {name} is in {array.dtype}"
+    return None
 
 
-class NativeGroup(Group):
-    """See :class:`~mixprec.optimizer.batch.group.Group`."""
+class NativeGroup:
+    """Entries with the same hooks and the same rule, by the same hyperparameters.
+
+    Args:
+        members: ``[(number of the entry, entry)]``.
+        count: how many entries there are in all groups.
+    """
 
     def __init__(self, members, count):
-        super().__init__(members, count)
         entries = [entry for _, entry in members]
+        self._rules = [entry.rule for entry in entries]
+        self._formula, self._hooks = entries[0].formula, entries[0].hooks
+        numbers = [number for number, _ in members]
+        self._pick = list if numbers == list(range(count)) else _picker(numbers)
         rule = name_of(self._formula) if self.updates else None
         hooks = tuple(name_of(hook.formula) for hook in self._hooks)
-        self._table = library().update_table(rule, hooks, [_arrays(entry) for entry in entries])
+        self._table = library().update_table(rule, hooks, list(map(_arrays, entries)))
         self._bfloats = [i for i, entry in enumerate(entries) if entry.param.dtype == BFLOAT16]
-        self._found = self._hooked_by = None
+        self._numbers = self._carried = self._found = self._hooked_by = None
+
+    @property
+    def updates(self):
+        """Whether the parameters are updated, and not only checked."""
+        return self._formula is not None
 
     def load(self, gradients, inverses):
-        """See :class:`~mixprec.optimizer.batch.group.Group`."""
+        """Takes a list of the gradients of all entries, and what to multiply them by: a float, or a list of floats.
+
+        The axes of a gradient are in the order of its parameter's memory.
+        """
         given = self._pick(gradients)
         if not isinstance(inverses, float):
             inverses = list(self._pick(inverses))
@@ -58,28 +83,53 @@ class NativeGroup(Group):
             library().update_load(self._table, [_stored(gradient) for gradient in given], inverses)
 
     def follow(self):
-        """See :class:`~mixprec.optimizer.batch.group.Group`."""
-        self._hooked_by = self._hook_numbers()
+        """Takes over what was written into rounded parameters since the last step."""
+        self._hooked_by = tuple(hook.formula.hyperparameters_of(hook.hook) for hook in self._hooks)
         self._found = library().update_check(self._table, self._hooked_by)
 
     def is_finite(self):
-        """See :class:`~mixprec.optimizer.batch.group.Group`."""
+        """Whether the unscaled gradients are finite; to be asked after :meth:`follow`."""
         return bool(self._found & _FINITE)
 
+    def look(self):
+        """Takes the hyperparameters of the rule as they are now, for this step.
+
+        Raises:
+            ValueError: a hyperparameter is refused, as in Chainer.
+        """
+        self._numbers = self._formula.numbers_of(self._rules[0], self._rules[0].t + 1)
+        self._carried = self._formula.carried_after(self._rules[0])
+
     def is_finite_after_hooks(self):
-        """See :class:`~mixprec.optimizer.batch.group.Group`."""
+        """Whether the gradients are finite after hooks, which change no array."""
         if not self._hooks:
             return True
         if self._found is None:  # what was loaded after follow()
             self.follow()
         return bool(self._found & _FINITE_AFTER_HOOKS)
 
-    def _update(self):
+    def update(self):
+        """Runs hooks and rule, rounds masters into the parameters, and counts."""
         library().update_run(self._table, self._hooked_by, self._numbers)
+        for rule in self._rules:
+            rule.t += 1
+            if self._carried:
+                rule.state[CARRIED][...] = self._carried
+        for power, base in self._formula.powers.items():
+            for rule in self._rules:
+                setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
 
     def forget(self):
-        """See :class:`~mixprec.optimizer.batch.group.Group`."""
+        """Lets go of the gradients, whose memory the next backward pass may want."""
         library().update_load(self._table, None, None)
+
+
+def _picker(numbers):
+    """Returns a function that picks the elements with these numbers from a list, as a sequence."""
+    if len(numbers) == 1:
+        (number,) = numbers
+        return operator.itemgetter(slice(number, number + 1))
+    return operator.itemgetter(*numbers)
 
 
 def _arrays(entry):

@@ -1,7 +1,7 @@
 """Which formulas the native library has, by the names that it knows them by.
 
-Their C++ code, ``mixprec/native/source/rules.inl``, is written by ``python -m tests.optimizer.native_rules`` from their
-texts for CUDA. :class:`~mixprec.optimizer.batch.native_group.NativeGroup` looks formulas up here.
+Their C++ code is in ``mixprec/native/source/rules.inl``; :mod:`~mixprec.optimizer.batch.native_source` writes it from
+their texts for CUDA. :class:`~mixprec.optimizer.batch.native_group.NativeGroup` looks formulas up here.
 """
 
 from mixprec.optimizer.rules import adam, adaptive, formulas, lamb, lars, momentum, schedule_free, sgdw, variance

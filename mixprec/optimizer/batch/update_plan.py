@@ -13,7 +13,10 @@ from chainer import GradientMethod, UpdateRule, get_array_types
 
 from mixprec.backends.memory import is_dense
 from mixprec.backends.transfers import on_host
+from mixprec.native.native_library import library
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
+from mixprec.optimizer.batch.native_group import MOST_HOOKS, refused
+from mixprec.optimizer.batch.native_names import name_of
 from mixprec.optimizer.no_decay import DecayOfSome
 from mixprec.optimizer.part_rates import is_frozen
 from mixprec.optimizer.rules import rule_formula_of
@@ -21,6 +24,7 @@ from mixprec.optimizer.rules.formulas import CLIPPING, hook_formula_of
 
 _LOGGER = logging.getLogger("mixprec")
 ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates
+_NOT_NATIVE = "there is no native library"
 # What runs a step of Chainer's optimizers; one with another of these is not what the batched update computes.
 _STEP = ("update", "call_hooks", "call_hook", "reallocate_cleared_grads", "is_safe_to_update", "update_loss_scale")
 
@@ -35,8 +39,8 @@ class UpdatePlan:
         others: names of the parameters that Chainer updates one by one.
         reasons: for every initialized parameter by name what happens to it, and why.
         waiting: update rules of parameters that are not initialized yet, which count steps, as in Chainer.
-        before: whether the hooks of the optimizer run before the batch, in Chainer's own code, as NumPy needs whole
-            parameters for one of them.
+        before: whether the hooks of the optimizer run before the batch, in Chainer's own code, as on the host one of
+            them needs whole parameters.
     """
 
     entries: tuple[Entry, ...]
@@ -46,9 +50,12 @@ class UpdatePlan:
     before: bool = False
 
     def announce(self, announced):
-        """Warns of parameters that are not in the batch, once for a reason, which goes into the set ``announced``."""
+        """Warns of parameters that are not in the batch, once for a reason, which goes into the set ``announced``.
+
+        That there is no native library has been said when it was looked for.
+        """
         others = [name for name, reason in self.reasons.items() if reason.startswith(ONE_BY_ONE)]
-        if not others or self.reasons[others[0]] in announced:
+        if not others or self.reasons[others[0]] in {*announced, ONE_BY_ONE + _NOT_NATIVE}:
             return
         reason = self.reasons[others[0]]
         announced.add(reason)
@@ -86,11 +93,11 @@ def plan(optimizer, namedparams, batched=True, on_device=False):
 def _plan(optimizer, params):
     is_host = on_host(params[0][1].array)
     hooks = _pre_hooks(optimizer)
-    before = is_host and any(hook_formula_of(hook).host is None for hook in hooks)
+    before = is_host and any(name_of(hook_formula_of(hook)) is None for hook in hooks)
     occurs = collections.Counter(id(param) for _, param, _ in params)
     sharing = _sharing_memory(params)
     rules = collections.Counter(id(master.update_rule) for _, _, master in params)
-    entries, others, reasons = [], [], {}
+    entries, others, reasons = [], {}, {}
     for name, param, master in params:
         rule = master.update_rule
         if occurs[id(param)] > 1:
@@ -102,6 +109,9 @@ def _plan(optimizer, params):
         elif rule is None or not rule.enabled:
             why = "frozen" if is_frozen(param) else "its rule is disabled"
             reasons[name] = f"not updated: {'no update rule' if rule is None else why}"
+            if (unfit := _unfit(param, master, None, is_host)) is not None:
+                others[name] = unfit
+                continue
             # Clipping by the norm of all gradients takes in those that are not updated.
             clipped = hooks if any(hook_formula_of(hook) is CLIPPING for hook in hooks) and not before else ()
             entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))
@@ -109,22 +119,20 @@ def _plan(optimizer, params):
         elif rules[id(rule)] > 1:
             reason = "its update rule is also that of another parameter"
         else:
-            reason = _against(rule, master, is_host)
+            own = _folded(() if before else hooks, _pre_hooks(rule), master)
+            reason = _against(rule, own, is_host) or _unfit(param, master, rule, is_host)
         if reason is None:
-            own = _pre_hooks(rule)
-            entries.append(
-                Entry(name, param, master, rule, rule_formula_of(rule), _folded(() if before else hooks, own, master))
-            )
-            steps = [*(folded.hook for folded in _folded(hooks, own, master)), rule]
+            entries.append(Entry(name, param, master, rule, rule_formula_of(rule), own))
+            steps = [*(folded.hook for folded in _folded(hooks, _pre_hooks(rule), master)), rule]
             reasons[name] = "batched: " + ", ".join(type(step).__name__ for step in steps)
         else:
-            others.append(name)
+            others[name] = reason
             reasons[name] = f"{ONE_BY_ONE}{reason}"
     needed_by = next((hook for hook in hooks if before or hook_formula_of(hook) is CLIPPING), None)
     if others and needed_by is not None:
-        why = reasons[others[0]].removeprefix(ONE_BY_ONE)
+        name, why = next(iter(others.items()))
         return _all_one_by_one(
-            params, f"{type(needed_by).__name__} runs over all parameters at once, and {others[0]} is not in: {why}"
+            params, f"{type(needed_by).__name__} runs over all parameters at once, and {name} is not in: {why}"
         )
     return UpdatePlan(tuple(entries), frozenset(others), reasons, before=before)
 
@@ -140,6 +148,8 @@ def _obstacle(optimizer, params, on_device):
     if len(devices) > 1:
         return f"parameters are on several devices, {', '.join(sorted(devices))}"
     array = params[0][1].array
+    if on_host(array) and library() is None:
+        return _NOT_NATIVE
     if not on_host(array) and not on_device:
         return f"{type(array).__module__} has no batched update"
     post = optimizer._hookable._post_update_hooks
@@ -151,8 +161,15 @@ def _obstacle(optimizer, params, on_device):
     return None
 
 
-def _against(rule, master, is_host):
-    """Returns what keeps a parameter with this rule out of the batch, or ``None``."""
+def _unfit(param, master, rule, is_host):
+    """Returns what keeps the arrays of a parameter out of the batch, or ``None``."""
+    if master.dtype != np.float32:
+        return f"it is in {master.dtype}"
+    return refused(param, master, rule) if is_host else None
+
+
+def _against(rule, hooks, is_host):
+    """Returns what keeps a parameter with this rule and these hooks out of the batch, or ``None``."""
     formula = rule_formula_of(rule)
     if formula is None:
         return f"the rule {type(rule).__name__} is unknown"
@@ -160,17 +177,17 @@ def _against(rule, master, is_host):
         # One of shape () takes its dtype into Chainer's computations, which a number does not.
         if isinstance(getattr(rule.hyperparam, name, None), get_array_types()):
             return f"its hyperparameter {name} is an array"
-    if is_host and formula.host is None:
+    if is_host and name_of(formula) is None:
         return f"{type(rule).__name__} needs norms of whole parameters"
-    if not is_host and master.dtype != np.float32:
-        return f"it is in {master.dtype}"
+    if is_host and len(hooks) > MOST_HOOKS:
+        return f"it has more than {MOST_HOOKS} hooks"
     if rule._hookable._post_update_hooks:
         return f"the hook {next(iter(rule._hookable._post_update_hooks))} runs after the update"
     for name, hook in rule._hookable._pre_update_hooks.items():
         formula = hook_formula_of(hook)
         if formula is None:
             return f"the hook {name} is unknown"
-        if is_host and formula.host is None:
+        if is_host and name_of(formula) is None:
             return f"the hook {name} needs whole parameters"
         if formula is CLIPPING:
             return f"the hook {name} is one for optimizers"

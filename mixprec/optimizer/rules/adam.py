@@ -1,30 +1,12 @@
 """Adam and its variants, which correct the bias of their running averages."""
 
-import numpy as np
-
 from mixprec.optimizer.rules.formulas import RuleFormula
-from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
 
-
-def _adam(p, g, states, numbers, a, b):
-    m, v, *largest = states
-    one_minus_beta1, one_minus_beta2, alpha_t, eps, keep, minus_eta, *bounds = numbers
-    advance_moments(g, m, v, one_minus_beta1, one_minus_beta2, a)
-    for vhat in largest:
-        np.maximum(vhat, v, out=vhat)
-        v = vhat
-    np.sqrt(v, out=a)
-    np.add(a, eps, out=a)
-    np.divide(alpha_t, a, out=a)
-    if bounds:
-        np.clip(a, *bounds, out=a)
-    np.multiply(a, m, out=a)
-    np.multiply(a, minus_eta, out=a)
-    if keep != 1:
-        np.multiply(p, keep, out=p)
-    np.add(p, a, out=p)
-
-
+# Running averages of a gradient and of its square, as LAMB begins, too.
+MOMENTS = """
+        m += one_minus_beta1 * (grad - m);
+        v += one_minus_beta2 * (grad * grad - v);
+"""
 _HYPERPARAMETERS = ("alpha", "beta1", "beta2", "eps", "eta", "weight_decay_rate")
 _NUMBERS = {
     "one_minus_beta1": "1.0 - beta1",
@@ -40,7 +22,7 @@ _LARGEST = """
 _STEP = """
         param = keep * param + minus_eta * (alpha_t / (sqrtf({second}) + eps) * m);
 """
-_PLAIN = {"hyperparameters": _HYPERPARAMETERS, "numbers": _NUMBERS, "not_flushed": ("eps",), "host": _adam}
+_PLAIN = {"hyperparameters": _HYPERPARAMETERS, "numbers": _NUMBERS, "not_flushed": ("eps",)}
 
 # Kingma and Ba 2015, "Adam"; weight_decay_rate: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
 ADAM = RuleFormula(states=("m", "v"), device=MOMENTS + _STEP.format(second="v"), **_PLAIN)

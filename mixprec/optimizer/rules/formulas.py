@@ -1,17 +1,16 @@
-"""Update rules and hooks are written down once for NumPy and once for CUDA, side by side.
+"""Update rules and hooks, each written down once, in CUDA C++.
 
 Gradient descent with and without momentum, and Chainer's hooks, are here; the other rules are in files beside this one.
 The plan of a step looks a rule up by :func:`mixprec.optimizer.rules.rule_formula_of` and a hook by
-:func:`hook_formula_of`; one without a formula makes Chainer's own loop run. The batched update runs formulas on the
-host (:mod:`~mixprec.optimizer.host_form`), or makes a kernel of them (:mod:`~mixprec.optimizer.batch.kernel_program`).
+:func:`hook_formula_of`; one without a formula makes Chainer's own loop run. On a device the batched update makes a
+kernel of formulas (:mod:`~mixprec.optimizer.batch.kernel_program`). On the host it runs what the native library was
+compiled from: C++ code that :mod:`~mixprec.optimizer.batch.native_source` has made of them.
 """
 
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable
 
-import numpy as np
 from chainer import optimizer_hooks
 from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
@@ -27,20 +26,17 @@ class RuleFormula:
     """What an update rule does to one element of a parameter.
 
     The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
-    the dtype of the masters, as NumPy rounds a Python number that meets an array. Their formulas are texts that mean
-    the same in Python and in CUDA C++.
+    float32, as NumPy rounds a Python number that meets an array. Their formulas are texts that mean the same in Python
+    and in CUDA C++.
 
     Attributes:
         states: names of the state arrays, Chainer's own, of the shape and dtype of the master.
         hyperparameters: names of the numbers that the formulas may use beside ``t``: of the rule's ``hyperparam``, or
             of the rule itself.
         numbers: formulas of the numbers of a step by their name.
-        host: ``host(p, g, states, numbers, a, b)`` updates master ``p`` and ``states`` (a tuple) in place. ``g`` is the
-            gradient, unscaled, after hooks; it and the scratch arrays ``a``, ``b`` may be overwritten. All arrays have
-            one dtype and one dimension. ``numbers`` is a tuple of floats in the order of :attr:`numbers`. Operations
-            and their order are those of Chainer's ``update_core_cpu``, so that results are the same bit for bit.
-            ``None`` if it takes more than one element to know: NumPy then runs the rule itself.
         device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
+            Operations and their order are those of Chainer's ``update_core_cpu``, so that the native library's results
+            are the same bit for bit.
         norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
             before the update and of its whole gradient, unscaled, after hooks (LARS).
         step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and
@@ -59,7 +55,6 @@ class RuleFormula:
     states: tuple[str, ...]
     hyperparameters: tuple[str, ...]
     numbers: dict[str, str]
-    host: Callable | None
     device: str
     norms: bool = False
     step: str = ""
@@ -122,10 +117,8 @@ class HookFormula:
         hyperparameters: names of the attributes of the hook that the formulas may use, all numbers.
         numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++; ``t`` is ``rule.t`` as the hook
             sees it: before the step at optimizer level, counting it at rule level.
-        host: ``host(p, g, numbers, a)`` changes the gradient ``g`` in place; ``a`` is scratch. Operations are those of
-            the hook on NumPy. ``None`` if it takes more than one element to know: NumPy then runs the hook itself.
         device: statements in CUDA C++ on ``param``, ``grad`` and the numbers by their names; with :attr:`norms` also on
-            ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``.
+            ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``. Operations are those of the hook.
         norms: ``"each"`` for the L2 norms of every parameter and its gradient, ``"all"`` for that of all gradients
             (``grad_norm`` only), as they are before the hook; or ``None``.
         noise: whether the hook needs a standard normal random number for each element.
@@ -133,7 +126,6 @@ class HookFormula:
 
     hyperparameters: tuple[str, ...]
     numbers: dict[str, str]
-    host: Callable | None
     device: str
     norms: str | None = None
     noise: bool = False
@@ -143,37 +135,20 @@ class HookFormula:
         return tuple(float(getattr(hook, name)) for name in self.hyperparameters)
 
 
-def _sgd(p, g, states, numbers, a, b):
-    (lr,) = numbers
-    np.multiply(g, lr, out=g)
-    np.subtract(p, g, out=p)
-
-
 SGD = RuleFormula(
     states=(),
     hyperparameters=("lr",),
     numbers={"lr": "lr"},
-    host=_sgd,
     device="""
         param -= lr * grad;
     """,
 )
 
 
-def _momentum_sgd(p, g, states, numbers, a, b):
-    (v,) = states
-    lr, momentum = numbers
-    np.multiply(v, momentum, out=v)
-    np.multiply(g, lr, out=g)
-    np.subtract(v, g, out=v)
-    np.add(p, v, out=p)
-
-
 MOMENTUM_SGD = RuleFormula(
     states=("v",),
     hyperparameters=("lr", "momentum"),
     numbers={"lr": "lr", "momentum": "momentum"},
-    host=_momentum_sgd,
     device="""
         v = momentum * v - lr * grad;
         param += v;
@@ -181,48 +156,27 @@ MOMENTUM_SGD = RuleFormula(
 )
 
 
-def _weight_decay(p, g, numbers, a):
-    (rate,) = numbers
-    np.multiply(p, rate, out=a)
-    np.add(g, a, out=g)
-
-
 WEIGHT_DECAY = HookFormula(
     hyperparameters=("rate",),
     numbers={"rate": "rate"},
-    host=_weight_decay,
     device="""
         grad += rate * param;
     """,
 )
 
 
-def _lasso(p, g, numbers, a):
-    (rate,) = numbers
-    np.sign(p, out=a)
-    np.multiply(a, rate, out=a)
-    np.add(g, a, out=g)
-
-
 LASSO = HookFormula(
     hyperparameters=("rate",),
     numbers={"rate": "rate"},
-    host=_lasso,
     device="""
         grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
     """,
 )
 
 
-def _hard_clipping(p, g, numbers, a):
-    lower_bound, upper_bound = numbers
-    np.clip(g, lower_bound, upper_bound, out=g)
-
-
 HARD_CLIPPING = HookFormula(
     hyperparameters=("lower_bound", "upper_bound"),
     numbers={"lower_bound": "lower_bound", "upper_bound": "upper_bound"},
-    host=_hard_clipping,
     device="""
         grad = grad < lower_bound ? lower_bound : grad;
         grad = grad > upper_bound ? upper_bound : grad;
@@ -232,7 +186,6 @@ HARD_CLIPPING = HookFormula(
 CLIPPING = HookFormula(
     hyperparameters=("threshold",),
     numbers={"threshold": "threshold"},
-    host=None,
     norms="all",
     device="""
         const float rate = threshold / grad_norm;
@@ -244,7 +197,6 @@ CLIPPING = HookFormula(
 LARS_HOOK = HookFormula(
     hyperparameters=("threshold", "weight_decay", "eps"),
     numbers={"threshold": "threshold", "weight_decay": "weight_decay", "eps": "eps"},
-    host=None,
     norms="each",
     device="""
         grad += weight_decay * param;
@@ -256,7 +208,6 @@ LARS_HOOK = HookFormula(
 NOISE = HookFormula(
     hyperparameters=("eta",),
     numbers={"std": "sqrt(eta / pow(1 + t, 0.55))"},
-    host=None,
     noise=True,
     device="""
         grad += std * noise;

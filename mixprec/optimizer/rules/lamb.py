@@ -10,9 +10,9 @@ import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
+from mixprec.optimizer.rules.adam import MOMENTS
 from mixprec.optimizer.rules.formulas import RuleFormula
 from mixprec.optimizer.rules.hyperparameters import set_all, set_given
-from mixprec.optimizer.rules.moments import MOMENTS, advance_moments
 from mixprec.optimizer.rules.norms import norm
 
 _default_hyperparam = optimizer.Hyperparameter()
@@ -199,21 +199,6 @@ class LAMB(optimizer.GradientMethod):
         return LAMBRule(self.hyperparam)
 
 
-def _unadapted(p, g, states, numbers, a, b):
-    m, v = states
-    lr, one_minus_beta1, one_minus_beta2, fix1, fix2, eps, weight_decay = numbers
-    advance_moments(g, m, v, one_minus_beta1, one_minus_beta2, a)
-    np.divide(v, fix2, out=b)
-    np.sqrt(b, out=b)
-    np.add(b, eps, out=b)
-    np.divide(m, fix1, out=a)
-    np.divide(a, b, out=a)
-    np.multiply(p, weight_decay, out=b)
-    np.add(a, b, out=a)
-    np.multiply(a, lr, out=a)
-    np.subtract(p, a, out=p)
-
-
 _DECLARATION = {
     "states": ("m", "v"),
     "hyperparameters": ("lr", "beta1", "beta2", "eps", "weight_decay"),
@@ -236,7 +221,6 @@ _STEP = (
 
 LAMB_ADAPTED = RuleFormula(
     **_DECLARATION,
-    host=None,
     step=_STEP,
     device="""
         param -= lr * (param_norm > 0 && step_norm > 0 ? param_norm / step_norm : 1.0f) * step;
@@ -245,7 +229,6 @@ LAMB_ADAPTED = RuleFormula(
 
 LAMB_UNADAPTED = RuleFormula(
     **_DECLARATION,
-    host=_unadapted,
     device=_STEP
     + """
         param -= lr * step;

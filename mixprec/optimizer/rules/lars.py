@@ -4,7 +4,6 @@
 Without the wrapper, and on NumPy with ``adapt``, Chainer runs :class:`LARSRule`.
 """
 
-import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
@@ -190,7 +189,6 @@ LARS_ADAPTED = RuleFormula(
         "trust_coefficient": "trust_coefficient",
         "eps": "eps",
     },
-    host=None,
     norms=True,
     device="""
         const float trust = param_norm > 0 && grad_norm > 0
@@ -201,22 +199,10 @@ LARS_ADAPTED = RuleFormula(
 )
 
 
-def _unadapted(p, g, states, numbers, a, b):
-    (v,) = states
-    lr, momentum, weight_decay = numbers
-    np.multiply(p, weight_decay, out=a)
-    np.add(a, g, out=a)
-    np.multiply(a, lr, out=a)
-    np.multiply(v, momentum, out=v)
-    np.add(v, a, out=v)
-    np.subtract(p, v, out=p)
-
-
 LARS_UNADAPTED = RuleFormula(
     states=("v",),
     hyperparameters=("lr", "momentum", "weight_decay"),
     numbers={"lr": "lr", "momentum": "momentum", "weight_decay": "weight_decay"},
-    host=_unadapted,
     device="""
         v = momentum * v + lr * (grad + weight_decay * param);
         param -= v;

@@ -5,7 +5,6 @@ this file, and :mod:`mixprec.optimizer.evaluated_weights` gives a model the aver
 wrapper Chainer runs :class:`ScheduleFreeSGDRule`.
 """
 
-import numpy as np
 from chainer import backend, optimizer
 from chainer.backends import cuda
 
@@ -174,22 +173,6 @@ def _check(momentum):
         raise ValueError(f"momentum of ScheduleFreeSGD must be above 0; found {arguments.found(momentum)}")
 
 
-def _schedule_free_sgd(p, g, states, numbers, a, b):
-    (z,) = states
-    first, c, y_rate, lr, weight_decay = numbers
-    if first:
-        z[...] = p
-    np.multiply(p, weight_decay, out=a)
-    np.add(g, a, out=g)
-    np.subtract(z, p, out=a)
-    np.multiply(a, c, out=a)
-    np.add(p, a, out=p)
-    np.multiply(g, y_rate, out=a)
-    np.add(p, a, out=p)
-    np.multiply(g, lr, out=g)
-    np.subtract(z, g, out=z)
-
-
 _WEIGHT = "pow(max(lr, largest), 2)"
 _SUM = f"(weights + {_WEIGHT})"
 _SHARE = f"{_WEIGHT} / ({_SUM} + ({_SUM} == 0))"  # 0 as long as the learning rate is 0
@@ -205,7 +188,6 @@ SCHEDULE_FREE_SGD = RuleFormula(
         "lr": "lr",
         "weight_decay": "weight_decay",
     },
-    host=_schedule_free_sgd,
     device="""
         const float g = grad + weight_decay * param;
         z = first != 0.0f ? param : z;

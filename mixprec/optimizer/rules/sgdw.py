@@ -4,7 +4,6 @@
 Without the wrapper Chainer runs :class:`SGDWRule`.
 """
 
-import numpy as np
 from chainer import optimizer
 from chainer.backends import cuda
 
@@ -126,29 +125,6 @@ class SGDW(optimizer.GradientMethod):
         return SGDWRule(self.hyperparam)
 
 
-def _advance(p, g, states, numbers):
-    (v,) = states
-    lr, momentum, keep = numbers
-    np.multiply(p, keep, out=p)
-    np.multiply(v, momentum, out=v)
-    np.add(v, g, out=v)
-    return v, lr, momentum
-
-
-def _plain(p, g, states, numbers, a, b):
-    v, lr, _ = _advance(p, g, states, numbers)
-    np.multiply(v, lr, out=a)
-    np.subtract(p, a, out=p)
-
-
-def _nesterov(p, g, states, numbers, a, b):
-    v, lr, momentum = _advance(p, g, states, numbers)
-    np.multiply(v, momentum, out=a)
-    np.add(a, g, out=a)
-    np.multiply(a, lr, out=a)
-    np.subtract(p, a, out=p)
-
-
 _DECLARATION = {
     "states": ("v",),
     "hyperparameters": ("lr", "momentum", "weight_decay"),
@@ -157,7 +133,6 @@ _DECLARATION = {
 
 SGDW_PLAIN = RuleFormula(
     **_DECLARATION,
-    host=_plain,
     device="""
         v = momentum * v + grad;
         param = keep * param - lr * v;
@@ -166,7 +141,6 @@ SGDW_PLAIN = RuleFormula(
 
 SGDW_NESTEROV = RuleFormula(
     **_DECLARATION,
-    host=_nesterov,
     device="""
         v = momentum * v + grad;
         param = keep * param - lr * (grad + momentum * v);

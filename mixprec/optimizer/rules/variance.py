@@ -1,42 +1,12 @@
 """Step sizes from an estimate of how noisy each gradient is."""
 
-import numpy as np
-
 from mixprec.optimizer.rules.formulas import RuleFormula
-
-
-def _smorms3(p, g, states, numbers, a, b):
-    mem, mean, mean_square = states
-    lr, eps = numbers
-    np.add(mem, 1, out=a)
-    np.divide(1, a, out=a)  # r
-    np.subtract(1, a, out=b)
-    np.multiply(mean, b, out=mean)
-    np.multiply(mean_square, b, out=mean_square)
-    np.multiply(a, g, out=a)
-    np.add(mean, a, out=mean)
-    np.multiply(a, g, out=a)
-    np.add(mean_square, a, out=mean_square)
-    np.multiply(mean, mean, out=a)
-    np.add(mean_square, eps, out=b)
-    np.divide(a, b, out=a)  # x
-    np.subtract(1, a, out=b)
-    np.multiply(mem, b, out=mem)
-    np.add(mem, 1, out=mem)
-    np.minimum(a, lr, out=a)
-    np.multiply(g, a, out=g)
-    np.sqrt(mean_square, out=a)
-    np.add(a, eps, out=a)
-    np.divide(g, a, out=g)
-    np.subtract(p, g, out=p)
-
 
 # Funk 2015, "RMSprop loses to SMORMS3", http://sifter.org/~simon/journal/20150420.html.
 SMORMS3 = RuleFormula(
     states=("mem", "g", "g2"),
     hyperparameters=("lr", "eps"),
     numbers={"lr": "lr", "eps": "eps"},
-    host=_smorms3,
     device="""
         const float r = 1 / (mem + 1);
         g = (1 - r) * g + r * grad;
@@ -46,35 +16,6 @@ SMORMS3 = RuleFormula(
         mem = 1 + mem * (1 - x);
     """,
 )
-
-
-def _msvag(p, g, states, numbers, a, b):
-    m, v = states
-    lr, one_minus_beta, one_minus_beta_power, rho, one_minus_rho, eta, weight_decay_rate = numbers
-    np.subtract(g, m, out=a)
-    np.multiply(a, one_minus_beta, out=a)
-    np.add(m, a, out=m)
-    np.multiply(g, g, out=a)
-    np.subtract(a, v, out=a)
-    np.multiply(a, one_minus_beta, out=a)
-    np.add(v, a, out=v)
-    np.divide(m, one_minus_beta_power, out=g)  # m, corrected
-    np.multiply(g, g, out=a)
-    np.divide(v, one_minus_beta_power, out=b)
-    np.subtract(b, a, out=b)
-    np.divide(b, one_minus_rho, out=b)  # the variance
-    np.multiply(b, rho, out=b)
-    np.add(a, b, out=b)
-    with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 where there has been no gradient yet
-        np.divide(a, b, out=a)
-    np.clip(a, 0, 1, out=a)
-    a[np.isnan(a)] = 0
-    np.multiply(g, lr, out=g)
-    np.multiply(g, a, out=g)
-    np.multiply(p, weight_decay_rate, out=a)
-    np.add(g, a, out=g)
-    np.multiply(g, eta, out=g)
-    np.subtract(p, g, out=p)
 
 
 # Balles and Hennig 2018, "Dissecting Adam: The Sign, Magnitude and Variance of Stochastic Gradients". The rule keeps
@@ -94,7 +35,6 @@ MSVAG = RuleFormula(
         "eta": "eta",
         "weight_decay_rate": "weight_decay_rate",
     },
-    host=_msvag,
     device="""
         m += one_minus_beta * (grad - m);
         v += one_minus_beta * (grad * grad - v);

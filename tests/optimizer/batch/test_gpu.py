@@ -7,7 +7,6 @@ from chainer import optimizer_hooks
 import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.dtypes import BFLOAT16
-from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.optimizer.batch.scaling import Scaling
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
@@ -78,33 +77,6 @@ def test_arrays_that_are_not_aligned():
     run(twin([("MomentumSGD", size, dtype) for size in SIZES for dtype in DTYPES], send=send), exactly)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-def test_what_is_written_into_a_copy_reaches_its_master(dtype):
-    both = twin([("MomentumSGD", size, dtype) for size in SIZES], [optimizer_hooks.WeightDecay(0.1)])
-    for step in range(3):
-        for entry in both.entries:
-            entry.param.array[::3] = step + 0.5
-        gradients = both.gradients()
-        both.set_gradients(gradients)
-        expected = both.expect(gradients, 1)
-        both.batch.check()
-        both.batch.update(zero_gradients=True)
-        exactly(both, expected, None)
-        assert not any(both.receive(entry.param.grad).any() for entry in both.entries)
-
-
-def test_only_what_changed_is_uploaded():
-    both = twin([("Adam", size, np.float16) for size in SIZES])
-    both.set_gradients(both.gradients())
-    for _ in range(3):
-        both.batch.check()
-        both.batch.update()
-    assert len(both.launcher.uploads) == 1
-    both.optimizers["Adam"].alpha = 0.5
-    both.batch.check()
-    assert both.launcher.uploads[1] < both.launcher.uploads[0]
-
-
 def test_loss_scale_and_counters_advance_as_on_the_host():
     import cupy
 
@@ -158,44 +130,3 @@ def test_a_step_runs_on_the_current_stream_and_waits_for_nothing():
         assert not after.done
         stream.synchronize()
         exactly(both, expected, None)
-
-
-def test_a_graph_of_a_step_is_a_step():
-    """Captured once, and launched three times; what a graph reads is uploaded before the first launch."""
-    import cupy
-
-    both = twin([(name, 4099, dtype) for name in ("MomentumSGD", "Adam") for dtype in DTYPES])
-    gradients = both.gradients()
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        both.set_gradients(gradients)
-        both.expect(gradients, 1)  # the reference counts the step; the next ones start from where the device is
-        both.batch.check()
-        both.batch.update()
-        both.batch.settle()  # t is another one now
-        held = [entry.param.grad for entry in both.entries]
-        both.set_gradients(gradients)
-        uploads, table = len(both.launcher.uploads), GraphTable(both.batch.table)
-        stream.synchronize()
-        stream.begin_capture()
-        try:
-            with both.batch.reading(table):
-                both.batch.check()
-                both.batch.update()
-        finally:
-            graph = stream.end_capture()
-        assert len(both.launcher.uploads) == uploads
-        for _ in range(3):
-            before = both.masters()
-            expected = both.expect(gradients, 1)
-            table.refresh()
-            graph.launch(stream)
-            stream.synchronize()
-            closely(both, expected, before)
-        assert len(both.launcher.uploads) == uploads + 1
-        assert both.batch.settle() == 3
-        both.batch.check()  # and an ordinary step after that
-        both.batch.update()
-        stream.synchronize()
-    del held

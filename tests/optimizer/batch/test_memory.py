@@ -17,13 +17,13 @@ import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.memory import axes, flat, in_order_of, is_dense, same_order, shaped
 from mixprec.optimizer import step as batched_module
+from tests.cases import first, pairs
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import stay_on_host
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.update_pair import RULES, assert_same_bits, link_of, new_optimizer
-from tests.stand_ins.update_twin import HOOKS, Twin, exactly, run
-from tests.stand_ins.update_twin import RULES as DEVICE_RULES
+from tests.stand_ins.update_pair import assert_same_bits, link_of, new_optimizer
+from tests.stand_ins.update_twin import Twin, exactly, run
 
 F16, F32 = np.float16, np.float32
 BATCHED = pytest.mark.parametrize("batched", [True, False])
@@ -124,22 +124,18 @@ def test_a_1x1_filter_is_in_both_orders():
     assert axes(channels_last(three)) == (0, 2, 3, 1)
 
 
-# --- NumPy: every rule
+# --- NumPy
 
-# In packs with others, and in chunks of their own.
 SHAPES = {
     "half3x3": ((4, 3, 3, 3), F16),
     "half1x1": ((4, 3, 1, 1), F16),
     "half1x3": ((5, 4, 1, 3), F16),
     "half_one_input": ((4, 1, 3, 3), F16),
-    "half_large": ((64, 61, 3, 3), F16),
-    "half_large1x1": ((96, 95, 1, 1), F16),
+    "half_large": ((16, 15, 3, 3), F16),
     "single3x3": ((4, 3, 3, 3), F32),
     "single1x1": ((4, 3, 1, 1), F32),
-    "single_large": ((32, 31, 3, 3), F32),
     "empty": ((0, 3, 3, 3), F16),
     "matrix": ((3, 5), F16),
-    "half_vector": ((7,), F16),
     "vector": ((7,), F32),
 }
 
@@ -192,16 +188,17 @@ def _assert_same(found, expected):
         assert_same_bits(np.asarray(found[name]), np.asarray(array), name)
 
 
-@BATCHED
-@pytest.mark.parametrize("name", RULES)
-def test_every_rule(name, batched):
+@pytest.mark.parametrize(
+    ("name", "batched"), [("Adam", True), ("Adam", False), ("MSVAG", True), ("LARS", True), ("AMSGrad", False)]
+)
+def test_rules(name, batched):
     """Gradients come in either order, with gaps and not at all, and one step is skipped."""
     other, plain = (_wrapped(order, new_optimizer(name), batched=batched) for order in ORDERS)
     arrays = {name: (param.array, param.array.strides) for name, param in other.target.namedparams()}
     if batched:
         assert other.report().batched == (0 if name in ("LARS", "LAMB") else len(SHAPES))
     for seed, order in enumerate([channels_last, in_c_order, channels_last, with_gaps, channels_last]):
-        missing = {"half3x3", "single_large"} if seed == 2 else ()
+        missing = {"half3x3", "single1x1"} if seed == 2 else ()
         spoiled = "half_large" if seed == 3 else None
         _step(other, seed, order, missing, spoiled)
         _step(plain, seed, in_c_order, missing, spoiled)
@@ -212,18 +209,16 @@ def test_every_rule(name, batched):
         assert same_order(other.master(param).array, param.array)
 
 
-@BATCHED
 @pytest.mark.parametrize(
     "hooks",
     [
-        [optimizer_hooks.WeightDecay(0.013), optimizer_hooks.Lasso(0.0017)],
-        [optimizer_hooks.GradientHardClipping(-0.7, 0.8)],
+        [optimizer_hooks.GradientHardClipping(-0.7, 0.8), optimizer_hooks.Lasso(0.0017)],
         [optimizer_hooks.GradientClipping(3.1), optimizer_hooks.WeightDecay(0.013)],
     ],
     ids=lambda hooks: type(hooks[0]).__name__,
 )
-def test_hooks(hooks, batched):
-    other, plain = (_wrapped(order, optimizers.Adam(), hooks, batched=batched) for order in ORDERS)
+def test_hooks(hooks):
+    other, plain = (_wrapped(order, optimizers.Adam(), hooks) for order in ORDERS)
     for seed in range(3):
         spoiled = "single3x3" if seed == 1 else None
         _step(other, seed, channels_last, spoiled=spoiled)
@@ -234,31 +229,7 @@ def test_hooks(hooks, batched):
 # --- NumPy: what users do
 
 
-def test_a_skipped_first_step_changes_nothing():
-    optimizer = _wrapped(channels_last, optimizers.Adam())
-    before = {name: array.copy() for name, array in _everything(optimizer).items()}
-    _step(optimizer, 0, channels_last, spoiled="half3x3")
-    after = _everything(optimizer)
-    for name, array in before.items():
-        assert_same_bits(after[name], array, name)
-    assert not any(array.any() for name, array in after.items() if name.startswith(("m of", "v of")))
-
-
-@BATCHED
-def test_what_is_written_into_a_parameter_reaches_its_master(batched):
-    other, plain = (_wrapped(order, optimizers.MomentumSGD(), batched=batched) for order in ORDERS)
-    for seed in range(3):
-        for optimizer in (other, plain):
-            for param in optimizer.target.params():
-                if param.ndim == 4 and param.size:
-                    param.array[1, ..., 0] = seed + 0.5
-        _step(other, seed, channels_last)
-        _step(plain, seed, in_c_order)
-    _assert_same(other, plain)
-
-
-@BATCHED
-@pytest.mark.parametrize("zero_gradients", [True, False])
+@pytest.mark.parametrize(("zero_gradients", "batched"), [(True, True), (False, False)])
 def test_another_order_in_mid_run(zero_gradients, batched):
     """The parameter's array is replaced; its master keeps the bits that do not fit into float16, its rule the state."""
     settings = {"batched": batched, "zero_gradients": zero_gradients}
@@ -313,10 +284,9 @@ def _load(kind, path, optimizer):
     load(str(path / "optimizer"), optimizer)
 
 
-@pytest.mark.parametrize("kind", ["npz", "hdf5"])
-@pytest.mark.parametrize("into", ["new", "live"])
-@pytest.mark.parametrize("reader", ORDERS)
-@pytest.mark.parametrize("writer", ORDERS)
+@pytest.mark.parametrize(
+    ("writer", "reader", "into", "kind"), first(2, pairs(ORDERS, ORDERS, ["new", "live"], ["npz", "hdf5"]))
+)
 def test_snapshots(writer, reader, into, kind, tmp_path):
     """A file of either goes on in the other, bit for bit as the uninterrupted run in C order."""
     if kind == "hdf5":
@@ -366,11 +336,6 @@ def test_through_backward_passes(compute):
 # --- a device: the kernels on the host
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    return tmp_path_factory.mktemp("kernels")
-
-
 class _Launcher(HostLauncher):
     """Counts copies of gradients."""
 
@@ -390,35 +355,10 @@ def _send(value):
     return channels_last(device_stand_in.array(value))
 
 
-def _shapes_of_all_rules():
-    """Blocks have 1,024 elements."""
-    shapes = [(4, 3, 3, 3), (5, 4, 1, 3), (7, 3, 1, 1), (11, 13, 5, 5), 31]
-    for place, name in enumerate(DEVICE_RULES):
-        yield name, shapes[place % 5], F16
-        yield name, shapes[(place + 1) % 5], F32
-
-
-@pytest.mark.parametrize("hooks", ["none", "lars and decay"])
-def test_every_rule_on_a_device(launcher, hooks):
-    """The bits of the same kernels in C order, also of rules and hooks with norms, which are summed up in float64."""
-    sends = _send, device_stand_in.array
-    other, plain = (Twin(launcher, send, np.asarray, list(_shapes_of_all_rules()), HOOKS[hooks]) for send in sends)
-    assert sum(not entry.param.array.flags.c_contiguous for entry in other.entries) > len(other.entries) / 3
-    for step in range(4):
-        for both in (other, plain):
-            gradients = both.gradients(missing={step})
-            if step == 2:
-                gradients[5][1, 0, 1, 0] = np.inf
-            both.set_gradients(gradients)
-            assert bool(np.asarray(both.batch.check())) == (step == 2)
-            both.batch.update()
-        for found, expected in zip(other.everything(), plain.everything(), strict=True):
-            assert_same_bits(found, expected, f"step {step}")
-    assert launcher.copies == 0
-
-
 def test_gradients_in_c_order_on_a_device(launcher):
-    both = Twin(launcher, _send, np.asarray, list(_shapes_of_all_rules()))
+    both = Twin(
+        launcher, _send, np.asarray, [("Adam", (4, 3, 3, 3), F16), ("LARS", (11, 13, 5, 5), F32), ("SGD", 31, F16)]
+    )
     both.send = device_stand_in.array
     run(both, exactly)
     assert launcher.copies > 0
@@ -459,20 +399,6 @@ def test_only_gradients_in_another_order_are_copied(launcher):
         return np.lib.stride_tricks.as_strided(found, found.shape, strides, subok=True)
 
     assert copies(in_c_order, channels_last, other_strides) == 0
-
-
-def test_a_state_in_another_order_is_an_error_on_a_device(launcher):
-    """Of the batch alone; the optimizer sees to it before."""
-    both = Twin(launcher, _send, np.asarray, [("MomentumSGD", (4, 3, 3, 3), F16)])
-    both.set_gradients(both.gradients())
-    both.batch.check()
-    rule = both.entries[0].rule
-    rule.state["v"] = rule.state["v"].copy(order="C")
-    with pytest.raises(ValueError, match="p0: a state of its rule has its axes in another order in memory than its"):
-        both.batch.check()
-    rule.state["v"] = with_gaps(rule.state["v"])
-    with pytest.raises(ValueError, match="p0: a state of its rule is not dense in memory"):
-        both.batch.check()
 
 
 def test_arrays_of_cupy():
@@ -533,13 +459,12 @@ def test_on_a_gpu(tmp_path):
         assert_same_bits(cupy.asnumpy(array), before[name], name)
 
 
-@pytest.mark.parametrize("zero_gradients", [True, False])
-def test_the_optimizer_on_a_device(launcher, zero_gradients, monkeypatch):
+def test_the_optimizer_on_a_device(launcher, monkeypatch):
     """The run of NumPy in C order, bit for bit: skips, writes, states and arrays in another order, a file."""
     monkeypatch.setattr(
         batched_module, "launcher_of", lambda array: launcher if isinstance(array, DeviceArray) else None
     )
-    settings = {"loss_scale": mixprec.DynamicLossScale(init=4.0, interval=100), "zero_gradients": zero_gradients}
+    settings = {"loss_scale": mixprec.DynamicLossScale(init=4.0, interval=100), "zero_gradients": True}
     device = _wrapped(channels_last, optimizers.Adam(), place=device_stand_in.send, **settings)
     host = _wrapped(in_c_order, optimizers.Adam(), **copy.deepcopy(settings))
     for seed in range(8):

@@ -1,4 +1,4 @@
-"""The batched update of the native library: each formula bit for bit as on NumPy, and arguments of all kinds."""
+"""The batched update of the native library: each formula bit for bit as Chainer, and arguments of all kinds."""
 
 import itertools
 import os
@@ -6,21 +6,25 @@ import subprocess
 import sys
 import threading
 
+import chainer
 import numpy as np
 import pytest
+from chainer import optimizer_hooks
 
 from mixprec.native.native_library import library
-from mixprec.optimizer.batch.native_names import HOOKS, RULES
+from mixprec.optimizer.batch import native_source
+from mixprec.optimizer.batch.native_names import name_of
+from mixprec.optimizer.rules import rule_formula_of
+from mixprec.optimizer.rules.formulas import CARRIED, hook_formula_of
 from tests import ROOT
-from tests.optimizer import native_rules
+from tests.stand_ins.update_pair import RULES, new_optimizer
 
 F16, F32 = np.float16, np.float32
 SIZE = 3001  # not a multiple of a vector or a block
 SIZES = (1, 0, 17, 1024, 2**15 - 1, 2**15, 2**15 + 1, 5, 70001, *[3] * 600)
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 1e-38, 6e4, 1e20, -3e38, 1e-20, 0.5, -2.0], F32)
 SQUARES = {"h", "msg", "msdx", "ms", "n", "v", "vhat", "g2", "mem"}  # sums of them are not negative
-NUMBERS = {"lr": 0.1, "momentum": 0.9, "keep": 0.999, "minus_eta": -1.0, "alpha_t": 0.003, "lower": 0.001, "upper": 0.2}
-NUMBERS |= {"rate": 0.01, "lower_bound": -0.5, "upper_bound": 0.25, "fix2": 0.002}
+NATIVE = [name for name in RULES if name not in ("LARS", "LAMB")]
 pytestmark = pytest.mark.skipif(library() is None, reason="without the native library")
 
 
@@ -30,11 +34,6 @@ def threads():
     before = library().threads()
     yield library().set_threads
     library().set_threads(before)
-
-
-def _numbers(formula):
-    small = ("eps", "one_minus")
-    return tuple(NUMBERS.get(name, 1e-3 if name.startswith(small) else 0.75) for name in formula.numbers)
 
 
 def _arrays(seed, count):
@@ -60,75 +59,76 @@ def _step(table, gradients, hook_numbers, numbers, inverses=1.0):
     return found
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_gives_the_bits_of_its_formula_on_numpy(name):
-    formula = RULES[name]
+def _assert_chainers_bits(optimizer):
+    """Three steps from the same states; numbers of a step are those of Chainer's rule."""
+    rule = optimizer.create_update_rule()
+    formula = rule_formula_of(rule)
     p, g, *states = _arrays(1, 2 + len(formula.states))
     states = [abs(x) if of in SQUARES else x for of, x in zip(formula.states, states, strict=True)]
-    expected, expected_states = p.copy(), [state.copy() for state in states]
-    table = library().update_table(name, (), [(None, p, *states)])
+    param = chainer.Parameter(p.copy())
+    param.grad = g.copy()
+    rule._init_states(param)
+    rule.state.update({name: state.copy() for name, state in zip(formula.states, states, strict=True)})
+    if CARRIED in rule.state:
+        rule.state[CARRIED][...] = 1.0, 0.5  # a step that is not the first, which ignores the states
+    table = library().update_table(name_of(formula), (), [(None, p, *states)])
     for step in range(3):
-        assert _step(table, [g], (), _numbers(formula)) == 3
+        assert _step(table, [g], (), formula.numbers_of(rule, rule.t + 1)) == 3
         with np.errstate(all="ignore"):
-            formula.host(expected, g.copy(), expected_states, _numbers(formula), np.empty_like(p), np.empty_like(p))
-        assert _same(p, expected), step
-        assert all(map(_same, states, expected_states)), step
+            rule.update(param)
+        assert _same(p, param.array), step
+        for name, state in zip(formula.states, states, strict=True):
+            assert _same(state, rule.state[name]), (step, name)
 
 
-@pytest.mark.parametrize("name", ["AdaBound", "AmsBound"])
-@pytest.mark.parametrize("bounds", [(0.2, 0.001), (np.nan, 0.2), (0.001, np.nan), (-0.2, -0.1), (0.2, 0.2)])
-def test_odd_bounds_of_a_rate_are_those_of_numpys_clip(name, bounds):
-    formula = RULES[name]
-    numbers = dict(zip(formula.numbers, _numbers(formula), strict=True)) | {"lower": bounds[0], "upper": bounds[1]}
-    p, g, *states = _arrays(1, 2 + len(formula.states))
-    states = [abs(x) if of in SQUARES else x for of, x in zip(formula.states, states, strict=True)]
-    expected, expected_states = p.copy(), [state.copy() for state in states]
-    table = library().update_table(name, (), [(None, p, *states)])
-    _step(table, [g], (), tuple(numbers.values()))
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_rule_has_chainers_bits(name):
+    _assert_chainers_bits(new_optimizer(name))
+
+
+@pytest.mark.parametrize("final_lr", [-0.07, np.nan])
+@pytest.mark.parametrize("kind", [chainer.optimizers.AdaBound, chainer.optimizers.AMSBound])
+def test_odd_bounds_of_a_rate_are_those_of_numpys_clip(kind, final_lr):
+    _assert_chainers_bits(kind(final_lr=final_lr))
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *map(optimizer_hooks.WeightDecay, (0.01, 0.0, -0.0)),
+        *map(optimizer_hooks.Lasso, (0.01, 0.0, -0.0)),
+        optimizer_hooks.GradientHardClipping(-0.5, 0.25),
+        optimizer_hooks.GradientHardClipping(0.0, -0.0),
+    ],
+    ids=lambda hook: hook.name,
+)
+def test_a_hook_has_chainers_bits(hook):
+    formula = hook_formula_of(hook)
+    p, g, v = _arrays(2, 3)
+    v[...] = -0.0
+    param = chainer.Parameter(p.copy())
+    param.grad = g.copy()
     with np.errstate(all="ignore"):
-        formula.host(expected, g, expected_states, tuple(numbers.values()), np.empty_like(p), np.empty_like(p))
-    assert _same(p, expected)
-
-
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_gives_the_bits_of_its_formula_on_numpy(name):
-    formula = HOOKS[name]
-    for numbers in (_numbers(formula), (0.0,) * len(formula.numbers), (-0.0,) * len(formula.numbers)):
-        p, g, v = _arrays(2, 3)
-        v[...] = -0.0
-        table = library().update_table("MomentumSgd", (name,), [(None, p, v)])
-        expected = g.copy()
-        with np.errstate(all="ignore"):
-            formula.host(p, expected, numbers, np.empty_like(p))
-        _step(table, [g], (numbers,), (-1.0, 1.0))  # v = v - -g
-        assert _same(v, expected), numbers
+        hook(None, param)
+    table = library().update_table("MomentumSgd", (name_of(formula),), [(None, p, v)])
+    _step(table, [g], (formula.hyperparameters_of(hook),), (-1.0, 1.0))  # v = v - -g
+    assert _same(v, param.grad)
 
 
 @pytest.mark.slow
 def test_avx2_gives_these_bits_too():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        __file__,
-        "-k",
-        "bits_of_its_formula",
-        "-m",
-        "",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "has_chainers_bits"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "MIXPREC_NATIVE": "avx2"}, check=False, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
-    assert f"{len(RULES) + len(HOOKS)} passed" in done.stdout
+    assert f"{len(NATIVE) + 8} passed" in done.stdout
 
 
 def test_the_code_is_that_of_the_formulas():
-    written = [native_rules.PATH.read_text(), native_rules.NAMES_PATH.read_text()]
-    assert written == [native_rules.source(), native_rules.names()], "run python -m tests.optimizer.native_rules"
+    written = [native_source.PATH.read_text(), native_source.NAMES_PATH.read_text()]
+    command = "python -m mixprec.optimizer.batch.native_source"
+    assert written == [native_source.source(), native_source.names()], f"run {command}"
 
 
 def _many(seed):
@@ -158,8 +158,7 @@ def test_sizes_dtypes_and_threads(threads, count):
         assert params[i] is None or np.array_equal(params[i], masters[i].astype(F16))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("where", [0, 6, 8, len(SIZES) - 1])
+@pytest.mark.parametrize(("count", "where"), [(1, 0), (3, 6), (3, 8), (1, len(SIZES) - 1)])
 def test_one_overflow_is_found_wherever_it_is(threads, count, where):
     threads(count)
     masters, params, velocities = _many(5)
@@ -194,13 +193,6 @@ def test_the_table_holds_what_it_works_on_and_lets_gradients_go():
     del table
     left = sys.getrefcount(view.obj)
     assert left == held - 1
-
-
-def test_messages_of_tables():
-    with pytest.raises(ValueError, match=r"^the master must be an aligned array in one of 'f'$"):
-        library().update_table("Sgd", (), [(None, ONE.astype(float))])
-    with pytest.raises(ValueError, match=r"^the parameter must be an aligned array of 4 elements in one of 'eH'$"):
-        library().update_table("Sgd", (), [(ONE[1:].astype(F16), ONE)])
 
 
 ONE, READ_ONLY = np.ones(4, F32), np.ones(4, F32)

@@ -67,14 +67,6 @@ def test_a_subclass_is_of_the_kind():
     assert excluded(L.BatchNormalization, MyNorm(3)) == {"/gamma", "/beta"}
 
 
-def test_names_do_not_count():
-    model = chainer.Link()
-    with model.init_scope():
-        model.bias = chainer.Parameter(np.zeros((2, 2), np.float32))
-        model.W = chainer.Parameter(np.zeros(2, np.float32))
-    assert excluded("ndim <= 1", model) == {"/W"}
-
-
 def test_converted_links_stay_of_their_kind():
     model = Net()
     mixprec.convert(model)
@@ -109,20 +101,6 @@ def test_links_and_parameters_that_come_late():
     assert not without(chainer.Parameter(np.ones(2, np.float32)))
 
 
-def test_the_model_is_walked_once(monkeypatch):
-    model = Net()
-    walks = []
-    links = model.links
-    monkeypatch.setattr(model, "links", lambda: walks.append(1) or links())
-    for kinds, expected in ((L.BatchNormalization, 1), ("ndim <= 1", 0), (None, 0)):
-        without = NoDecay(kinds).of(model)
-        for _ in range(3):
-            for param in model.params():
-                without(param)
-        assert len(walks) == expected
-        walks.clear()
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_copies_answer_for_their_own_parameters(copied):
     model = L.BatchNormalization(2)
@@ -136,14 +114,10 @@ def test_copies_answer_for_their_own_parameters(copied):
 @pytest.mark.parametrize(
     ("kinds", "found"),
     [
-        ("bias", "'bias'"),
         ("ndim<=1", "'ndim<=1'"),
-        (1, "1"),
         (True, "True"),
         (int, "the class int"),
         (L.Linear(2, 2), "Linear"),
-        (chainer.Sequential(L.Linear(2, 2)), "Sequential"),
-        (["ndim <= 1"], "['ndim <= 1']"),
         ((L.Linear, None), "None"),
         ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)"),
         (np.zeros(2), "ndarray, shape (2,) float64"),

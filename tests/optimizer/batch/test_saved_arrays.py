@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
-from mixprec import backends
 from mixprec.optimizer import running_statistics
 from mixprec.optimizer.batch.saved_arrays import SavedArrays
 from tests.cases import tries
@@ -134,28 +133,9 @@ def test_what_was_saved_before_in_the_step_stays(optimizer, launcher):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_outside_of_training_nothing_is_saved(optimizer, launcher):
-    launcher.launches.clear()
-    with chainer.using_config("train", False):
-        optimizer.update(lambda x: F.sum(F.square(optimizer.target(x))), _batch())
-    assert launcher.launches == []
-
-
 def test_arrays_that_are_replaced_are_saved_from_then_on(optimizer, launcher):
     model = optimizer.target
     optimizer.update(lambda x: F.sum(F.square(model(x))), _batch())
     model.first.avg_var = device_stand_in.array(np.full(4, 7, np.float32))
     optimizer.update(lambda x: F.sum(F.square(model(x))), _batch(True))
     np.testing.assert_array_equal(model.first.avg_var, np.full(4, 7))
-
-
-def test_on_numpy_arrays_are_copied_one_by_one(launcher, monkeypatch):
-    monkeypatch.setattr(running_statistics, "SavedArrays", None)
-    model = Net()
-    mixprec.convert(model, **CHAINERS)
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.1), 8).setup(model)
-    before = _statistics(model)
-    optimizer.update(lambda x: F.sum(F.square(model(x))), np.asarray(_batch(True)).view(np.ndarray))
-    for found, expected in zip(_statistics(model), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
-    assert backends.launcher_of(model.first.avg_mean) is None

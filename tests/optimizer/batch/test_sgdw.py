@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.optimizer.rules.sgdw import SGDWRule
-from tests.compat.test_cupy import nvrtc_errors
-from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, kernels, mixed, trained
+from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, mixed, trained
 
 SETTINGS = {"lr": 0.125, "momentum": 0.75, "weight_decay": 0.25}
 
@@ -31,32 +29,6 @@ def test_steps_follow_the_formula(dtype, nesterov):
     np.testing.assert_allclose(found.array, expected, rtol=0, atol=16 * np.finfo(dtype).eps)
 
 
-def test_two_steps_by_hand():
-    """Numbers that are exact: a decay of 1 / 8 of the parameter, before the step."""
-    optimizer = mixprec.SGDW(lr=0.25, momentum=0.5, weight_decay=0.5, nesterov=True)
-    found = trained(optimizer, np.array([8.0]), [[4.0], [-2.0]])
-    first = 7.0 - 0.25 * (4 + 0.5 * 4)
-    np.testing.assert_array_equal(found.update_rule.state["v"], [0.0])
-    np.testing.assert_array_equal(found.array, [first * 0.875 - 0.25 * -2.0])
-
-
-def test_the_decay_is_in_no_momentum():
-    """With gradients of 0 a parameter falls by the same share in each step, and nothing is left in ``v``."""
-    found = trained(mixprec.SGDW(**SETTINGS), WEIGHTS, [0 * WEIGHTS] * 4)
-    np.testing.assert_allclose(found.array, WEIGHTS * (1 - 0.125 * 0.25) ** 4, rtol=1e-15)
-    assert not found.update_rule.state["v"].any()
-
-
-def test_a_parameter_may_have_hyperparameters_of_its_own():
-    rule = SGDWRule(momentum=0.5, nesterov=True)
-    assert (rule.hyperparam.momentum, rule.hyperparam.nesterov, rule.hyperparam.lr) == (0.5, True, 0.01)
-    optimizer = mixprec.SGDW(lr=3.0)
-    rule = optimizer.create_update_rule()
-    rule.hyperparam.nesterov = True
-    optimizer.lr = 4.0
-    assert (rule.hyperparam.lr, rule.hyperparam.nesterov, optimizer.nesterov) == (4.0, True, False)
-
-
 def test_nesterov_can_be_switched_on_between_steps():
     optimizer, loss = mixed(mixprec.SGDW(**SETTINGS), WEIGHTS)
     gradients = [gradient.astype(np.float16) for gradient in GRADIENTS]
@@ -69,25 +41,3 @@ def test_nesterov_can_be_switched_on_between_steps():
     expected = once * (1 - 0.125 * 0.25) - 0.125 * (h + 0.75 * (0.75 * g + h))
     assert optimizer.report().batched == 1
     np.testing.assert_allclose(optimizer.master(optimizer.target.w0).array, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_fp16_parameters_have_masters_that_follow_the_formula(nesterov):
-    optimizer, loss = mixed(mixprec.SGDW(**SETTINGS, nesterov=nesterov), WEIGHTS)
-    start = optimizer.target.w0.array.copy()
-    gradients = [gradient.astype(np.float16) for gradient in GRADIENTS]
-    for gradient in gradients:
-        optimizer.update(loss, gradient)
-    param = optimizer.target.w0
-    master = optimizer.master(param)
-    expected = reference(start, gradients, **SETTINGS, nesterov=nesterov)
-    np.testing.assert_allclose(master.array, expected, rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(param.array, master.array.astype(np.float16))
-    assert param.update_rule.state["v"].dtype == np.float32
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("dtype", ["float", "double"])
-def test_kernels_compile(monkeypatch, dtype, nesterov):
-    (source,) = kernels(monkeypatch, mixprec.SGDW(**SETTINGS, nesterov=nesterov), dtype)
-    assert nvrtc_errors(source) == ""

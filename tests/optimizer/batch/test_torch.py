@@ -26,7 +26,7 @@ SKIPPED = {0, 1, 17, 49}  # numbers of steps before which there is one with an i
 
 # Root mean square of the difference in a parameter over that of all values, as a single one may come near 0. Every step
 # rounds a few times on either side, by 2**-24 or 2**-53 at most, and these errors add up like a random walk.
-TOLERANCE = {"float16": 1e-6, "float32": 1e-6, "float64": 1e-14}
+TOLERANCE = {"float16": 1e-6, "float64": 1e-14}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +55,7 @@ TORCH_ADAM = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-30}
 
 CASES = {
     "SGD": Case(lambda: optimizers.SGD(lr=0.1), lambda params: [_sgd(params)]),
-    "SGD, weight decay": Case(
-        lambda: optimizers.SGD(lr=0.1), lambda params: [_sgd(params, weight_decay=0.01)], weight_decay=0.01
-    ),
     # torch's buffer is -v of CorrectedMomentumSGD; it starts with the first gradient, which is 0 plus that.
-    "CorrectedMomentumSGD": Case(
-        lambda: optimizers.CorrectedMomentumSGD(lr=0.1, momentum=0.9), lambda params: [_sgd(params, momentum=0.9)]
-    ),
     "CorrectedMomentumSGD, weight decay": Case(
         lambda: optimizers.CorrectedMomentumSGD(lr=0.1, momentum=0.9),
         lambda params: [_sgd(params, momentum=0.9, weight_decay=0.01)],
@@ -115,12 +109,6 @@ CASES = {
     "Adam": Case(
         lambda: optimizers.Adam(**ADAM), lambda params: [torch.optim.Adam(params, **TORCH_ADAM)], scheduled=("alpha",)
     ),
-    "Adam, weight decay": Case(
-        lambda: optimizers.Adam(**ADAM),
-        lambda params: [torch.optim.Adam(params, weight_decay=0.01, **TORCH_ADAM)],
-        scheduled=("alpha",),
-        weight_decay=0.01,
-    ),
     # A step takes weight_decay_rate * p off in Chainer, lr * weight_decay * p in torch.
     "AdamW": Case(
         lambda: optimizers.AdamW(**ADAM, weight_decay_rate=0.01 * 0.1),
@@ -139,14 +127,13 @@ CASES = {
 class Run:
     """A model under the wrapper, and the same parameters in torch."""
 
-    def __init__(self, dtype, optimizer, batched):
+    def __init__(self, dtype, optimizer):
         self._random = np.random.RandomState(0)
-        self._batched = batched
         self.model = chainer.Chain()
         with self.model.init_scope():
             for number, shape in enumerate(SHAPES):
                 setattr(self.model, f"p{number}", chainer.Parameter(self._numbers(shape, dtype)))
-        self.optimizer = mixprec.MixedPrecisionOptimizer(optimizer, batched=batched).setup(self.model)
+        self.optimizer = mixprec.MixedPrecisionOptimizer(optimizer).setup(self.model)
         wide = torch.float64 if dtype == "float64" else torch.float32
         self.params = [torch.nn.Parameter(torch.tensor(p.array, dtype=wide)) for p in self.model.params()]
 
@@ -175,8 +162,7 @@ class Run:
             other.step()
 
     def assert_same(self):
-        """Compares all masters with torch's parameters, and makes sure that the intended path updated them."""
-        assert self.optimizer.report().batched == (len(SHAPES) if self._batched else 0)
+        """Compares all masters with torch's parameters."""
         everything = [param.detach().numpy() for param in self.params]
         size = _rms(np.concatenate([array.ravel() for array in everything]))
         for param, expected in zip(self.model.params(), everything, strict=True):
@@ -199,11 +185,14 @@ def _rms(array):
     return np.sqrt(np.mean(np.square(array, dtype=np.float64)))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("dtype", TOLERANCE)
+# In FP64 Chainer's own loop runs, whose bits in FP32 are those of the batch.
+DTYPES = pytest.mark.parametrize("dtype", ["float16", pytest.param("float64", marks=pytest.mark.slow)])
+
+
+@DTYPES
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_as_in_torch(case, dtype, batched):
-    run = Run(dtype, case.chainer(), batched)
+def test_as_in_torch(case, dtype):
+    run = Run(dtype, case.chainer())
     if case.weight_decay:
         run.optimizer.add_hook(optimizer_hooks.WeightDecay(case.weight_decay))
     others = case.torch(run.params)
@@ -221,11 +210,10 @@ def test_as_in_torch(case, dtype, batched):
     run.assert_same()
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_adam_with_an_eps_that_counts(dtype, batched):
+@DTYPES
+def test_adam_with_an_eps_that_counts(dtype):
     """torch's eps becomes Chainer's once it is divided by the square root of the bias correction."""
-    run = Run(dtype, optimizers.Adam(**{**ADAM, "eps": 0.1}), batched)
+    run = Run(dtype, optimizers.Adam(**{**ADAM, "eps": 0.1}))
     other = torch.optim.Adam(run.params, **TORCH_ADAM)
     for step in range(1, STEPS + 1):
         other.param_groups[0]["eps"] = 0.1 / (1 - 0.99**step) ** 0.5
@@ -234,11 +222,10 @@ def test_adam_with_an_eps_that_counts(dtype, batched):
     run.assert_same()
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_gradient_clipping(dtype, batched):
+@DTYPES
+def test_gradient_clipping(dtype):
     """Over all parameters together; every other step is below the threshold, and stays as it is."""
-    run = Run(dtype, optimizers.CorrectedMomentumSGD(lr=0.1), batched)
+    run = Run(dtype, optimizers.CorrectedMomentumSGD(lr=0.1))
     run.optimizer.add_hook(optimizer_hooks.GradientClipping(100))
     other = torch.optim.SGD(run.params, lr=0.1, momentum=0.9)
     for step in range(STEPS):
@@ -253,9 +240,8 @@ def test_gradient_clipping(dtype, batched):
     run.assert_same()
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_schedule_free_after_a_warm_up_is_evaluated_at_the_x_of_its_authors(batched):
-    run = Run("float64", mixprec.ScheduleFreeSGD(lr=0.1), batched)
+def test_schedule_free_after_a_warm_up_is_evaluated_at_the_x_of_its_authors():
+    run = Run("float64", mixprec.ScheduleFreeSGD(lr=0.1))
     other = torch_rules.ScheduleFreeSGD(run.params, lr=0.1)
     for step in range(STEPS):
         run.optimizer.lr = other.param_groups[0]["lr"] = 0.1 * min(1, (step + 1) / 20)

@@ -1,4 +1,7 @@
-"""Writes the C++ code of the formulas for the native library: ``python -m tests.optimizer.native_rules``."""
+"""The C++ code of the formulas for the native library; ``python -m mixprec.optimizer.batch.native_source`` writes it.
+
+To be run after a change of a formula. Nothing imports it at run time: the files that it writes are compiled.
+"""
 
 import pathlib
 
@@ -9,8 +12,8 @@ from mixprec.optimizer.batch.native_names import HOOKS, RULES
 PATH = pathlib.Path(mixprec.__file__).parent / "native" / "source" / "rules.inl"
 NAMES_PATH = PATH.with_name("rule_names.cpp")
 _HEAD = """\
-// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m tests.optimizer.native_rules`. Included
-// by update.inl. Each goes over `count` elements.
+// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m mixprec.optimizer.batch.native_source`.
+// Included by update.inl. Each goes over `count` elements.
 #include <cmath>
 
 #include "update.h"
