@@ -15,11 +15,9 @@ KINDS = (
 _PRIMITIVES = {
     "conv_fprop": CONV_FPROP,
     "deconv_fprop": CONV_DGRAD,
-    "conv_batch_norm": CONV_FPROP,  # with the batch normalization, fused or not
     "conv_dgrad": CONV_DGRAD,
     "conv_wgrad": CONV_WGRAD,
     "batch_norm": BN_FORWARD,
-    "batch_norm_affine": BN_FORWARD,
     "batch_norm_inference": BN_FORWARD,
     "batch_norm_backward": BN_BACKWARD,
     "batch_norm_inference_backward": BN_BACKWARD,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu import convolution as host
-from mixprec.backends.geometry import Affine, Convolution
+from mixprec.backends.geometry import Convolution
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -90,12 +90,6 @@ def drawn(case, dtype, seed):
     return [arrays(rng, some, dtype) for some in (shape, w_shape, out_shape(shape, w_shape, convolution))]
 
 
-def activated(x, affine):
-    """The input that a prologue stands for."""
-    wide = x.astype(np.float32)
-    return np.maximum(wide * affine.scale + affine.bias, 0).astype(x.dtype)
-
-
 # --- all shapes
 
 
@@ -148,22 +142,6 @@ def test_bias_and_relu(primitives, case, dtype, seed, relu, wide_bias):
 
 
 @settings(max_examples=tries(60))
-@given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_prologue_then_zeros_around(primitives, case, dtype, seed, limit):
-    """As if the rounded result of scale, bias and ReLU had been the input; padding stays 0 whatever the bias."""
-    convolution, shape, w_shape = case
-    x, w, dy = drawn(case, dtype, seed)
-    scale, bias = arrays(np.random.default_rng(seed + 1), (2, shape[3]), FLOAT32)
-    affine = Affine(scale, bias + np.float32(1))
-    z = activated(x, affine)
-    y, _, dw = chainers(z, w, dy, convolution)
-    y_bound, _, dw_bound = bounds(z, w, dy, convolution)
-    with mock.patch.object(host, "LIMIT", limit):
-        assert_close(primitives.conv_fprop(x, w, convolution, prologue=affine), y, dtype, y_bound)
-        assert_close(primitives.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
-
-
-@settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, biased=st.booleans())
 def test_statistics(primitives, case, dtype, seed, limit, biased):
     """Sums and sums of squares of what is not yet rounded; y is the same with them and without, by NumPy."""
@@ -190,41 +168,19 @@ def test_statistics(primitives, case, dtype, seed, limit, biased):
     assert_close(sums, [expected.sum(axes), (expected**2).sum(axes)], FLOAT32, bound)
 
 
-@settings(max_examples=tries(60))
-@given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_gradient_through_a_relu_before(primitives, case, dtype, seed, limit):
-    """Closed where its input was 0, negative or -0.0; wide where it is the smallest number above."""
-    convolution, shape, _ = case
-    x, w, dy = drawn(case, dtype, seed)
-    rng = np.random.default_rng(seed + 1)
-    smallest = np.nextafter(dtype.type(0), dtype.type(1))
-    x = np.where(rng.integers(0, 3, shape) == 0, rng.choice(np.array([0.0, -0.0, smallest], dtype), shape), x)
-    _, dx, _ = chainers(x, w, dy, convolution)
-    _, bound, _ = bounds(x, w, dy, convolution)
-    opened = exact(x) > 0
-    with mock.patch.object(host, "LIMIT", limit):
-        found = primitives.conv_dgrad(dy, w, convolution, shape, relu_input=x)
-    assert_close(found, dx * opened, dtype, bound * opened)
-
-
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, surplus=st.integers(1, 5))
 def test_channels_of_zeros_beyond_the_filter(primitives, case, dtype, seed, limit, surplus):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
-    affine = Affine(*np.ones((2, shape[3] + surplus), np.float32))
-    narrow = Affine(*(array[: shape[3]] for array in affine))
-    y, _, _ = chainers(activated(x, narrow), w, dy, convolution)
-    _, dx, dw = chainers(x, w, dy, convolution)
-    y_bound, _, _ = bounds(activated(x, narrow), w, dy, convolution)
-    _, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    opened = exact(x) > 0
+    y, dx, dw = chainers(x, w, dy, convolution)
+    y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
-        assert_close(primitives.conv_fprop(wider, w, convolution, prologue=affine), y, dtype, y_bound)
+        assert_close(primitives.conv_fprop(wider, w, convolution), y, dtype, y_bound)
         assert_close(primitives.conv_wgrad(wider, dy, convolution, w_shape), dw, dtype, dw_bound)
-        found = primitives.conv_dgrad(dy, w, convolution, wider.shape, relu_input=wider)
-    assert_close(found[..., : shape[3]], dx * opened, dtype, dx_bound * opened)
+        found = primitives.conv_dgrad(dy, w, convolution, wider.shape)
+    assert_close(found[..., : shape[3]], dx, dtype, dx_bound)
     assert not found[..., shape[3] :].any()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import convolution as host
-from mixprec.backends.geometry import Affine, Convolution, Saved
+from mixprec.backends.geometry import Convolution, Saved
 from tests.backends.primitive_cases import FLOAT32, STORAGE, arrays, exact, seeds, storage_dtypes
 from tests.cases import tries
 
@@ -61,25 +61,19 @@ def windows(draw):
 
 
 @settings(max_examples=tries(100))
-@given(case=windows(), dtype=storage_dtypes, bias=st.booleans(), prologue=st.booleans(), seed=seeds, limit=limits)
-def test_patch_moments(primitives, case, dtype, bias, prologue, seed, limit):
+@given(case=windows(), dtype=storage_dtypes, bias=st.booleans(), seed=seeds, limit=limits)
+def test_patch_moments(primitives, case, dtype, bias, seed, limit):
     convolution, shape, filter_size, own, zeros = case
     rng = np.random.default_rng(seed)
     channels = convolution.groups * own
     x = arrays(rng, (*shape, channels + zeros), dtype, mean=0.5)
     x[..., channels:] = 0
-    affine, seen = None, x
-    if prologue:
-        affine = Affine(*arrays(rng, (2, channels + zeros), np.float32))
-        affine.bias[channels:] = 0
-        wide = x.astype(np.float32)
-        seen = np.maximum(wide * affine.scale + affine.bias, np.float32(0)).astype(dtype)
-    rows = patches(exact(seen), filter_size, convolution, channels, bias)
+    rows = patches(exact(x), filter_size, convolution, channels, bias)
     expected = rows.transpose(0, 2, 1) @ rows
     before = arrays(rng, expected.shape, np.float32)  # which stays a part of the sum
     out = before.copy()
     with mock.patch.object(host, "LIMIT", limit):
-        primitives.patch_moments(x, convolution, filter_size, out, bias=bias, prologue=affine)
+        primitives.patch_moments(x, convolution, filter_size, out, bias=bias)
     assert_near(np.tril(out), np.tril(expected + before))
 
 

@@ -9,7 +9,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import curvature
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.backends.geometry import Affine, Convolution, Saved
+from mixprec.backends.geometry import Convolution, Saved
 from tests.backends.primitive_cases import (
     EPS32,
     FLOAT16,
@@ -25,28 +25,26 @@ from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
 misalignments = pytest.mark.parametrize("misaligned", [False, True])
 
-# (convolution, (N, H, W, C), (R, S), channels of the filter in all groups, bias, prologue)
+# (convolution, (N, H, W, C), (R, S), channels of the filter in all groups, bias)
 PATCHES = {
-    "3x3, bias": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, True, False),
-    "3x3, prologue": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, False, True),
-    "everything": (Convolution((2, 1), (2, 1), (1, 2)), (3, 7, 9, 8), (4, 2), 8, True, True),
-    "3 of 4 channels": (Convolution((2, 2), (3, 3)), (2, 11, 10, 4), (7, 7), 3, True, False),
-    "channels no multiple of 8": (Convolution(pad=(0, 1)), (2, 5, 4, 12), (2, 3), 12, True, True),
-    "groups": (Convolution(pad=(1, 1), groups=4), (2, 5, 6, 32), (3, 3), 32, True, True),
-    "depthwise": (Convolution((2, 2), (1, 1), groups=9), (2, 5, 6, 9), (3, 3), 9, False, True),
-    "1x1": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False, False),
-    "1x1, bias": (Convolution(), (2, 5, 6, 24), (1, 1), 24, True, False),
-    "1x1, prologue": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False, True),
-    "1x1, groups": (Convolution(groups=3), (2, 5, 6, 24), (1, 1), 24, False, False),
-    "1x1, stride": (Convolution((2, 2)), (2, 5, 6, 16), (1, 1), 16, False, False),
-    "1x1, padding and stride": (Convolution((2, 2), (1, 1)), (2, 3, 3, 16), (1, 1), 16, False, False),
-    "linear": (Convolution(), (33, 1, 1, 20), (1, 1), 20, False, False),
+    "3x3, bias": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, True),
+    "everything": (Convolution((2, 1), (2, 1), (1, 2)), (3, 7, 9, 8), (4, 2), 8, True),
+    "3 of 4 channels": (Convolution((2, 2), (3, 3)), (2, 11, 10, 4), (7, 7), 3, True),
+    "channels no multiple of 8": (Convolution(pad=(0, 1)), (2, 5, 4, 12), (2, 3), 12, True),
+    "groups": (Convolution(pad=(1, 1), groups=4), (2, 5, 6, 32), (3, 3), 32, True),
+    "depthwise": (Convolution((2, 2), (1, 1), groups=9), (2, 5, 6, 9), (3, 3), 9, False),
+    "1x1": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False),
+    "1x1, bias": (Convolution(), (2, 5, 6, 24), (1, 1), 24, True),
+    "1x1, groups": (Convolution(groups=3), (2, 5, 6, 24), (1, 1), 24, False),
+    "1x1, stride": (Convolution((2, 2)), (2, 5, 6, 16), (1, 1), 16, False),
+    "1x1, padding and stride": (Convolution((2, 2), (1, 1)), (2, 3, 3, 16), (1, 1), 16, False),
+    "linear": (Convolution(), (33, 1, 1, 20), (1, 1), 20, False),
 }
 LARGE_PATCHES = {
-    "56x56x64": (Convolution(pad=(1, 1)), (8, 56, 56, 64), (3, 3), 64, False, False),
-    "224x224x4": (Convolution((2, 2), (3, 3)), (8, 224, 224, 4), (7, 7), 3, True, False),
-    "7x7x512": (Convolution(pad=(1, 1)), (8, 7, 7, 512), (3, 3), 512, False, True),
-    "32 groups": (Convolution(pad=(1, 1), groups=32), (8, 28, 28, 256), (3, 3), 256, False, False),
+    "56x56x64": (Convolution(pad=(1, 1)), (8, 56, 56, 64), (3, 3), 64, False),
+    "224x224x4": (Convolution((2, 2), (3, 3)), (8, 224, 224, 4), (7, 7), 3, True),
+    "7x7x512": (Convolution(pad=(1, 1)), (8, 7, 7, 512), (3, 3), 512, False),
+    "32 groups": (Convolution(pad=(1, 1), groups=32), (8, 28, 28, 256), (3, 3), 256, False),
 }
 # A sample is one block, several parts, or one row.
 SCALES = {
@@ -104,20 +102,16 @@ def moments_of(rows, before):
 
 
 def check_patches(side, case, dtype, misaligned=False):
-    convolution, shape, filter_size, channels, bias, has_prologue = {**PATCHES, **LARGE_PATCHES}[case]
+    convolution, shape, filter_size, channels, bias = {**PATCHES, **LARGE_PATCHES}[case]
     rng = np.random.default_rng(0)
-    x, prologue = arrays(rng, shape, dtype), None
+    x = arrays(rng, shape, dtype)
     x[..., channels:] = 0
-    seen = x[..., :channels]
-    if has_prologue:
-        prologue = Affine(*arrays(rng, (2, shape[3]), FLOAT32))
-        seen = np.maximum(prologue.scale * seen.astype(np.float32) + prologue.bias, 0).astype(dtype)
     groups = convolution.groups
-    rows = patches(seen, convolution, filter_size, groups, bias)
+    rows = patches(x[..., :channels], convolution, filter_size, groups, bias)
     before = arrays(rng, (groups, *2 * rows.shape[2:]), FLOAT32)
     out = side.send(before)
     given = side.send(x, misaligned), convolution, filter_size, out
-    side.cuda.patch_moments(*given, bias=bias, prologue=side.send(prologue))
+    side.cuda.patch_moments(*given, bias=bias)
     expected, bound = moments_of(rows, exact(before))
     assert_close(side.receive(out), expected, FLOAT32, bound)
 

@@ -22,10 +22,10 @@ from mixprec.backends.cuda.stem import folds_of
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
+from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling
 from mixprec.backends.primitives import Primitives
 from tests.backends import batches_with_factors
-from tests.backends.cpu.test_convolution import activated, counts, drawn
+from tests.backends.cpu.test_convolution import counts, drawn
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
     CONVOLUTIONS,
@@ -50,6 +50,7 @@ from tests.backends.primitive_cases import (
     binary_cross_entropy,
     binary_cross_entropy_bounds,
     channel_parameters,
+    convolved_and_normalized,
     eps_of,
     exact,
     given_moments,
@@ -274,9 +275,9 @@ def test_first_convolutions_on_folded_images(side, channels, dtype):
     folds = [*itertools.chain(*folds_of(shape, w_shape, x.dtype, convolution))]
     assert len(folds) == 2
     for _, way in side.cuda._stem_fprop_candidates(folds, x.dtype, None, False):
-        assert_close(side.receive(way(*on_device[:2], None, None)), y, dtype, y_bound)
+        assert_close(side.receive(way(*on_device[:2], None)), y, dtype, y_bound)
     for _, way in side.cuda._stem_wgrad_candidates(folds, dy.shape, w_shape, x.dtype):
-        assert_close(side.receive(way(on_device[0], on_device[2], None)), dw, dtype, dw_bound)
+        assert_close(side.receive(way(on_device[0], on_device[2])), dw, dtype, dw_bound)
 
 
 @on_devices(SMALL, RESNET50)
@@ -296,29 +297,19 @@ def test_convolutions_of_other_dtypes(side, case, dtype):
 @dtypes
 @pytest.mark.parametrize("relu", [False, True])
 def test_what_is_around_a_convolution(side, case, dtype, relu):
-    """Bias, ReLU and statistics behind it; the prologue before it; a ReLU before what gets a gradient."""
+    """Bias and ReLU behind it, or statistics."""
     side.need_cudnn()
-    convolution, shape, w_shape = CONVOLUTIONS[case]
+    convolution = CONVOLUTIONS[case][0]
     x, w, dy = drawn(CONVOLUTIONS[case], dtype, 1)
-    rng = np.random.default_rng(2)
-    x[rng.random(shape) < 0.3] = 0  # where a ReLU is closed
-    b = arrays(rng, len(w), dtype)
-    affine = Affine(*arrays(rng, (2, shape[3]), FLOAT32))
-    z = activated(x, affine)
-    sent_x, sent_w, sent_dy, sent_b, sent_affine = (side.send(value) for value in (x, w, dy, b, affine))
-
-    y, dx, _ = products(x, w, dy, convolution)
-    y_bound, dx_bound, _ = product_bounds(x, w, dy, convolution)
+    b = arrays(np.random.default_rng(2), len(w), dtype)
+    sent_x, sent_w, sent_b = side.send((x, w, b))
+    (y, *_), (y_bound, *_) = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
     found = side.cuda.conv_fprop(sent_x, sent_w, convolution, sent_b, relu=relu)
     # An engine that fuses no bias rounds before it is added, and an own kernel rounds again.
     bound = y_bound + accumulated(1, np.abs(exact(b)))
     bound = bound + eps_of(dtype) * (np.abs(y) + bound) + 2 * tiny_of(dtype)
     expected = y + exact(b)
     assert_close(side.receive(found), np.maximum(expected, 0) if relu else expected, dtype, bound)
-    if relu:
-        found = side.cuda.conv_dgrad(sent_dy, sent_w, convolution, shape, relu_input=sent_x)
-        assert_close(side.receive(found), dx * (exact(x) > 0), dtype, dx_bound * (exact(x) > 0))
-        return
     found, sums = side.receive(side.cuda.conv_fprop(sent_x, sent_w, convolution, statistics=True))
     assert_close(found, y, dtype, y_bound)
     flat = y.reshape(-1, len(w))
@@ -327,22 +318,6 @@ def test_what_is_around_a_convolution(side, case, dtype, relu):
     count = len(flat) + 8
     assert_close(sums[0], flat.sum(0), FLOAT32, error.sum(0) + accumulated(count, (np.abs(flat) + error).sum(0)))
     assert_close(sums[1], (flat**2).sum(0), FLOAT32, squares.sum(0) + accumulated(count, (flat**2 + squares).sum(0)))
-
-    y, _, dw = products(z, w, dy, convolution)
-    y_bound, _, dw_bound = product_bounds(z, w, dy, convolution)
-    y_doubt, _, dw_doubt = products(doubt_of_prologue(x, affine), np.abs(exact(w)), np.abs(exact(dy)), convolution)
-    found = side.cuda.conv_fprop(sent_x, sent_w, convolution, prologue=sent_affine)
-    assert_close(side.receive(found), y, dtype, y_bound + y_doubt)
-    found = side.cuda.conv_wgrad(sent_x, sent_dy, convolution, w_shape, prologue=sent_affine)
-    assert_close(side.receive(found), dw, dtype, dw_bound + dw_doubt)
-
-
-def doubt_of_prologue(x, affine):
-    """Returns how much its result may differ in the storage dtype if float32 is right to 2 roundings, or to one."""
-    x_, scale, bias = map(exact, (x, *affine))
-    value, slack = scale * x_ + bias, 2 * EPS32 * (np.abs(scale * x_) + np.abs(bias))
-    low, high = (exact(np.maximum(value + sign * slack, 0).astype(x.dtype)) for sign in (-1, 1))
-    return high - low
 
 
 @both_sides
@@ -502,7 +477,6 @@ def test_inference_and_statistics_of_a_convolution_by_own_kernels(side, case, dt
         assert_close(one, terms.sum(0), FLOAT32, accumulated(len(flat) + 4, np.abs(terms).sum(0)))
     running = side.send(tuple(np.zeros((2, shape[-1]), np.float32)))
     y, saved = side.cuda.batch_norm(side.send(x), *parameters[:2], running, attributes, add=side.send(other), sums=sums)
-    affine, _ = side.cuda.batch_norm_affine(sums, len(flat), *parameters[:2], None, attributes)
     mean, invstd = side.receive((saved.mean, saved.invstd))
     moments = batch_norm_moments(x, attributes.eps)
     assert_close(mean, moments.mean, FLOAT32, 2 * moments.mean_bound)
@@ -510,8 +484,6 @@ def test_inference_and_statistics_of_a_convolution_by_own_kernels(side, case, dt
     np.testing.assert_allclose(1 / exact(invstd) ** 2 - attributes.eps, moments.variance, atol=tolerance)
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), other)
     assert_close(side.receive(y), np.maximum(before, 0), dtype, bound)
-    np.testing.assert_array_equal(side.receive(affine.scale), gamma * invstd)
-    np.testing.assert_array_equal(side.receive(affine.bias), beta - mean * (gamma * invstd))
 
 
 @both_sides
@@ -540,9 +512,8 @@ def test_convolution_and_batch_normalization(side, case, dtype):
     rng = np.random.default_rng(1)
     gamma, beta = channel_parameters(rng, len(w))
     running = side.send(tuple(np.zeros((2, len(w)), np.float32)))
-    z, y, saved = side.cuda.conv_batch_norm(
-        *side.send((x, w)), case[0], *side.send((gamma, beta)), running, BatchNorm(relu=True)
-    )
+    sent = *side.send((x, w)), case[0], *side.send((gamma, beta)), running, BatchNorm(relu=True)
+    z, y, saved = convolved_and_normalized(side.cuda, *sent)
     z, y, mean, invstd = side.receive((z, y, saved.mean, saved.invstd))
     wide, magnitude = (PRIMITIVES.conv_fprop(f(exact(x)), f(exact(w)), case[0]) for f in (np.array, np.abs))
     assert_close(z, wide, dtype, accumulated(w[0].size, magnitude))
@@ -964,11 +935,9 @@ def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, mon
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
     cudnn.configure(workspace=limit)
     x, w, dy = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
-    affine = side.send(Affine(*np.ones((2, X[3]), np.float32)))
     cuda = side.fresh()
     calls = {
         "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
-        "conv_fprop with prologue": lambda: cuda.conv_fprop(x, w, THREE, prologue=affine),
         "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, X),
         "conv_wgrad": lambda: cuda.conv_wgrad(x, dy, THREE, W),
     }
@@ -992,7 +961,7 @@ def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, mon
 def small_step(p, x, w, head, parameters, running, t):
     """Forward and backward pass of a convolution, batch normalization, ReLU, pooling, a linear layer and the loss."""
     relu, pooling = BatchNorm(relu=True), Pooling((3, 3), (2, 2), (1, 1))
-    z, y, saved = p.conv_batch_norm(x, w, THREE, *parameters, running, relu)
+    z, y, saved = convolved_and_normalized(p, x, w, THREE, *parameters, running, relu)
     pooled, where = p.max_pool(y, pooling)
     features = p.global_average_pool(pooled)
     logits = p.linear(features, head)

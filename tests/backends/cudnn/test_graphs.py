@@ -140,45 +140,14 @@ def test_conv_fprop(geometry, dtype, b, activation):
     assert_rounded(y, relu(expected) if activation else expected, dtype, magnitude)
 
 
-def activated(v, dtype):
-    """What a prologue makes of x: rounded to the storage dtype, and padded with zeros after that, not before."""
-    exact = relu(v["scale"] * v["x"] + v["bias"])
-    rounded = round_to(relu((v["scale"] * v["x"]).astype(np.float32) + v["bias"].astype(np.float32)), dtype)
-    assert_rounded(rounded, exact, dtype, np.abs(exact).max())
-    return rounded
-
-
-@each_dtype
-@pytest.mark.parametrize("width", ["storage", "float32"])
-def test_prologue_of_conv_fprop(geometry, dtype, width):
-    x, w, convolution = geometry
-    operation = operations.conv_fprop(x, w, convolution, dtype, prologue=dtype if width == "storage" else width)
-    inputs = random_inputs(operation)
-    v = wide(inputs)
-    expected = convolved(activated(v, dtype), v["w"], convolution)
-    assert_rounded(run(operation, **inputs)["y"], expected, dtype, np.abs(expected).max())
-
-
-def test_prologue_of_conv_wgrad(geometry):
-    x, w, convolution = geometry
-    operation = operations.conv_wgrad(x, w, convolution, "float16", prologue="float16")
-    inputs = random_inputs(operation)
-    v = wide(inputs)
-    _, expected = gradients(activated(v, "float16"), np.zeros(w), v["dy"], convolution)
-    assert_rounded(run(operation, **inputs)["dw"], expected, "float16", np.abs(expected).max())
-
-
-@pytest.mark.parametrize("prologue", [None, "float16"])
 @pytest.mark.parametrize("name", ["1x1", "3x3", "3x3 stride 2"])
-def test_sums_for_a_batch_normalization(name, prologue):
+def test_sums_for_a_batch_normalization(name):
     x, w, convolution = CONVOLUTIONS[name]
-    operation = operations.conv_fprop(x, w, convolution, "float16", prologue=prologue, sums=True)
+    operation = operations.conv_fprop(x, w, convolution, "float16", sums=True)
     inputs = random_inputs(operation)
     found = run(operation, **inputs)
     y = found["y"].astype(np.float64)
     v = wide(inputs)
-    if prologue:
-        v["x"] = activated(v, "float16")
     expected = convolved(v["x"], v["w"], convolution)
     assert_rounded(found["y"], expected, "float16", np.abs(expected).max())
     for name, terms in (("sum", y), ("square_sum", y**2)):
@@ -187,18 +156,13 @@ def test_sums_for_a_batch_normalization(name, prologue):
 
 
 @each_dtype
-@pytest.mark.parametrize("before", [None, "relu"])
-def test_conv_dgrad(geometry, dtype, before):
+def test_conv_dgrad(geometry, dtype):
     x, w, convolution = geometry
-    operation = operations.conv_dgrad(x, w, convolution, dtype, relu_input=before == "relu")
+    operation = operations.conv_dgrad(x, w, convolution, dtype)
     inputs = random_inputs(operation)
     v = wide(inputs)
     expected, _ = gradients(np.zeros(x), v["w"], v["dy"], convolution)
-    magnitude = np.abs(expected).max()
-    if before:
-        inputs["relu_input"][0, 0, 0] = 0  # closed there
-        expected = np.where(inputs["relu_input"].astype(np.float64) > 0, expected, 0)
-    assert_rounded(run(operation, **inputs)["dx"], expected, dtype, magnitude)
+    assert_rounded(run(operation, **inputs)["dx"], expected, dtype, np.abs(expected).max())
 
 
 @each_dtype
@@ -316,8 +280,6 @@ REFUSED = {
     "6 channels": operations.batch_norm_backward((2, 3, 3, 6), "float32"),
     "addition without ReLU": operations.batch_norm(X, "float16", add=True),
     "sums in bfloat16": operations.conv_fprop(*CONVOLUTIONS["3x3"], "bfloat16", sums=True),
-    "sums after a wide prologue": operations.conv_fprop(*CONVOLUTIONS["3x3"], "float16", prologue="float32", sums=True),
-    "wide prologue of wgrad": operations.conv_wgrad(*CONVOLUTIONS["3x3"], "float16", prologue="float32"),
 }
 
 

@@ -25,7 +25,7 @@ def results(convolution, shape, w_shape, dtype):
     rng = np.random.default_rng(0)
     x, w = arrays(rng, shape, dtype), arrays(rng, w_shape, dtype)
     y = PRIMITIVES.conv_fprop(x, w, convolution, relu=True)
-    dx = PRIMITIVES.conv_dgrad(y, w, convolution, shape, relu_input=x)
+    dx = PRIMITIVES.conv_dgrad(y, w, convolution, shape)
     return y, dx, PRIMITIVES.conv_wgrad(x, y, convolution, w_shape)
 
 
@@ -160,7 +160,7 @@ def test_wrong_sizes_are_errors(shapes, moves, sizes, primitive, right):
         if not all(0 <= size < 1000 for size in sizes):
             return
     one, other, out = (np.zeros(size, np.float32) for size in sizes)
-    optional = {"conv_fprop": [None, 0], "conv_dgrad": [None], "conv_wgrad": []}[primitive]
+    optional = [None, 0] if primitive == "conv_fprop" else []
     try:
         getattr(library(), primitive)(*shapes, moves, one, other, *optional, out)
     except (ValueError, OverflowError):
