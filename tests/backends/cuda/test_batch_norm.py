@@ -10,6 +10,7 @@ from mixprec.backends.cuda import batch_norm
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm
 from tests.backends import batches_with_factors
+from tests.backends.cuda.batch_norm_checks import check, check_gradients, opened, without_doubt
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -17,7 +18,6 @@ from tests.backends.primitive_cases import (
     accumulated,
     arrays,
     assert_close,
-    batch_norm_gradients,
     batch_norm_moments,
     batch_norm_output,
     batch_norm_shapes,
@@ -31,40 +31,19 @@ from tests.backends.primitive_cases import (
 from tests.cases import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, receive, same, send
+from tests.stand_ins.cuda_sides import OnHost
 
 engines = st.sampled_from(ENGINES)
 
 
 @pytest.fixture(scope="module")
-def cuda():
-    return HostCuda()
+def host():
+    return OnHost()
 
 
-def opened(values, relu):
-    return np.maximum(values, 0) if relu else values
-
-
-def without_doubt(dy, before, bound):
-    """The gradient with zeros where the sign of the ReLU's input is within its error bound."""
-    return np.where(np.abs(before) <= bound, 0, dy).astype(dy.dtype)
-
-
-def masked(dy, before, attributes):
-    return exact(dy) * (before > 0) if attributes.relu else exact(dy)
-
-
-def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False):
-    dx, dgamma, dbeta, dadd = found
-    gradient = masked(dy, before, attributes)
-    expected = batch_norm_gradients(gradient, x, gamma, mean, invstd, constant)
-    assert_close(receive(dx), expected["dx"][0], x.dtype, expected["dx"][1])
-    assert_close(receive(dgamma), expected["dgamma"][0], FLOAT32, expected["dgamma"][1])
-    assert_close(receive(dbeta), expected["dbeta"][0], FLOAT32, expected["dbeta"][1])
-    if add:
-        np.testing.assert_array_equal(exact(receive(dadd)), gradient)
-        assert dadd.dtype == x.dtype
-    else:
-        assert dadd is None
+@pytest.fixture(scope="module")
+def cuda(host):
+    return host.cuda
 
 
 # --- training
@@ -82,43 +61,9 @@ def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, 
     mean=st.sampled_from([0.0, 3.0]),
     seed=seeds,
 )
-def test_forward_and_backward(cuda, shape, dtype, attributes, with_add, by, misaligned, mean, seed):
+def test_forward_and_backward(host, shape, dtype, attributes, with_add, by, misaligned, mean, seed):
     misaligned = misaligned and by == "kernels"  # cuDNN promises nothing for such addresses
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype, 2.0, mean)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    moved = send(running)
-    on_device = send((x, gamma, beta), misaligned)
-    with engine(by):
-        y, saved = cuda.batch_norm(*on_device, moved, attributes, add=send(add, misaligned))
-
-    moments = batch_norm_moments(x, attributes.eps, merged=True)
-    assert_close(receive(saved.mean), moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(receive(saved.invstd), moments.invstd, FLOAT32, moments.invstd_bound)
-    before, bound = batch_norm_output(x, gamma, beta, moments, add)
-    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
-    unbiased = moments.count / max(moments.count - 1, 1)
-    for found, old, value, value_bound in zip(
-        moved,
-        running,
-        (moments.mean, moments.variance * unbiased),
-        (moments.mean_bound, moments.variance_bound * unbiased),
-        strict=True,
-    ):
-        kept, added = attributes.decay * exact(old), (1 - attributes.decay) * value
-        assert_close(receive(found), kept + added, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(added)))
-
-    mean, invstd = receive((saved.mean, saved.invstd))
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    # cuDNN rounds what it computes again to the storage dtype before it looks at the sign.
-    dy = without_doubt(arrays(rng, shape, dtype), before, bound + (by == "cudnn") * np.finfo(np.float16).tiny)
-    sent = send(dy, misaligned)
-    with engine(by):
-        found = cuda.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
-    assert not with_add or attributes.relu or found[3] is sent
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
+    check(host, shape, dtype, attributes, with_add, by, misaligned=misaligned, mean=mean, seed=seed)
 
 
 @settings(max_examples=tries(40))
@@ -173,7 +118,7 @@ def test_the_gradient_of_a_sum(cuda, shape, dtype, relu, with_add, by, seed):
     with engine(by):
         found = cuda.batch_norm_backward(send(dy), *on_device, saved, attributes, add=with_add, plus=send(plus))
         expected = cuda.batch_norm_backward(send(total), *on_device, saved, attributes, add=with_add)
-    check_gradients(found, total, before, x, gamma, mean, invstd, attributes, with_add)
+    check_gradients(receive(found), total, before, x, gamma, mean, invstd, attributes, with_add)
     same(found, receive(expected))
 
 
@@ -217,23 +162,9 @@ def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(cuda
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("shape", [(700, 40), (2, 9, 11, 264)])
-def test_many_blocks_beside_and_below_each_other(cuda, shape, dtype):
-    rng = np.random.default_rng(0)
-    x, add, dy = arrays(rng, (3, *shape), dtype)
-    gamma, beta = channel_parameters(rng, shape[-1])
-    attributes = BatchNorm(relu=True)
-    with engine("kernels"):
-        y, saved = cuda.batch_norm(*send((x, gamma, beta)), None, attributes, add=send(add))
-    assert max(cuda.launcher.launches[-3:]) > 8
-    moments = batch_norm_moments(x, attributes.eps, merged=True)
-    assert_close(receive(saved.mean), moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(receive(saved.invstd), moments.invstd, FLOAT32, moments.invstd_bound)
-    mean, invstd = receive((saved.mean, saved.invstd))
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    assert_close(receive(y), opened(before, True), dtype, bound)
-    dy = without_doubt(dy, before, bound)
-    found = cuda.batch_norm_backward(*send((dy, x, gamma, beta)), saved, attributes, add=True)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add=True)
+def test_many_blocks_beside_and_below_each_other(host, shape, dtype):
+    check(host, shape, dtype, BatchNorm(relu=True), True, "kernels")
+    assert max(host.cuda.launcher.launches[-4:]) > 8
 
 
 # --- statistics
@@ -289,7 +220,7 @@ def test_statistics_of_a_convolution(cuda, shape, dtype, attributes, with_add, s
     assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
     dy = without_doubt(dy, before, bound + np.finfo(np.float16).tiny)
     found = cuda.batch_norm_backward(*send((dy, *receive(on_device))), saved, attributes, add=with_add)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
+    check_gradients(receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
 
 
 @settings(max_examples=tries(20))
@@ -322,7 +253,7 @@ def test_inference(cuda, shape, dtype, attributes, with_add, seed):
     dy = without_doubt(dy, before, bound)
     dy[(before > 0) & (exact(receive(y)) == 0)] = 0  # open, but too small for y
     found = cuda.batch_norm_inference_backward(*send((dy, x)), *parameters, attributes, y=y if with_add else None)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add, constant=True)
+    check_gradients(receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add, constant=True)
 
 
 # --- what is extreme
@@ -513,7 +444,7 @@ def test_a_mask_is_read_by_the_engine_that_made_it(cuda, by):
     assert bool(found.plans) == (by == "cudnn")
     mean, invstd = receive((saved.mean, saved.invstd))
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    wrong = exact(receive(dadd)) != masked(dy, before, attributes)
+    wrong = exact(receive(dadd)) != exact(dy) * (before > 0)
     assert not wrong[np.abs(before) > bound].any()
 
 
