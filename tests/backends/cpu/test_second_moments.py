@@ -62,7 +62,7 @@ def windows(draw):
 
 @settings(max_examples=tries(100))
 @given(case=windows(), dtype=storage_dtypes, bias=st.booleans(), seed=seeds, limit=limits)
-def test_patch_moments(primitives, case, dtype, bias, seed, limit):
+def test_patch_moments(anywhere, case, dtype, bias, seed, limit):
     convolution, shape, filter_size, own, zeros = case
     rng = np.random.default_rng(seed)
     channels = convolution.groups * own
@@ -73,7 +73,7 @@ def test_patch_moments(primitives, case, dtype, bias, seed, limit):
     before = arrays(rng, expected.shape, np.float32)  # which stays a part of the sum
     out = before.copy()
     with mock.patch.object(host, "LIMIT", limit):
-        primitives.patch_moments(x, convolution, filter_size, out, bias=bias)
+        anywhere.patch_moments(x, convolution, filter_size, out, bias=bias)
     assert_near(np.tril(out), np.tril(expected + before))
 
 
@@ -86,13 +86,13 @@ def test_patch_moments(primitives, case, dtype, bias, seed, limit):
     seed=seeds,
     limit=limits,
 )
-def test_row_moments(primitives, rows, groups, size, dtype, seed, limit):
+def test_row_moments(anywhere, rows, groups, size, dtype, seed, limit):
     rng = np.random.default_rng(seed)
     shape = (rows, groups * size) if rows % 2 else (rows // 2, 2, 1, groups * size)
     dy = arrays(rng, shape, dtype)
     out = np.zeros((groups, size, size), np.float32)
     with mock.patch.object(host, "LIMIT", limit):
-        primitives.row_moments(dy, out)
+        anywhere.row_moments(dy, out)
     expected = np.zeros(out.shape)
     for row in exact(dy).reshape(-1, groups, size):
         for group, part in enumerate(row):
@@ -108,14 +108,14 @@ def test_row_moments(primitives, rows, groups, size, dtype, seed, limit):
     seed=seeds,
     limit=limits,
 )
-def test_scale_moments(primitives, shape, dtype, relu, seed, limit):
+def test_scale_moments(anywhere, shape, dtype, relu, seed, limit):
     rng = np.random.default_rng(seed)
     x, dy = arrays(rng, shape, dtype, mean=1), arrays(rng, shape, dtype)
     gamma, beta, mean = arrays(rng, (3, shape[-1]), np.float32)
     saved = Saved(mean, np.abs(arrays(rng, shape[-1], np.float32)) + np.float32(0.5))
     out = np.zeros((3, shape[-1]), np.float32)
     with mock.patch.object(host, "LIMIT", limit):
-        primitives.scale_moments(dy, x, gamma, beta, saved, out, relu=relu)
+        anywhere.scale_moments(dy, x, gamma, beta, saved, out, relu=relu)
 
     normalized = (exact(x) - exact(mean)) * exact(saved.invstd)
     opened = exact(gamma) * normalized + exact(beta)
@@ -206,9 +206,9 @@ def test_a_shift_that_is_not_finite_gives_nan(primitives):
 
 @settings(max_examples=tries(20))
 @given(groups=st.integers(1, 3), sizes=st.tuples(*[st.integers(1, 40)] * 3), seed=seeds)
-def test_products(primitives, groups, sizes, seed):
+def test_products(anywhere, groups, sizes, seed):
     rng = np.random.default_rng(seed)
     (m, d, n) = sizes
     a, b = arrays(rng, (groups, m, d), FLOAT32), arrays(rng, (groups, d, n), FLOAT32)
     expected = np.einsum("gmd,gdn->gmn", exact(a), exact(b))
-    assert_near(primitives.products(a, b), expected, np.linalg.norm(exact(a)) * np.linalg.norm(exact(b)))
+    assert_near(anywhere.products(a, b), expected, np.linalg.norm(exact(a)) * np.linalg.norm(exact(b)))

@@ -26,9 +26,8 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
-from tests.backends import batches_with_factors
+from tests.backends import batch_norm_checks, batches_with_factors
 from tests.backends.cpu.test_convolution import counts, drawn
-from tests.backends.cuda import batch_norm_checks
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
     CONVOLUTIONS,
@@ -306,7 +305,9 @@ def test_batch_norm(side, case):
     shape, kind, dtype, by = {**_SMALL_NORMS, **_LARGE_NORMS}[case]
     if by == "cudnn":
         side.need_cudnn()
-    batch_norm_checks.check(side, {**BATCH_NORMS, **LARGE_BATCH_NORMS}[shape], dtype, *_KINDS[kind], _BY[by])
+    shape = {**BATCH_NORMS, **LARGE_BATCH_NORMS}[shape]
+    with engine(_BY[by]):
+        batch_norm_checks.check(side.cuda, side.send, side.receive, shape, dtype, *_KINDS[kind])
 
 
 @both_sides
@@ -504,8 +505,8 @@ def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
 def check_measured(side, cuda):
     check_convolutions(side, cuda, (THREE, X, W), FLOAT16)
     check_convolutions(side, cuda, (THREE, X, W), FLOAT16)  # with what has been chosen
-    with mock.patch.object(side, "cuda", cuda):
-        batch_norm_checks.check(side, X, FLOAT16, BatchNorm(relu=True), False, "cudnn")
+    with engine("cudnn"):
+        batch_norm_checks.check(cuda, side.send, side.receive, X, FLOAT16, BatchNorm(relu=True), False)
 
 
 @both_sides

@@ -1,4 +1,4 @@
-"""A batch normalization on CUDA, by either engine, on the host or a GPU, beside FP64."""
+"""A batch normalization on any device beside FP64."""
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from tests.backends.primitive_cases import (
     exact,
     given_moments,
 )
-from tests.stand_ins.cuda_on_host import engine
 
 
 def opened(values, relu):
@@ -40,39 +39,39 @@ def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, 
         assert dadd is None
 
 
-def check(side, shape, dtype, attributes, with_add, by, *, misaligned=False, mean=1.0, seed=0):
+def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spread=2.0, mean=1.0, seed=0):
     """Checks a forward pass with running statistics, and a backward pass.
 
     Args:
-        side: has ``cuda``, the primitives, and ``send`` and ``receive``, as :class:`~tests.stand_ins.cuda_sides.Side`.
+        primitives: of the device.
+        send: brings arrays and tuples of them to it.
+        receive: brings them back.
         shape: (..., C).
         dtype: storage dtype.
         attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
         with_add: whether something is added.
-        by: engine, ``"cudnn"`` or ``"kernels"``.
-        misaligned: whether arrays begin in the middle of 16 bytes.
+        spread: standard deviation of the input.
         mean: of the input.
         seed: of random numbers.
     """
     rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype, 2.0, mean)
+    x = arrays(rng, shape, dtype, spread, mean)
     add = arrays(rng, shape, dtype) if with_add else None
     gamma, beta = channel_parameters(rng, shape[-1])
     running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    moved = side.send(running)
-    on_device = side.send((x, gamma, beta), misaligned)
-    with engine(by):
-        y, saved = side.cuda.batch_norm(*on_device, moved, attributes, add=side.send(add, misaligned))
+    moved = send(tuple(array.copy() for array in running))
+    on_device = send((x, gamma, beta))
+    y, saved = primitives.batch_norm(*on_device, moved, attributes, add=send(add))
 
     moments = batch_norm_moments(x, attributes.eps, merged=True)
-    mean, invstd = side.receive((saved.mean, saved.invstd))
+    mean, invstd = receive((saved.mean, saved.invstd))
     assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
     assert_close(invstd, moments.invstd, FLOAT32, moments.invstd_bound)
     before, bound = batch_norm_output(x, gamma, beta, moments, add)
-    assert_close(side.receive(y), opened(before, attributes.relu), dtype, bound)
+    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
     unbiased = moments.count / max(moments.count - 1, 1)
     for found, old, value, value_bound in zip(
-        side.receive(moved),
+        receive(moved),
         running,
         (moments.mean, moments.variance * unbiased),
         (moments.mean_bound, moments.variance_bound * unbiased),
@@ -83,9 +82,8 @@ def check(side, shape, dtype, attributes, with_add, by, *, misaligned=False, mea
 
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
     # cuDNN may round what it computes again to the storage dtype before it looks at the sign.
-    dy = without_doubt(arrays(rng, shape, dtype), before, bound + (by == "cudnn") * np.finfo(np.float16).tiny)
-    sent = side.send(dy, misaligned)
-    with engine(by):
-        found = side.cuda.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
+    dy = without_doubt(arrays(rng, shape, dtype), before, bound + np.finfo(np.float16).tiny)
+    sent = send(dy)
+    found = primitives.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
     assert not with_add or attributes.relu or found[3] is sent
-    check_gradients(side.receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
+    check_gradients(receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
