@@ -22,6 +22,9 @@ class CudaWithNumPy:
         self._by, self._cuda = by, HostCuda()
 
     def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
         def call(*arguments, **keywords):
             given = [value for value in (*arguments, *keywords.values()) if isinstance(value, np.ndarray)]
             misaligned = self._by == "kernels" and bool(given) and zlib.crc32(given[0].tobytes()) % 2 == 1
@@ -45,8 +48,7 @@ def _sent(value, misaligned, copies):
     if not isinstance(value, np.ndarray | np.generic):
         return value
     copy = send(value, misaligned and value.dtype.itemsize > 1)
-    if isinstance(value, np.ndarray):
-        copies.append((value, copy))
+    copies.append((value, copy))
     return copy
 
 

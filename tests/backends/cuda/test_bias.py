@@ -57,3 +57,8 @@ def test_a_sum_is_the_same_every_time(device):
     dy = send(arrays(np.random.default_rng(0), (20_000, 24), np.float32))
     first, second = (receive(device.bias_grad(dy, np.float32)) for _ in range(2))
     np.testing.assert_array_equal(first, second)
+
+
+def test_no_rows(device):
+    assert not receive(device.bias_grad(send(np.ones((0, 5), np.float16)), np.float16)).any()
+    assert device.add_bias(send(np.ones((0, 5), np.float16)), send(np.ones(5, np.float16))).shape == (0, 5)

@@ -15,8 +15,6 @@ from tests.backends.primitive_cases import (
     assert_close,
     channel_counts,
     local_response_norm,
-    local_response_norms,
-    positions,
     seeds,
     storage_dtypes,
 )
@@ -45,20 +43,6 @@ def check(device, x, dy, attributes, misaligned=False):
     by_roots = dataclasses.replace(attributes, beta=0.75)
     for array, expected in zip(both(device, *sent, by_roots), both(PRIMITIVES, x, dy, by_roots), strict=True):
         assert_same(array, expected)
-
-
-@settings(max_examples=tries(60))
-@given(
-    position=positions,
-    channels=channel_counts,
-    dtype=storage_dtypes,
-    attributes=local_response_norms,
-    seed=seeds,
-    misaligned=st.booleans(),
-)
-def test_local_response_norm(device, position, channels, dtype, attributes, seed, misaligned):
-    x, dy = arrays(np.random.default_rng(seed), (2, *position, channels), dtype, 3)
-    check(device, x, dy, attributes, misaligned)
 
 
 @settings(max_examples=tries(30))
