@@ -96,15 +96,15 @@ def drawn(case, dtype, seed):
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 @example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=host.LIMIT)
-def test_against_float64(primitives, case, dtype, seed, limit):
+def test_against_float64(anywhere, case, dtype, seed, limit):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     expected = chainers(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
         found = [
-            primitives.conv_fprop(x, w, convolution),
-            primitives.conv_dgrad(dy, w, convolution, shape),
-            primitives.conv_wgrad(x, dy, convolution, w_shape),
+            anywhere.conv_fprop(x, w, convolution),
+            anywhere.conv_dgrad(dy, w, convolution, shape),
+            anywhere.conv_wgrad(x, dy, convolution, w_shape),
         ]
     for ours, theirs, bound in zip(found, expected, bounds(x, w, dy, convolution), strict=True):
         assert ours.flags.c_contiguous
@@ -170,28 +170,28 @@ def test_statistics(primitives, case, dtype, seed, limit, biased):
 
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, surplus=st.integers(1, 5))
-def test_channels_of_zeros_beyond_the_filter(primitives, case, dtype, seed, limit, surplus):
+def test_channels_of_zeros_beyond_the_filter(anywhere, case, dtype, seed, limit, surplus):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
     y, dx, dw = chainers(x, w, dy, convolution)
     y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
-        assert_close(primitives.conv_fprop(wider, w, convolution), y, dtype, y_bound)
-        assert_close(primitives.conv_wgrad(wider, dy, convolution, w_shape), dw, dtype, dw_bound)
-        found = primitives.conv_dgrad(dy, w, convolution, wider.shape)
+        assert_close(anywhere.conv_fprop(wider, w, convolution), y, dtype, y_bound)
+        assert_close(anywhere.conv_wgrad(wider, dy, convolution, w_shape), dw, dtype, dw_bound)
+        found = anywhere.conv_dgrad(dy, w, convolution, wider.shape)
     assert_close(found[..., : shape[3]], dx, dtype, dx_bound)
     assert not found[..., shape[3] :].any()
 
 
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, biased=st.booleans())
-def test_deconvolution(primitives, case, dtype, seed, biased):
+def test_deconvolution(anywhere, case, dtype, seed, biased):
     """Beside Chainer's; a bias is added to what has been rounded."""
     convolution, shape, _ = case
     _, w, x = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), shape[3], FLOAT32) if biased else None
-    y = primitives.deconv_fprop(x, w, convolution, shape, b)
+    y = anywhere.deconv_fprop(x, w, convolution, shape, b)
     attributes = {name: getattr(convolution, name) for name in ("stride", "pad", "groups")}
 
     def deconvolution(x, w):
@@ -212,10 +212,10 @@ def test_deconvolution(primitives, case, dtype, seed, biased):
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_pixels_between_the_positions_get_no_gradient(primitives, dtype):
+def test_pixels_between_the_positions_get_no_gradient(anywhere, dtype):
     convolution = Convolution((3, 2))
     x, w, dy = drawn((convolution, (2, 9, 7, 3), (4, 2, 1, 3)), dtype, 0)
-    dx = primitives.conv_dgrad(dy, w, convolution, x.shape)
+    dx = anywhere.conv_dgrad(dy, w, convolution, x.shape)
     assert not dx[:, 2::3].any()
     assert not dx[:, :, 1::2].any()
     assert dx[:, ::3, ::2].all()
@@ -223,15 +223,15 @@ def test_pixels_between_the_positions_get_no_gradient(primitives, dtype):
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize("groups", [1, 8])
-def test_images_of_one_pixel(primitives, dtype, groups):
+def test_images_of_one_pixel(anywhere, dtype, groups):
     """Of a 3x3 filter only its centre is ever used."""
     convolution = Convolution(pad=(1, 1), groups=groups)
     x, w, dy = drawn((convolution, (1, 1, 1, 8), (8, 3, 3, 8 // groups)), dtype, 0)
     y, dx, dw = chainers(x, w, dy, convolution)
     y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    assert_close(primitives.conv_fprop(x, w, convolution), y, dtype, y_bound)
-    assert_close(primitives.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
-    found = primitives.conv_wgrad(x, dy, convolution, w.shape)
+    assert_close(anywhere.conv_fprop(x, w, convolution), y, dtype, y_bound)
+    assert_close(anywhere.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
+    found = anywhere.conv_wgrad(x, dy, convolution, w.shape)
     assert_close(found, dw, dtype, dw_bound)
     found[:, 1, 1] = 0
     assert not found.any()
