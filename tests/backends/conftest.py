@@ -1,9 +1,10 @@
-"""The primitives that a test may ask for; all of them take arrays of NumPy."""
+"""The primitives that a test may ask for, with arrays of NumPy; and the sides of :mod:`tests.stand_ins.cuda_sides`."""
 
 import pytest
 
 from mixprec.backends import cpu, native
 from mixprec.native.native_library import library
+from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.cuda_with_numpy import CudaWithNumPy
 
 
@@ -39,3 +40,26 @@ def anywhere(request):
 def by_any_engine(request):
     """All that have a batch normalization: cuDNN is its stand-in."""
     return _primitives(request.param)
+
+
+@pytest.fixture(scope="module")
+def host():
+    return OnHost()
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    device = OnGpu()
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def side(request):
+    """The host or the GPU, as the parameter says; for each test, so that pytest leaves them in this order."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
+def each_side(request):
+    return request.getfixturevalue(request.param)

@@ -111,22 +111,6 @@ def test_against_float64(anywhere, case, dtype, seed, limit):
         assert_close(ours, theirs, dtype, bound)
 
 
-@settings(max_examples=tries(50))
-@given(case=cases, seed=seeds, limit=limits)
-def test_gradients_are_adjoint(case, seed, limit):
-    """<dy, conv(x, w)> = <dgrad(dy, w), x> = <wgrad(x, dy), w>, in float64 up to its rounding."""
-    convolution, shape, w_shape = case
-    x, w, dy = drawn(case, np.float64, seed)
-    with mock.patch.object(host, "LIMIT", limit):
-        forward = np.vdot(dy, PRIMITIVES.conv_fprop(x, w, convolution))
-        by_input = np.vdot(PRIMITIVES.conv_dgrad(dy, w, convolution, shape), x)
-        by_filter = np.vdot(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape), w)
-    (magnitude,) = chainers(abs(x), abs(w), None, convolution)
-    tolerance = 1e-13 * np.vdot(abs(dy), magnitude)
-    assert abs(by_input - forward) <= tolerance
-    assert abs(by_filter - forward) <= tolerance
-
-
 @settings(max_examples=tries(60))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, relu=st.booleans(), wide_bias=st.booleans())
 def test_bias_and_relu(primitives, case, dtype, seed, relu, wide_bias):
@@ -209,32 +193,6 @@ def test_deconvolution(anywhere, case, dtype, seed, biased):
 
 
 # --- edges
-
-
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_pixels_between_the_positions_get_no_gradient(anywhere, dtype):
-    convolution = Convolution((3, 2))
-    x, w, dy = drawn((convolution, (2, 9, 7, 3), (4, 2, 1, 3)), dtype, 0)
-    dx = anywhere.conv_dgrad(dy, w, convolution, x.shape)
-    assert not dx[:, 2::3].any()
-    assert not dx[:, :, 1::2].any()
-    assert dx[:, ::3, ::2].all()
-
-
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 8])
-def test_images_of_one_pixel(anywhere, dtype, groups):
-    """Of a 3x3 filter only its centre is ever used."""
-    convolution = Convolution(pad=(1, 1), groups=groups)
-    x, w, dy = drawn((convolution, (1, 1, 1, 8), (8, 3, 3, 8 // groups)), dtype, 0)
-    y, dx, dw = chainers(x, w, dy, convolution)
-    y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    assert_close(anywhere.conv_fprop(x, w, convolution), y, dtype, y_bound)
-    assert_close(anywhere.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
-    found = anywhere.conv_wgrad(x, dy, convolution, w.shape)
-    assert_close(found, dw, dtype, dw_bound)
-    found[:, 1, 1] = 0
-    assert not found.any()
 
 
 @pytest.mark.parametrize("x_shape", [(1, 2, 2, 3), (1, 1, 8, 3), (0, 2, 2, 3)])

@@ -28,14 +28,8 @@ from tests.backends.primitive_cases import (
 from tests.cases import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, receive, same, send
-from tests.stand_ins.cuda_sides import OnHost
 
 engines = st.sampled_from(ENGINES)
-
-
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.backends.primitive_cases import (
     assert_close,
     exact,
 )
-from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
+from tests.stand_ins.cuda_sides import both_sides, on_devices
 
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
 
@@ -47,24 +47,6 @@ LARGE_PATCHES = {
 }
 SIZES = [(9, 5), (2, 1), (3, 64)]  # numbers of matrices, and of their rows
 BLOCKED_SIZES = [(2, 65), (1, 130), (3, 128)]
-
-
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    device = OnGpu()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def side(request):
-    """The host or the GPU, as the parameter says."""
-    return request.getfixturevalue(request.param)
 
 
 def patches(x, convolution, filter_size, groups, bias):

@@ -55,30 +55,12 @@ from tests.backends.primitive_cases import (
 from tests.cases import pairs
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import ENGINES, engine
-from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
+from tests.stand_ins.cuda_sides import both_sides, on_devices
 from tests.stand_ins.kernels_on_host import odd_values
 
 THREE = Convolution((1, 1), (1, 1))
 X, W = (2, 6, 5, 16), (24, 3, 3, 16)
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
-
-
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    device = OnGpu()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def side(request):
-    """The host or the GPU, as the parameter says; for each test, so that pytest leaves them in this order."""
-    return request.getfixturevalue(request.param)
 
 
 def primitives_on(side, dtype):
