@@ -108,7 +108,7 @@ def test_a_base_of_zero_is_not_a_number_as_in_chainer(on_both):
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("shape", [(9000, 3), (700, 64), (5, 3, 40_000), (5000, 1)])
+@pytest.mark.parametrize("shape", [(9000, 3), pytest.param((5, 3, 40_000), marks=pytest.mark.slow), (5000, 1)])
 def test_many_blocks(on_both, dtype, shape):
     """Of many rows, of one that is longer than a block, and a last block that is smaller."""
     rng = np.random.default_rng(0)

@@ -184,8 +184,7 @@ def test_inverses_read_the_lower_triangle_only(primitives):
         np.testing.assert_array_equal(result, results[0], strict=True)
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, -5.0])
-@pytest.mark.parametrize("place", [(0, 0), (3, 3), (3, 1), (4, 4)])
+@pytest.mark.parametrize(("number", "place"), [(np.nan, (3, 1)), (np.inf, (0, 0)), (-np.inf, (3, 3)), (-5.0, (4, 4))])
 def test_a_matrix_without_an_inverse_gives_nan(primitives, number, place):
     """The group beside it is as it would be alone."""
     moments = symmetric(np.random.default_rng(1), 2, 5)

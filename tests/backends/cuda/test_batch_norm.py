@@ -125,7 +125,7 @@ def test_many_blocks_beside_and_below_each_other(host, shape, dtype):
 # --- statistics
 
 
-@pytest.mark.parametrize(("mean", "dtype"), [(100, FLOAT16), (-1000, FLOAT32)])
+@pytest.mark.parametrize(("mean", "dtype"), [(100, FLOAT16), pytest.param(-1000, FLOAT32, marks=pytest.mark.slow)])
 def test_statistics_of_millions_of_elements(cuda, mean, dtype):
     """3.2 million in float16: as many as each channel of ResNet-50's first convolution has at batch 256."""
     rng = np.random.default_rng(0)

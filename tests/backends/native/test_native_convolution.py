@@ -106,7 +106,18 @@ def test_subnormal_bf16_numbers_are_zero_where_the_processor_multiplies_bf16():
 @pytest.mark.parametrize("instructions", ["avx2", "avx512"])
 def test_other_instructions_compute_the_same_but_for_rounding(instructions):
     """In a process of its own, as there is no way back: the tests of values."""
-    command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "native and (layers or float64 or linear)"]
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "native and (layers or float64 or linear)",
+        "-m",
+        "",
+    ]
     tests = ["tests/backends/cpu/test_convolution.py", "tests/backends/cpu/test_linear.py"]
     done = subprocess.run(
         [sys.executable, *command, *tests],
