@@ -50,7 +50,7 @@ def operations(call, result):
         result: what it returned, or what stands for that.
     """
     match call.name, call.arguments:
-        case "conv_fprop" | "conv_batch_norm" | "linear", (_, w, *_):
+        case "conv_fprop" | "linear", (_, w, *_):
             moving, factors = arrays_of(result)[0].shape, w.shape[1:]
         case "conv_dgrad" | "deconv_fprop" | "linear_dgrad", (dy, w, *_):
             moving, factors = dy.shape, w.shape[1:]

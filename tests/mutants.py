@@ -139,7 +139,7 @@ MUTANTS = [
            "logit == own && c < label", "logit == own && c <= label", "no label is right on a GPU"),
     Mutant("stem-columns", "backends/kernels/stem.cu", "backends/cuda/test_stem.py",
            "place % 2 - across.before", "place % 2", "first convolutions have filters that are shifted by a column"),
-    Mutant("smoothing-loss", "backends/kernels/loss.cu", "backends/cuda/test_loss.py",
+    Mutant("smoothing-loss", "backends/kernels/loss.cu", "backends/cpu/test_loss.py",
            "smoothing / classes) * (distances", "smoothing / (classes - 1)) * (distances",
            "label smoothing is too large by K / (K - 1)"),
     Mutant("smoothing-gradient", "backends/cpu/matrices.py", "backends/cpu/test_loss.py",

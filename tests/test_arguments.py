@@ -43,10 +43,6 @@ def _normalize(**keywords):
     return F.batch_normalization(X, ONES, ONES, **keywords)
 
 
-def _both(**keywords):
-    return F.convolution_batch_normalization(X, W, ONES, ONES, **keywords)
-
-
 def _iterator():
     return chainer.iterators.SerialIterator([0], 1)
 
@@ -206,9 +202,6 @@ WRONG = [
     ("gamma", lambda: F.batch_normalization(X, 1.0, ONES), "found 1.0"),
     ("add", lambda: _normalize(add=1), "found 1"),
     ("var", lambda: F.fixed_batch_normalization(X, ONES, ONES, ONES, 1.0), "found 1.0"),
-    ("decay", lambda: _both(decay="0.9"), "found '0.9'"),
-    ("pad", lambda: _both(pad=None), "found None"),
-    ("sums", lambda: F.batch_normalization_relu_convolution_2d(X, None, ONES, ONES, W), "found None"),
     ("dtype", lambda: F.cast(X, "float64"), "float16, bfloat16, float32; found 'float64'"),
     ("dtype", lambda: F.cast(X, None), "found None"),
     ("x", lambda: F.cast("x", "float16"), "found 'x'"),

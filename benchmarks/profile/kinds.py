@@ -20,10 +20,10 @@ def _by_name(names):
 
 _PRIMITIVES = _by_name(
     {
-        CONV_FPROP: "conv_fprop conv_batch_norm",  # the latter with the batch normalization, fused or not
+        CONV_FPROP: "conv_fprop",
         CONV_DGRAD: "conv_dgrad deconv_fprop",
         CONV_WGRAD: "conv_wgrad",
-        BN_FORWARD: "batch_norm batch_norm_affine batch_norm_inference",
+        BN_FORWARD: "batch_norm batch_norm_inference",
         BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward",
         ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows",
         POOLING: "max_pool max_pool_backward average_pool average_pool_backward global_average_pool "

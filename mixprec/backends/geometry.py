@@ -126,15 +126,3 @@ class Saved(NamedTuple):
     invstd: Any
     mask: Any = None
     count: Any = None
-
-
-class Affine(NamedTuple):
-    """``scale * x + bias`` per channel: a batch normalization whose statistics are known.
-
-    Attributes:
-        scale: (C,) float32, gamma * invstd.
-        bias: (C,) float32, beta - mean * scale.
-    """
-
-    scale: Any
-    bias: Any

@@ -6,7 +6,7 @@ a primitive says otherwise:
 * activations are (N, H, W, C), C-contiguous, in the *storage dtype*: float16, bfloat16 or float32;
 * filters are (K, R, S, C / groups), C-contiguous, in the storage dtype, and so are their gradients;
 * gamma, beta, mean, variance and their gradients are (C,) float32; a bias is in the storage dtype or float32;
-* ``convolution``, ``pooling`` and ``attributes``, Saved and Affine are of classes of :mod:`mixprec.backends.geometry`;
+* ``convolution``, ``pooling`` and ``attributes`` and Saved are of classes of :mod:`mixprec.backends.geometry`;
 * a primitive widens to float32, accumulates in float32 and rounds each output once, to nearest even, to the storage
   dtype. What does not fit becomes inf, without a warning: the loss scale watches for that.
 
@@ -15,8 +15,6 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 
 import abc
 
-from mixprec.backends.geometry import Following
-
 
 class Primitives(abc.ABC):
     """One for NumPy (:mod:`mixprec.backends.cpu`), one for each CUDA device (:mod:`mixprec.backends.cuda`)."""
@@ -24,7 +22,7 @@ class Primitives(abc.ABC):
     # Convolution
 
     @abc.abstractmethod
-    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """Convolves (without flipping the filter, as all deep-learning libraries).
 
         Args:
@@ -33,8 +31,6 @@ class Primitives(abc.ABC):
             convolution: how the filter moves.
             b: ``None`` or a bias (K,).
             relu: whether a ReLU follows.
-            prologue: ``None`` or an Affine: the input is ``relu(scale * x + bias)``, rounded to the storage
-                dtype, instead of ``x``. Padding is with zeros after that.
             statistics: whether to return sums for a batch normalization, too; not with ``relu``. Or
                 :class:`~mixprec.backends.geometry.Following`, without all other options: the device then decides
                 whether that is worth it, by rule or by measurement of both together.
@@ -49,16 +45,15 @@ class Primitives(abc.ABC):
         """
 
     @abc.abstractmethod
-    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+    def conv_dgrad(self, dy, w, convolution, x_shape):
         """Returns the gradient dx (N, H, W, C) = ``x_shape`` of :meth:`conv_fprop` with respect to its input.
 
-        With ``relu_input`` (N, H, W, C) the convolution's input was ``relu(relu_input)``, and the gradient is that with
-        respect to ``relu_input``. Channels of ``x_shape`` beyond those of the filter get zeros.
+        Channels of ``x_shape`` beyond those of the filter get zeros.
         """
 
     @abc.abstractmethod
-    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
-        """Returns the gradient dw (K, R, S, C / groups) = ``w_shape`` of :meth:`conv_fprop`, prologue as there."""
+    def conv_wgrad(self, x, dy, convolution, w_shape):
+        """Returns the gradient dw (K, R, S, C / groups) = ``w_shape`` of :meth:`conv_fprop`."""
 
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
         """Returns the transposed convolution (N, OH, OW, C) = ``y_shape`` of x (N, H, W, K): :meth:`conv_dgrad`.
@@ -142,15 +137,6 @@ class Primitives(abc.ABC):
         y is the output of the forward pass where there was an addition, otherwise ``None``.
         """
 
-    @abc.abstractmethod
-    def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
-        """Returns Affine and Saved of the sums of :meth:`conv_fprop`, ``count`` in each channel, for a prologue."""
-
-    def conv_batch_norm(self, x, w, convolution, gamma, beta, running, attributes, *, add=None):
-        """Returns z of :meth:`conv_fprop`, and y and saved of its :meth:`batch_norm`, which may take the sums."""
-        z, sums = self.conv_fprop(x, w, convolution, statistics=Following(attributes.relu, add is not None))
-        return z, *self.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
-
     # Pooling
 
     @abc.abstractmethod
@@ -227,7 +213,7 @@ class Primitives(abc.ABC):
     # inf. Of symmetric matrices the lower triangle counts: the upper one may differ from it in the last bits.
 
     @abc.abstractmethod
-    def patch_moments(self, x, convolution, filter_size, out, *, bias=False, prologue=None):
+    def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
         """Adds to ``out`` the second moments of what a filter sees: the sum of ``p p^T`` over its positions.
 
         Args:
@@ -238,7 +224,6 @@ class Primitives(abc.ABC):
             out: (groups, D, D) float32, C-contiguous; p are the elements under the filter of a group of channels in the
                 order (R, S, C / groups), zeros for padding.
             bias: whether a 1 follows them: D is R * S * C / groups, or one more.
-            prologue: as of :meth:`conv_fprop`.
         """
 
     @abc.abstractmethod

@@ -9,10 +9,6 @@ from mixprec.functions.batch_normalization import batch_normalization, fixed_bat
 from mixprec.functions.classification import accuracy, binary_cross_entropy, softmax_cross_entropy
 from mixprec.functions.concatenation import concat
 from mixprec.functions.convolution import convolution_2d
-from mixprec.functions.convolution_batch_normalization import (
-    batch_normalization_relu_convolution_2d,
-    convolution_batch_normalization,
-)
 from mixprec.functions.deconvolution import deconvolution_2d
 from mixprec.functions.dropout import dropout
 from mixprec.functions.layout import cast, to_nchw, to_nhwc
@@ -26,12 +22,10 @@ __all__ = [
     "accuracy",
     "average_pooling_2d",
     "batch_normalization",
-    "batch_normalization_relu_convolution_2d",
     "binary_cross_entropy",
     "cast",
     "concat",
     "convolution_2d",
-    "convolution_batch_normalization",
     "deconvolution_2d",
     "dropout",
     "fixed_batch_normalization",

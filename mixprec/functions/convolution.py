@@ -94,14 +94,14 @@ class FilterNode(Node):
                 f"{self.name}: x must be (N, H, W, {channels}), with zeros alone beyond; found shape {x.shape}"
             )
 
-    def wgrad(self, primitives, x, dy, w_shape, **prologue):
+    def wgrad(self, primitives, x, dy, w_shape):
         """Returns the gradient of filters (K, R, S, C / groups) as (K, C / groups, R, S).
 
         To be called before the gradient of x is computed, beside which a second stream may compute this one.
         """
-        compute = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, w_shape, **prologue)
+        compute = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, w_shape)
         if aside.now.allowed:
-            gradient = aside.run(self, self.filter_input, compute, (x, dy, prologue))
+            gradient = aside.run(self, self.filter_input, compute, (x, dy))
         else:
             gradient = compute()
         return gradient.transpose(0, 3, 1, 2)

@@ -17,7 +17,7 @@ class Observer(abc.ABC):
     """Is told of every layer that a backward pass goes through. Arrays must not be changed, nor kept."""
 
     @abc.abstractmethod
-    def filters(self, inputs, x, dy, w_shape, convolution, prologue=None):
+    def filters(self, inputs, x, dy, w_shape, convolution):
         """Of a convolution or a linear layer.
 
         Args:
@@ -26,7 +26,6 @@ class Observer(abc.ABC):
             dy: (N, OH, OW, K), the gradient of the output, scaled as the loss is.
             w_shape: (K, R, S, C / groups).
             convolution: :class:`~mixprec.backends.geometry.Convolution`.
-            prologue: as of :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`.
         """
 
     @abc.abstractmethod

@@ -72,7 +72,7 @@ class Collector(Observer):
                 "mixprec.links"
             )
 
-    def filters(self, inputs, x, dy, w_shape, convolution, prologue=None):
+    def filters(self, inputs, x, dy, w_shape, convolution):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""
         params, names = self._parameters(inputs)
         if not names or names[0] is None or names[0] in self.too_large:
@@ -87,7 +87,7 @@ class Collector(Observer):
             layer = self._new(FilterLayer(names, w_shape, convolution.groups, params[0].array))
         layer.to_device(params[0].device)
         if layer.names == names and layer.fits(w_shape, convolution.groups):
-            layer.add(primitives_of(x), x, dy, convolution, prologue, is_first=self._is_first(layer))
+            layer.add(primitives_of(x), x, dy, convolution, is_first=self._is_first(layer))
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
         """See :class:`~mixprec.functions.layer_gradients.Observer`."""

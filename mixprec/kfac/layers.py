@@ -196,16 +196,16 @@ class FilterLayer(Layer):
         """Of the two inverses, in products of numbers."""
         return [self.groups * array.shape[1] ** 3 for array in self.sums]
 
-    def add(self, primitives, x, dy, convolution, prologue, *, is_first):
+    def add(self, primitives, x, dy, convolution, *, is_first):
         """Adds the second moments of a use of the layer.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
-            x, dy, convolution, prologue: see :meth:`~mixprec.functions.layer_gradients.Observer.filters`.
+            x, dy, convolution: see :meth:`~mixprec.functions.layer_gradients.Observer.filters`.
             is_first: whether it is the first one in its backward pass: others are of the same images.
         """
         bias = len(self.names) > 1
-        primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias, prologue=prologue)
+        primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias)
         primitives.row_moments(dy, self.sums[1])
         if is_first:
             self.counts[0] += len(x)

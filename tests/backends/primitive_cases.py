@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from mixprec.backends.geometry import BatchNorm, LocalResponseNorm, Pooling
+from mixprec.backends.geometry import BatchNorm, Following, LocalResponseNorm, Pooling
 
 FLOAT16, BFLOAT16, FLOAT32 = map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32))
 STORAGE = (FLOAT16, BFLOAT16, FLOAT32)
@@ -188,6 +188,12 @@ def batch_norm_gradients(g, x, gamma, mean, invstd, constant=False):
         dx_bound = dbeta_bound / count + np.abs(normalized) * dgamma_bound / count
     dx_bound = np.abs(scale) * (dx_bound + 8 * EPS32 * dx_terms)
     return {"dx": (scale * dx, dx_bound), "dgamma": (dgamma, dgamma_bound), "dbeta": (dbeta, dbeta_bound)}
+
+
+def convolved_and_normalized(primitives, x, w, convolution, gamma, beta, running, attributes, add=None):
+    """Returns z of a convolution, and y and saved of the batch normalization after it, which may take its sums."""
+    z, sums = primitives.conv_fprop(x, w, convolution, statistics=Following(attributes.relu, add is not None))
+    return z, *primitives.batch_norm(z, gamma, beta, running, attributes, add=add, sums=sums)
 
 
 # Pooling

@@ -89,42 +89,6 @@ def test_random_programs(machine):
         assert is_right(new, PinnedCopies(0), seed)
 
 
-def _without_fork(self, *arguments, copy=PinnedCopies._copy):
-    """The side streams wait for an event that is as old as the round."""
-    event, main = self._fork, self._main()
-    if not hasattr(self, "_old") or self._old.capture is not main.capture:
-        self._old = self._new_event()
-        self._old.record(main)
-    self._fork = _Old(self._old)
-    try:
-        return copy(self, *arguments)
-    finally:
-        self._fork = event
-
-
-class _Old:
-    def __init__(self, event):
-        self.key, self.capture = event.key, event.capture
-
-    def record(self, stream):
-        pass
-
-
-def _without_slots(self, name, stream, slot, *rest, copy=PinnedCopies._copy):
-    slot.last = None
-    return copy(self, name, stream, slot, *rest)
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("wait", lambda self, mark: None), ("_copy", _without_fork), ("_copy", _without_slots)],
-    ids=["no wait", "no fork", "slots in no order"],
-)
-def test_a_wait_that_is_missing_is_seen(machine, monkeypatch, name, fault):
-    monkeypatch.setattr(PinnedCopies, name, fault)
-    assert not all(is_right(machine(seed), PinnedCopies(0), seed) for seed in range(10))
-
-
 def _out(copies, machine, array=None):
     array = Device(machine).new(1) if array is None else array
     root = copies.root_of(array)

@@ -31,8 +31,8 @@ def _asked(notes):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_it_supports_what_the_other_stand_in_for_cudnn_does(dtype):
-    """Which test_plans.py compares with cuDNN. Scale and bias of a prologue are always float32 here."""
-    asked = {name: operation for name, operation in variants(dtype).items() if not name.startswith("prologue")}
+    """Which test_plans.py compares with cuDNN."""
+    asked = variants(dtype)
     supported = {name for name, operation in asked.items() if null_device.CudnnContext().supports(operation)}
     assert supported == {name for name, operation in asked.items() if _has_engine(operation)}
     assert supported < set(asked)

@@ -159,75 +159,29 @@ def _normalized(seed, dtype, groups=1):
     ]
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_convolution_with_batch_normalization_is_one_after_the_other(dtype, added, relu):
-    *arrays, mean, variance = _normalized(0, dtype)
-    rest, where = {"eps": 1e-3, "decay": 0.7, "relu": relu}, {"stride": 2, "pad": 1}
+def test_statistics_taken_from_the_sums_of_a_convolution(dtype):
+    x, W, gamma, beta, _, mean, variance = _normalized(0, dtype)
+    running = [[mean, variance], [mean.copy(), variance.copy()]]
 
-    def apart(x, W, gamma, beta, add=None):
-        return F.batch_normalization(
-            F.convolution_2d(x, W, **where),
-            gamma,
-            beta,
-            running_mean=means[0],
-            running_var=variances[0],
-            add=add,
-            **rest,
-        )
+    def normalized(z, gamma, beta, running, sums=None):
+        return F.batch_normalization(z, gamma, beta, running_mean=running[0], running_var=running[1], sums=sums)
 
-    def together(x, W, gamma, beta, add=None):
-        return F.convolution_batch_normalization(
-            *(x, W, gamma, beta), **where, running_mean=means[1], running_var=variances[1], add=add, **rest
-        )
+    def with_sums(x, W, gamma, beta):
+        z, sums = F.convolution_2d(x, W, statistics=True)
+        return normalized(z, gamma, beta, running[0], sums)
 
-    means, variances = [mean, mean.copy()], [variance, variance.copy()]
-    arrays = arrays if added else arrays[:4]
-    expected, gradients_expected, dy = run(apart, arrays)
-    found, gradients, _ = run(together, arrays, dy)
-    np.testing.assert_array_equal(found, expected)
-    for each, right in zip(gradients, gradients_expected, strict=True):
-        np.testing.assert_array_equal(each, right)
-    np.testing.assert_array_equal(means[1], means[0])
-    np.testing.assert_array_equal(variances[1], variances[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_batch_normalization_inside_of_convolutions(dtype):
-    """conv - BN - ReLU - conv - BN, the statistics taken from the first convolution's sums, and the second's."""
-    x, W1, gamma, beta, _, mean, variance = _normalized(0, dtype)
-    W2, b2 = channels_last(normal(9, 5, 8, 3, 3, dtype=dtype)), normal(10, 5)
-    gamma2 = normal(11, 5) + 1
-    statistics = [[mean, variance], [mean.copy(), variance.copy()]]
-
-    def inside(x, W1, gamma, beta, W2, gamma2, b2):
-        z, sums = F.convolution_2d(x, W1, statistics=True)
-        z, sums = F.batch_normalization_relu_convolution_2d(
-            *(z, sums, gamma, beta, W2),
-            pad=1,
-            running_mean=statistics[0][0],
-            running_var=statistics[0][1],
-            statistics=True,
-        )
-        return F.batch_normalization(z, gamma2, b2, sums=sums, relu=True)
-
-    def one_by_one(x, W1, gamma, beta, W2, gamma2, b2):
-        z = F.convolution_2d(x, W1)
-        h = F.batch_normalization(
-            z, gamma, beta, running_mean=statistics[1][0], running_var=statistics[1][1], relu=True
-        )
-        return F.batch_normalization(F.convolution_2d(h, W2, pad=1), gamma2, b2, relu=True)
-
-    arrays = [x, W1, gamma, beta, W2, gamma2, b2]
-    expected, gradients_expected, dy = run(one_by_one, arrays)
-    found, gradients, _ = run(inside, arrays, dy)
-    # Sums before rounding, or another order of operations, may move single values to the next one.
+    arrays = [x, W, gamma, beta]
+    expected, gradients_expected, dy = run(
+        lambda x, W, *rest: normalized(F.convolution_2d(x, W), *rest, running[1]), arrays
+    )
+    found, gradients, _ = run(with_sums, arrays, dy)
+    # Sums before rounding may move single values to the next one.
     eps = 8 * EPS[dtype] if dtype != np.float32 else 2.0**-16
     for each, right in zip([found, *gradients], [expected, *gradients_expected], strict=True):
         assert each.dtype == right.dtype
         assert np.abs(wide(each) - wide(right)).max() <= eps * np.abs(wide(right)).max()
-    np.testing.assert_allclose(statistics[0], statistics[1], rtol=eps)
+    np.testing.assert_allclose(running[0], running[1], rtol=eps)
 
 
 class _Recorder:
@@ -341,21 +295,6 @@ def _filters(*shape, dtype=np.float32):
             ValueError,
             "deconvolution_2d: an output of (30, 17) pixels does not belong to x (2, 8, 8, 4) and W (4, 3, 3, 3) with "
             "stride (2, 2) and pad (0, 0)",
-        ),
-        (
-            lambda x: F.convolution_batch_normalization(
-                x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(3), _filters(3), add=_filters(2, 8, 8, 3)
-            ),
-            ValueError,
-            "convolution_batch_normalization: add must have the shape of the result, (2, 6, 6, 3); found (2, 8, 8, 3)",
-        ),
-        (
-            lambda x: F.batch_normalization_relu_convolution_2d(
-                x((2, 8, 8, 4)), _filters(2, 3), _filters(4), _filters(4), _filters(3, 4, 3, 3)
-            ),
-            ValueError,
-            "batch_normalization_relu_convolution_2d: sums must be (2, 4) float32, from "
-            "convolution_2d(..., statistics=True); found (2, 3) float32",
         ),
         (
             lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), relu=True, statistics=True),

@@ -45,13 +45,6 @@ FUNCTIONS = {
         lambda x, g, b: F.fixed_batch_normalization(x, g, b, ONES, ONES, relu=True),
         [IMAGES, VECTORS, VECTORS],
     ),
-    "convolution_batch_normalization": (F.convolution_batch_normalization, [IMAGES, (8, 8, 3, 3), VECTORS, VECTORS]),
-    "batch_normalization_relu_convolution_2d": (
-        lambda x, g, b, W: F.batch_normalization_relu_convolution_2d(
-            x, np.stack([x.array.sum((0, 1, 2), "f"), (x.array.astype("f") ** 2).sum((0, 1, 2), "f")]), g, b, W
-        ),
-        [IMAGES, VECTORS, VECTORS, (6, 8, 3, 3)],
-    ),
     "max_pooling_2d": (lambda x: F.max_pooling_2d(x, 2), [IMAGES]),
     "average_pooling_2d": (lambda x: F.average_pooling_2d(x, 2), [IMAGES]),
     "global_average_pooling_2d": (F.global_average_pooling_2d, [IMAGES]),

@@ -28,16 +28,6 @@ GEOMETRIES = {
         lambda value: F.deconvolution_2d(IMAGES[..., :4].copy(), FILTERS, stride=2, outsize=value),
         1,
     ),
-    "convolution_batch_normalization: stride": (
-        lambda value: F.convolution_batch_normalization(IMAGES, FILTERS, ONES[:4], ZEROS[:4], value),
-        1,
-    ),
-    "batch_normalization_relu_convolution_2d: pad": (
-        lambda value: F.batch_normalization_relu_convolution_2d(
-            IMAGES, np.ones((2, 8), np.float32), ONES, ZEROS, FILTERS, pad=value
-        ),
-        0,
-    ),
     "max_pooling_2d: ksize": (lambda value: F.max_pooling_2d(IMAGES, value), 1),
     "max_pooling_2d: stride": (lambda value: F.max_pooling_2d(IMAGES, 2, value), 1),
     "max_pooling_2d: pad": (lambda value: F.max_pooling_2d(IMAGES, 2, 2, value), 0),
@@ -77,7 +67,6 @@ def test_more_channels_than_the_filter_has_must_be_zeros(dtype):
     x, W = normal(0, 2, 5, 5, 4, dtype=dtype), normal(1, 8, 3, 3, 3, dtype=dtype)
     calls = (
         lambda: F.convolution_2d(x, W),
-        lambda: F.convolution_batch_normalization(x, W, ONES, ZEROS),
         lambda: L.Convolution2D(3, 8, 3, dtype=dtype)(x),
     )
     for call in calls:
@@ -142,33 +131,6 @@ def test_statistics_that_move_between_a_testing_forward_pass_and_its_backward_pa
     expected[0] = expected[0].transpose(0, 2, 3, 1)
     for one, right in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, right, rtol=1e-5, atol=1e-5)
-
-
-FUSED = {
-    "convolution_batch_normalization": lambda x, **running: F.convolution_batch_normalization(
-        x, FILTERS, ONES[:4], ZEROS[:4], **running
-    ),
-    "batch_normalization_relu_convolution_2d": lambda x, **running: F.batch_normalization_relu_convolution_2d(
-        x, np.ones((2, 8), np.float32), ONES, ZEROS, FILTERS, pad=1, **running
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_an_empty_batch_leaves_the_statistics_of_fused_functions_alone(name):
-    size = 4 if name.startswith("conv") else 8
-    running = np.zeros(size, np.float32), np.ones(size, np.float32)
-    with pytest.raises(ValueError, match="an empty batch has no statistics"):
-        FUSED[name](np.empty((0, 3, 3, 8), np.float32), running_mean=running[0], running_var=running[1])
-    assert (running[0] == 0).all()
-    assert (running[1] == 1).all()
-
-
-@pytest.mark.parametrize("name", FUSED)
-def test_one_element_in_each_channel_of_fused_functions(name):
-    x = IMAGES[:1, :3, :3].copy() if name.startswith("conv") else IMAGES[:1, :1, :1].copy()
-    with pytest.warns(UserWarning, match=rf"^{name}: .* one element in each channel"):
-        FUSED[name](x)
 
 
 # Links

@@ -255,7 +255,7 @@ def test_which_nodes_take_two_terms():
         found = {cls.name} if cls.takes_two_terms else set()
         return found.union(*map(taking_two, cls.__subclasses__()))
 
-    assert taking_two(Node) == {"batch_normalization", "convolution_batch_normalization"}
+    assert taking_two(Node) == {"batch_normalization"}
 
 
 # --- how they lie in memory

@@ -81,46 +81,6 @@ def test_statistics_that_a_convolution_takes(name):
     assert_step(found, expected_step(build(name)))
 
 
-class Prologue(chainer.Chain):
-    """conv - BN - ReLU - conv, the latter three as one node of mixprec's functions or by Chainer's links."""
-
-    def __init__(self, whole):
-        super().__init__()
-        self.whole = whole
-        with self.init_scope():
-            self.first = L.Convolution2D(8, 8, 3, nobias=True)
-            self.bn = L.BatchNormalization(8)
-            self.second = L.Convolution2D(8, 8, 3, pad=1, nobias=True)
-
-    def forward(self, x):
-        if not self.whole:
-            return self.second(F.relu(self.bn(self.first(x))))
-        h, sums = functions.convolution_2d(functions.to_nhwc(x, "float32"), self.first.W, statistics=True)
-        h = functions.batch_normalization_relu_convolution_2d(
-            h, sums, self.bn.gamma, self.bn.beta, self.second.W, pad=1
-        )
-        return functions.to_nchw(h, "float32")
-
-
-def test_a_normalization_inside_of_a_convolution():
-    def model(whole):
-        np.random.seed(0)
-        return Prologue(whole)
-
-    x = np.random.RandomState(0).normal(size=(6, 8, 6, 6)).astype(np.float32)
-    target = np.random.RandomState(1).normal(size=(6, 8, 4, 4)).astype(np.float32)
-
-    def lossfun(model, x, t):
-        return F.sum((model(x) - t.astype(x.dtype)) ** 2) / len(x)
-
-    whole = model(True)
-    optimizer, kfac = references.optimizer_of(whole, damping=DAMPING)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(lossfun, whole, x, target)
-    found = {name: layer.averages for name, layer in kfac._collector.layers.items()}, seen.found
-    assert_step(found, expected_step(model(False), lossfun, (x, target)))
-
-
 def test_the_links_of_mixprec():
     np.random.seed(0)
     model = chainer.Sequential(links.Linear(6, 5), F.tanh, links.Linear(5, 4))

@@ -139,11 +139,11 @@ class Calls:
         y = self.array((x_shape[0], *out, filters), dtype)
         sizes = x_shape, w_shape, (*stride, *pad, *dilation, groups)
         name = self.one_of("conv_fprop", "conv_dgrad", "conv_wgrad")
-        self.outputs = [5 if name == "conv_wgrad" else 7 if name == "conv_fprop" else 6]
+        self.outputs = [7 if name == "conv_fprop" else 5]
         if name == "conv_fprop":
             return name, [*sizes, x, w, self.maybe(filters), int(self.flag()), y]
         if name == "conv_dgrad":
-            return name, [*sizes, y, w, self.maybe(x_shape, dtype), x]
+            return name, [*sizes, y, w, x]
         return name, [*sizes, x, y, w]
 
     def update(self):

@@ -73,7 +73,7 @@ def _convolutions():
     sizes = (2, 7, 6, 3), (4, 3, 3, 3), (1, 2, 1, 0, 1, 1, 1)
     x, w, y = array(sizes[0], "f2"), array(sizes[1], "f2"), array((2, 7, 2, 4), "f2")
     yield "conv_fprop", (*sizes, x, w, array(4), 1, array(y.shape, "f2"))
-    yield "conv_dgrad", (*sizes, y, w, x, array(x.shape, "f2"))
+    yield "conv_dgrad", (*sizes, y, w, array(x.shape, "f2"))
     yield "conv_wgrad", (*sizes, x, y, array(w.shape, "f2"))
 
 

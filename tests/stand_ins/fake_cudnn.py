@@ -16,7 +16,7 @@ import enum
 
 import numpy as np
 
-from tests.stand_ins.fake_cudnn_limits import cudnnGraphNotSupportedError, needs_tensor_cores, refuse
+from tests.stand_ins.fake_cudnn_limits import cudnnGraphNotSupportedError, refuse
 from tests.stand_ins.fake_cudnn_nodes import NODES
 from tests.stand_ins.fake_cudnn_tensors import Tensor, data_type, read, write
 
@@ -180,7 +180,7 @@ class pygraph:
         self._step(3, "create_execution_plans")
         assert all(isinstance(mode, heur_mode) for mode in heuristics)
         refuse(self)
-        self.plans = PLANS[:2] if needs_tensor_cores(self) else PLANS
+        self.plans = PLANS
 
     def deselect_numeric_notes(self, notes):
         assert self.plans, "a filter before create_execution_plans()"

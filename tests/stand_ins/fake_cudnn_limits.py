@@ -21,11 +21,6 @@ def refuse(graph):
             raise cudnnGraphNotSupportedError(f"no engine for {' -> '.join(kinds)} in {storage}: {rule}")
 
 
-def needs_tensor_cores(graph):
-    """Whether cuDNN has no engine without them: for a convolution of what another node gives."""
-    return any(node.kind == "conv_fprop" and node.inputs["image"].is_virtual for node in graph.nodes)
-
-
 def _channels(nodes, kinds, storage):
     return any(
         node.inputs["input"].dim[1] % (4 if storage == "FLOAT" else 8)
@@ -39,13 +34,9 @@ def _addition_alone(nodes, kinds, storage):
 
 
 def _wide_operand(nodes, kinds, storage):
-    """An intermediate float32 value as an operand of a convolution or of batchnorm_backward."""
-    return storage != "FLOAT" and any(
-        tensor.is_virtual and tensor.data_type.name == "FLOAT"
-        for node in nodes
-        for name, tensor in node.inputs.items()
-        if (node.kind, name) in (("conv_fprop", "image"), ("conv_wgrad", "image"), ("batchnorm_backward", "grad"))
-    )
+    """An intermediate float32 value as the gradient of batchnorm_backward."""
+    gradients = [node.inputs["grad"] for node in nodes if node.kind == "batchnorm_backward"]
+    return storage != "FLOAT" and any(grad.is_virtual and grad.data_type.name == "FLOAT" for grad in gradients)
 
 
 def _statistics(nodes, kinds, storage):
@@ -54,15 +45,7 @@ def _statistics(nodes, kinds, storage):
     convolution = nodes[kinds.index("conv_fprop")]
     weight = convolution.inputs["weight"].dim
     channels = (convolution.inputs["image"].dim[1], weight[0])
-    return storage != "HALF" or max(weight[2:]) > 5 or any(c % 8 for c in channels) or _wide_scale(nodes)
-
-
-def _prologue_of_wgrad(nodes, kinds, storage):
-    return "conv_wgrad" in kinds and "scale" in kinds and (storage != "HALF" or _wide_scale(nodes))
-
-
-def _wide_scale(nodes):
-    return any(node.inputs["scale"].data_type.name == "FLOAT" for node in nodes if node.kind == "scale")
+    return storage != "HALF" or max(weight[2:]) > 5 or any(c % 8 for c in channels)
 
 
 _RULES = {
@@ -70,5 +53,4 @@ _RULES = {
     "an addition after batch normalization wants a ReLU after it": _addition_alone,
     "an operand between two nodes is not in the storage dtype": _wide_operand,
     "statistics want float16 throughout, multiples of 8 channels, and filters up to 5x5": _statistics,
-    "scale and bias before conv_wgrad want float16": _prologue_of_wgrad,
 }

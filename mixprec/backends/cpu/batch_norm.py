@@ -1,16 +1,29 @@
 """Batch normalization on NumPy: statistics in one pass over the input, the output in another."""
 
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mixprec.backends.cpu.blocks import Rows, read, target, write
 from mixprec.backends.cpu.elementwise import is_positive
-from mixprec.backends.geometry import Affine, Saved
+from mixprec.backends.geometry import Saved
 
 _ZERO = np.float32(0)
 # Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+
+
+class Affine(NamedTuple):
+    """``scale * x + bias`` per channel: a batch normalization whose statistics are known.
+
+    Attributes:
+        scale: (C,) float32, gamma * invstd.
+        bias: (C,) float32, beta - mean * scale.
+    """
+
+    scale: Any
+    bias: Any
 
 
 class BatchNorms:
@@ -37,11 +50,6 @@ class BatchNorms:
         count = _count(x)
         mean, variance = self._moments(x)
         return np.stack([np.full_like(mean, count), mean, variance])
-
-    @_quiet
-    def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
-        """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_affine`."""
-        return _finish(*_moments_of_sums(sums, count), count, gamma, beta, running, attributes)
 
     @_quiet
     def batch_norm_backward(

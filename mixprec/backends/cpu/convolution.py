@@ -16,12 +16,10 @@ class Convolutions:
     """The primitives of convolution, see :class:`~mixprec.backends.primitives.Primitives`."""
 
     @np.errstate(over="ignore", invalid="ignore")
-    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
         if isinstance(statistics, Following):  # which takes its own, of what is rounded
-            return self.conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue), None
-        if prologue is not None:
-            x = self.apply_affine(x, prologue, relu=True)[0]
+            return self.conv_fprop(x, w, convolution, b, relu=relu), None
         (k, r, s, c), groups = w.shape, convolution.groups
         y = np.empty(convolution.y_shape(x.shape, w.shape), x.dtype)
         sums = np.zeros((2, k))
@@ -43,7 +41,7 @@ class Convolutions:
         return (y, sums.astype(np.float32)) if statistics else y
 
     @np.errstate(over="ignore", invalid="ignore")
-    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+    def conv_dgrad(self, dy, w, convolution, x_shape):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_dgrad`."""
         (k, r, s, c), groups, (n, height, width, _) = w.shape, convolution.groups, x_shape
         (oh, ow), channels = dy.shape[1:3], c * groups
@@ -62,16 +60,12 @@ class Convolutions:
                 for tap, outputs, inputs in taps_of((height, width), (oh, ow), (r, s), convolution):
                     multiply(gradient, tap, product)
                     wide[inputs] += product[outputs]
-            if relu_input is not None:
-                np.copyto(wide, 0, where=~(widen(relu_input[images])[..., :channels] > 0))
             _store(wide, target)
         return dx
 
     @np.errstate(over="ignore", invalid="ignore")
-    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+    def conv_wgrad(self, x, dy, convolution, w_shape):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
-        if prologue is not None:
-            x = self.apply_affine(x, prologue, relu=True)[0]
         (_, r, s, c), groups = w_shape, convolution.groups
         total = None
         for part, windows in windows_of(x[..., : c * groups], (r, s), convolution, dy.shape[1:]):

@@ -12,10 +12,8 @@ class SecondMoments:
     """The second moments of :class:`~mixprec.backends.primitives.Primitives`; inverses are computed in float64."""
 
     @_quiet
-    def patch_moments(self, x, convolution, filter_size, out, *, bias=False, prologue=None):
+    def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.patch_moments`."""
-        if prologue is not None:
-            x = self.apply_affine(x, prologue, relu=True)[0]
         (r, s), (groups, size, _) = filter_size, out.shape
         elements = size - bias
         channels = groups * elements // (r * s)

@@ -43,7 +43,7 @@ class BatchNorms(BatchNormKernels):
             saved = self._statistics_of_ranks(x, attributes, running, ranks)
             return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
         if sums is not None:
-            saved = self._finish_sums(sums, rows_of(x)[0], None, running, attributes)[1]
+            saved = self._finish_sums(sums, rows_of(x)[0], running, attributes)
             return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None, factors is not None
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add, factors))
@@ -77,9 +77,6 @@ class BatchNorms(BatchNormKernels):
             dy, x, (gamma, beta, mean, variance), VARIANCE, attributes.eps, opening, opened
         )
         return dx, dgamma, dbeta, dadd if opened is not None or y is None else dy
-
-    def batch_norm_affine(self, sums, count, gamma, beta, running, attributes):
-        return self._finish_sums(sums, count, (gamma, beta), running, attributes)
 
     # The candidates
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
-from mixprec.backends.geometry import Affine, Saved
+from mixprec.backends.geometry import Saved
 
 INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
@@ -45,15 +45,14 @@ class BatchNormKernels(Candidates):
         after = [*self._parts(partial, x), *how]
         self._run_rows("batch_norm", "batch_norm_statistics", x, [address], after, [address])
 
-    def _finish_sums(self, sums, count, parameters, running, attributes):
-        """Returns :class:`Affine`, or ``None`` if there are no ``parameters``, gamma and beta; and :class:`Saved`."""
+    def _finish_sums(self, sums, count, running, attributes):
+        """Returns :class:`Saved` of the sums of a convolution, ``count`` elements in each channel, without a mask."""
         channels = sums.shape[1]
         mean, invstd = (self._empty((channels,), _FLOAT) for _ in range(2))
-        affine = None if parameters is None else Affine(*(self._empty((channels,), _FLOAT) for _ in range(2)))
-        arrays = *(parameters or (None, None)), mean, invstd, *(affine or (None, None)), *(running or (None, None))
+        arrays = mean, invstd, *(running or (None, None))
         arguments = [self._address(sums), count, channels, *map(self._address_or_0, arrays)]
         self._run_channels("batch_norm_finalize_sums", arguments, attributes, channels)
-        return affine, Saved(mean, invstd)
+        return Saved(mean, invstd)
 
     def _statistics_of_ranks(self, x, attributes, running, ranks):
         """Returns :class:`Saved` of the batches of all processes, without a mask."""

@@ -13,56 +13,59 @@ from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.stem import Stems, folds_of
-from mixprec.backends.geometry import Affine, BatchNorm, Following
+from mixprec.backends.geometry import BatchNorm, Following
 
 _FLOAT = np.dtype(np.float32)
 
 
 class _Forward(NamedTuple):
-    """A forward pass. Attributes: bias and ReLU, a prologue, statistics: is each wanted, or does cuDNN fuse it?"""
+    """A forward pass. Attributes: bias and ReLU, statistics: is each wanted, or does cuDNN fuse it?"""
 
     ending: bool = False
-    prologue: bool = False
     statistics: bool = False
 
 
 class Convolutions(BatchNorms, Stems, Layouts):
     """The convolutions of :class:`~mixprec.backends.primitives.Primitives`."""
 
-    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         w = self._as_wide_as(x.shape[3], w, convolution)
         if isinstance(statistics, Following):
             key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, statistics
             return self._choose(key, self._batch_norm_candidates, (x, w, True))(x, w)
-        wanted = _Forward(b is not None or relu, prologue is not None, statistics)
+        wanted = _Forward(b is not None or relu, statistics)
         key = "conv_fprop", x.shape, w.shape, x.dtype, convolution, None if b is None else b.dtype, relu, wanted
-        arguments = x, w, b, prologue
+        arguments = x, w, b
         return self._choose(key, self._fprop_candidates, arguments)(*arguments)
 
-    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+    def conv_dgrad(self, dy, w, convolution, x_shape):
         w = self._as_wide_as(x_shape[3], w, convolution)
-        key = "conv_dgrad", dy.shape, w.shape, tuple(x_shape), dy.dtype, convolution, relu_input is not None
-        arguments = dy, w, relu_input
-        return self._choose(key, self._dgrad_candidates, arguments)(*arguments)
+        key = "conv_dgrad", dy.shape, w.shape, tuple(x_shape), dy.dtype, convolution
+        return self._choose(key, self._dgrad_candidates, (dy, w))(dy, w)
 
-    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+    def conv_wgrad(self, x, dy, convolution, w_shape):
         w_shape = tuple(w_shape)
         as_wide_as_x = w_shape if convolution.groups > 1 else (*w_shape[:3], x.shape[3])
-        key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution, prologue is not None
-        arguments = x, dy, prologue
-        return self._resized(self._choose(key, self._wgrad_candidates, arguments)(*arguments), w_shape)
+        key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution
+        return self._resized(self._choose(key, self._wgrad_candidates, (x, dy))(x, dy), w_shape)
 
     def relu(self, x):
         return self._scale_bias(x, None, None, relu=True)
 
     def relu_backward(self, dy, y):
-        return self._close(dy, y, self._empty(dy.shape, dy.dtype))
+        result = self._empty(dy.shape, dy.dtype)
+        addresses = [self._address(array) for array in (dy, y, result)]
+        size = math.prod(dy.shape)
+        width = width_of(size, [dy.dtype], addresses)
+        blocks = ceil_div(size, self.launcher.threads * width)
+        self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], dy.dtype, width=width)
+        return result
 
     # The candidates. Of convolutions of cuDNN the first one fuses most.
 
     def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         as_it_is = self._fprop_as_it_is(x_shape, w_shape, dtype, convolution, b, relu, wanted)
-        if wanted.prologue or wanted.statistics:
+        if wanted.statistics:
             return as_it_is
         stems = (
             self._stem_fprop_candidates(folds, dtype, b, relu)
@@ -82,7 +85,6 @@ class Convolutions(BatchNorms, Stems, Layouts):
                 w_shape,
                 b=b if fused.ending else None,
                 relu=relu and fused.ending,
-                prologue=fused.prologue,
                 statistics=fused.statistics,
             )
             if cudnn.supports(operation):
@@ -98,16 +100,12 @@ class Convolutions(BatchNorms, Stems, Layouts):
             function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
             yield "padded", function
 
-    def _dgrad_candidates(self, dy_shape, w_shape, x_shape, dtype, convolution, relu):
-        cudnn, found = self._cudnn(), False
+    def _dgrad_candidates(self, dy_shape, w_shape, x_shape, dtype, convolution):
         ask = functools.partial(operations.conv_dgrad, dtype=dtype, convolution=convolution)
-        # cuDNN 9.28 takes 40 seconds to build the fused gradient of a convolution with stride 2.
-        for fused in (True, False) if relu and convolution.stride == (1, 1) else (False,):
-            operation = ask(dy_shape, w_shape, x_shape, relu=fused)
-            if cudnn.supports(operation):
-                found = True
-                yield "conv+relu" if fused else "conv", functools.partial(self._dgrad, cudnn.plan(operation), fused)
-        if not found:
+        operation = ask(dy_shape, w_shape, x_shape)
+        if self._cudnn().supports(operation):
+            yield "conv", functools.partial(self._gradient, self._cudnn().plan(operation))
+        else:
             images, w_shape = self._padding(
                 lambda images, filters: ask(images[0], filters, images[1]),
                 (dy_shape, x_shape),
@@ -116,26 +114,20 @@ class Convolutions(BatchNorms, Stems, Layouts):
             )
             yield "padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape)
 
-    def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
-        as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution, prologue)
-        if prologue:
-            return as_it_is
+    def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution):
+        as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution)
         stems = (
             self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype)
             for folds in folds_of(x_shape, w_shape, dtype, convolution)
         )
         return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
 
-    def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution, prologue):
-        cudnn, found = self._cudnn(), False
+    def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution):
         ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
-        for fused in (True, False) if prologue else (False,):
-            operation = ask(x_shape, dy_shape, w_shape, prologue=fused)
-            if cudnn.supports(operation):
-                found = True
-                function = functools.partial(self._wgrad, cudnn.plan(operation), fused)
-                yield "conv+prologue" if fused else "conv", function
-        if not found:
+        operation = ask(x_shape, dy_shape, w_shape)
+        if self._cudnn().supports(operation):
+            yield "conv", functools.partial(self._gradient, self._cudnn().plan(operation))
+        else:
             images, padded = self._padding(
                 lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
             )
@@ -152,12 +144,8 @@ class Convolutions(BatchNorms, Stems, Layouts):
 
     # What they do
 
-    def _fprop(self, plan, relu, wanted, fused, x, w, b, prologue):
-        if wanted.prologue and not fused.prologue:
-            x = self._scale_bias(x, *prologue, relu=True)
+    def _fprop(self, plan, relu, wanted, fused, x, w, b):
         inputs = [x, w]
-        if fused.prologue:
-            inputs += prologue
         if fused.ending and b is not None:
             inputs.append(b)
         y = self._empty(plan.operation.outputs[0].shape, x.dtype)
@@ -174,19 +162,10 @@ class Convolutions(BatchNorms, Stems, Layouts):
             return y
         return y, self._sums(y) if sums is None else sums
 
-    def _dgrad(self, plan, relu_fused, dy, w, relu_input):
-        dx = self._empty(plan.operation.outputs[0].shape, dy.dtype)
-        inputs = [dy, w, relu_input] if relu_fused else [dy, w]
-        plan.run(*map(self._address, inputs), self._address(dx))
-        return dx if relu_input is None or relu_fused else self._close(dx, relu_input, dx)
-
-    def _wgrad(self, plan, prologue_fused, x, dy, prologue):
-        if prologue is not None and not prologue_fused:
-            x = self._scale_bias(x, *prologue, relu=True)
-        dw = self._empty(plan.operation.outputs[0].shape, x.dtype)
-        inputs = [x, dy, *prologue] if prologue_fused else [x, dy]
-        plan.run(*map(self._address, inputs), self._address(dw))
-        return dw
+    def _gradient(self, plan, *inputs):
+        found = self._empty(plan.operation.outputs[0].shape, inputs[0].dtype)
+        plan.run(*map(self._address, (*inputs, found)))
+        return found
 
     def _before_batch_norm(self, convolution, following, with_statistics, x, w, is_measured=False):
         """Returns the result of a convolution and its sums, or ``None``; as it is measured, what follows from them."""
@@ -210,33 +189,20 @@ class Convolutions(BatchNorms, Stems, Layouts):
             self.batch_norm_backward(y, z, gamma, beta, saved, attributes, add=True, plus=y)
         return y
 
-    def _fprop_padded(self, convolution, x_shape, w_shape, relu, statistics, x, w, b, prologue):
+    def _fprop_padded(self, convolution, x_shape, w_shape, relu, statistics, x, w, b):
         channels = len(w)
-        x, w, prologue = self._resized(x, x_shape), self._resized(w, w_shape), self._affine_as(prologue, x_shape[3])
+        x, w = self._resized(x, x_shape), self._resized(w, w_shape)
         b = None if b is None else self._resized(b, w_shape[:1])
-        found = self.conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue, statistics=statistics)
+        found = self.conv_fprop(x, w, convolution, b, relu=relu, statistics=statistics)
         if not statistics:
             return self._resized(found, (*found.shape[:3], channels))
         y, sums = found
         return self._resized(y, (*y.shape[:3], channels)), self._resized(sums, (2, channels))
 
-    def _dgrad_padded(self, convolution, shape, dy_shape, x_shape, w_shape, dy, w, relu_input):
+    def _dgrad_padded(self, convolution, shape, dy_shape, x_shape, w_shape, dy, w):
         dy, w = self._resized(dy, dy_shape), self._resized(w, w_shape)
-        dx = self._resized(self.conv_dgrad(dy, w, convolution, x_shape), shape)
-        return dx if relu_input is None else self._close(dx, relu_input, dx)
+        return self._resized(self.conv_dgrad(dy, w, convolution, x_shape), shape)
 
-    def _wgrad_padded(self, convolution, shape, x_shape, dy_shape, w_shape, x, dy, prologue):
-        x, dy, prologue = self._resized(x, x_shape), self._resized(dy, dy_shape), self._affine_as(prologue, x_shape[3])
-        return self._resized(self.conv_wgrad(x, dy, convolution, w_shape, prologue=prologue), shape)
-
-    def _affine_as(self, affine, channels):
-        return None if affine is None else Affine(*(self._resized(values, (channels,)) for values in affine))
-
-    def _close(self, gradient, y, result):
-        """Writes a gradient to ``result``, with zeros where ``y`` is not above 0, and returns that."""
-        addresses = [self._address(array) for array in (gradient, y, result)]
-        size = math.prod(gradient.shape)
-        width = width_of(size, [gradient.dtype], addresses)
-        blocks = ceil_div(size, self.launcher.threads * width)
-        self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], gradient.dtype, width=width)
-        return result
+    def _wgrad_padded(self, convolution, shape, x_shape, dy_shape, w_shape, x, dy):
+        x, dy = self._resized(x, x_shape), self._resized(dy, dy_shape)
+        return self._resized(self.conv_wgrad(x, dy, convolution, w_shape), shape)

@@ -20,10 +20,10 @@ _ROWS = 4  # that a thread reads at once
 class Curvatures(Base):
     """The second moments of :class:`~mixprec.backends.primitives.Primitives`."""
 
-    def patch_moments(self, x, convolution, filter_size, out, *, bias=False, prologue=None):
+    def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
         out_size = convolution.out_size(x.shape[1:3], filter_size)
         is_pointwise = (*filter_size, *convolution.pad) == (1, 1, 0, 0) and out_size == x.shape[1:3]
-        if is_pointwise and not bias and prologue is None:
+        if is_pointwise and not bias:
             self._add_moments(x, out)
             return
         groups, size, _ = out.shape
@@ -34,17 +34,16 @@ class Curvatures(Base):
             return
         patches = self._empty((groups * chunk * width,), x.dtype)
         of_group = (size - bias) // math.prod(filter_size)
-        given = [self._address(x), *map(self._address_or_0, prologue or (None, None))]
-        together = width_of(math.gcd(of_group, x.shape[3]), [x.dtype], given)
-        given.append(self._address(patches))
+        source, target = self._address(x), self._address(patches)
+        together = width_of(math.gcd(of_group, x.shape[3]), [x.dtype], [source])
         rest = [groups, width // together, *x.shape[1:], places, out_size[1], *filter_size, of_group]
         rest += [*convolution.stride, *convolution.pad, *convolution.dilation, int(bias)]
         for first in range(0, positions, chunk):
             rows = min(chunk, positions - first)
-            arguments = [*given, *divmod(first, places), rows, *rest]
+            arguments = [source, target, *divmod(first, places), rows, *rest]
             blocks = ceil_div(groups * rows * width // together, self.launcher.threads)
             self.kernels.launch("patches", "patches", blocks, arguments, x.dtype, together)
-            layout = given[-1], width, rows * width
+            layout = target, width, rows * width
             self.matrices.add_moments(layout, x.dtype, rows, self._address(out), size, groups)
 
     def row_moments(self, dy, out):

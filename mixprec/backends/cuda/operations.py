@@ -7,7 +7,7 @@ from mixprec.backends.cudnn.operation import Operation, Tensor
 _FLOAT = "float32"
 
 
-def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prologue=False, statistics=False):
+def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, statistics=False):
     """Returns the :class:`~mixprec.backends.cudnn.operation.Operation` of a convolution.
 
     Args:
@@ -17,11 +17,10 @@ def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prol
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
         b: dtype of a bias, or ``None``.
         relu: whether a ReLU follows.
-        prologue: whether scale, bias and ReLU come first.
         statistics: whether the sums of channels and their squares are wanted.
     """
-    c, k, y_shape = x_shape[3], w_shape[0], convolution.y_shape(x_shape, w_shape)
-    inputs = [Tensor("x", x_shape, dtype.name), Tensor("w", w_shape, dtype.name), *_prologue(c, prologue)]
+    k, y_shape = w_shape[0], convolution.y_shape(x_shape, w_shape)
+    inputs = [Tensor("x", x_shape, dtype.name), Tensor("w", w_shape, dtype.name)]
     if b is not None:
         inputs.append(Tensor("b", (k,), b.name))
     outputs = [Tensor("y", y_shape, dtype.name)]
@@ -30,17 +29,15 @@ def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, prol
     return operation("conv_fprop", inputs, outputs, **geometry(convolution), relu=relu)
 
 
-def conv_dgrad(dy_shape, w_shape, x_shape, dtype, convolution, *, relu=False):
-    """Returns the operation of a convolution's gradient with respect to its input; ``relu``: that was behind a ReLU."""
+def conv_dgrad(dy_shape, w_shape, x_shape, dtype, convolution):
+    """Returns the operation of a convolution's gradient with respect to its input."""
     inputs = [Tensor("dy", dy_shape, dtype.name), Tensor("w", w_shape, dtype.name)]
-    if relu:
-        inputs.append(Tensor("relu_input", x_shape, dtype.name))
     return operation("conv_dgrad", inputs, [Tensor("dx", x_shape, dtype.name)], **geometry(convolution))
 
 
-def conv_wgrad(x_shape, dy_shape, w_shape, dtype, convolution, *, prologue=False):
+def conv_wgrad(x_shape, dy_shape, w_shape, dtype, convolution):
     """Returns the operation of a convolution's gradient with respect to its filter."""
-    inputs = [Tensor("x", x_shape, dtype.name), Tensor("dy", dy_shape, dtype.name), *_prologue(x_shape[3], prologue)]
+    inputs = [Tensor("x", x_shape, dtype.name), Tensor("dy", dy_shape, dtype.name)]
     return operation("conv_wgrad", inputs, [Tensor("dw", w_shape, dtype.name)], **geometry(convolution))
 
 
@@ -94,10 +91,6 @@ def operation(kind, inputs, outputs, **attributes):
 def geometry(convolution):
     """Returns the attributes that all operations with a convolution have, a dict."""
     return dict(vars(convolution))
-
-
-def _prologue(channels, wanted):
-    return [Tensor(name, (channels,), _FLOAT) for name in ("scale", "bias")] if wanted else []
 
 
 def _channels(shape, *names):

@@ -128,14 +128,14 @@ class Stems(Channels):
             if self._cudnn().supports(operation):
                 yield name, functools.partial(self._stem_wgrad, self._cudnn().plan(operation), fold, w_shape)
 
-    def _stem_fprop(self, plan, fold, x, w, b, prologue):
+    def _stem_fprop(self, plan, fold, x, w, b):
         images = self._folded_images(x, fold)
         filters = self._folded_filters("fold_filters", w, w.shape, fold, fold.w_shape)
         y = self._empty(plan.operation.outputs[0].shape, x.dtype)
         plan.run(*map(self._address, (images, filters, *([] if b is None else [b]), y)))
         return y
 
-    def _stem_wgrad(self, plan, fold, w_shape, x, dy, prologue):
+    def _stem_wgrad(self, plan, fold, w_shape, x, dy):
         images, folded = self._folded_images(x, fold), self._empty(fold.w_shape, x.dtype)
         plan.run(*map(self._address, (images, dy, folded)))
         return self._folded_filters("unfold_filters", folded, w_shape, fold, w_shape)

@@ -32,18 +32,17 @@ class Operation:
     ======================  =============================================  =========================================
     kind                    inputs                                         outputs
     ======================  =============================================  =========================================
-    ``conv_fprop``          x, w [, scale, bias] [, b]                     y [, sum, square_sum]
-    ``conv_dgrad``          dy, w [, relu_input]                           dx
-    ``conv_wgrad``          x, dy [, scale, bias]                          dw
+    ``conv_fprop``          x, w [, b]                                     y [, sum, square_sum]
+    ``conv_dgrad``          dy, w                                          dx
+    ``conv_wgrad``          x, dy                                          dw
     ``batch_norm``          x, gamma, beta, running_mean, running_var      y, mean, invstd, next_mean, next_var
                             [, add]                                        [, mask]
     ``batch_norm_backward`` dy, x, gamma, mean, invstd [, beta | mask]     dx, dgamma, dbeta [, dadd]
     ======================  =============================================  =========================================
 
-    What is in brackets is there or not, and decides on the graph: ``scale`` and ``bias`` are a prologue with ReLU,
-    ``sum`` and ``square_sum`` the sums of each channel of y, ``add`` an addition before the ReLU, ``beta`` the
-    recomputation of a ReLU without an addition, ``mask`` (boolean, shape of x) where the ReLU after an addition was
-    open, ``dadd`` the gradient after that mask.
+    What is in brackets is there or not, and decides on the graph: ``sum`` and ``square_sum`` are the sums of each
+    channel of y, ``add`` an addition before the ReLU, ``beta`` the recomputation of a ReLU without an addition,
+    ``mask`` (boolean, shape of x) where the ReLU after an addition was open, ``dadd`` the gradient after that mask.
 
     A boolean takes a bit, the lowest one of a byte first: seen with 9.19 on an H100. Since 9.25 cuDNN has another type
     for booleans that take a byte, ``CUDNN_DATA_BYTE_BOOLEAN``.

@@ -71,19 +71,9 @@ def _layout(tensor, rank=4):
     return [n, c, *space], [math.prod(shape[1:]), 1, *(math.prod(shape[axis + 2 :]) for axis in range(len(space)))]
 
 
-def _activated(builder, x):
-    """Returns the input of a convolution after the prologue, if there is one."""
-    if not builder.has("scale"):
-        return x
-    graph = builder.graph
-    scaled = graph.scale(input=x, scale=builder.input("scale"))
-    return builder.rounded(graph.relu(input=graph.bias(input=scaled, bias=builder.input("bias"))), "x")
-
-
 def _conv_fprop(builder):
     graph = builder.graph
-    x, w = builder.input("x"), builder.input("w")
-    y = graph.conv_fprop(image=_activated(builder, x), weight=w, **builder.geometry())
+    y = graph.conv_fprop(image=builder.input("x"), weight=builder.input("w"), **builder.geometry())
     if builder.has("b"):
         y = graph.bias(input=y, bias=builder.input("b"))
     if builder.operation.attribute("relu"):
@@ -96,20 +86,13 @@ def _conv_fprop(builder):
 
 
 def _conv_dgrad(builder):
-    graph = builder.graph
     dy, w = builder.input("dy"), builder.input("w")
-    dx = graph.conv_dgrad(loss=dy, filter=w, **builder.geometry())
-    if builder.has("relu_input"):
-        dim, stride = _layout(builder.operation.outputs[0])
-        dx.set_dim(dim).set_stride(stride)  # those of a strided convolution do not follow from dy
-        dx = graph.relu_backward(loss=dx, input=builder.input("relu_input"))
-    builder.output("dx", dx)
+    builder.output("dx", builder.graph.conv_dgrad(loss=dy, filter=w, **builder.geometry()))
 
 
 def _conv_wgrad(builder):
-    graph = builder.graph
     x, dy = builder.input("x"), builder.input("dy")
-    builder.output("dw", graph.conv_wgrad(image=_activated(builder, x), loss=dy, **builder.geometry()))
+    builder.output("dw", builder.graph.conv_wgrad(image=x, loss=dy, **builder.geometry()))
 
 
 def _batch_norm(builder):

@@ -4,11 +4,9 @@
 // A thread writes WIDTH neighbouring elements of a row of `vectors` such. With WIDTH above 1 groups of channels have
 // whole numbers of them, so that all are read at once, from one pixel, too. What is beyond R * S * C elements is 0, but
 // for a 1 as the first, with `bias`.
-//
-// With `scale` the input is relu(scale * x + shift), rounded to the storage dtype; zeros around it stay.
 
 extern "C" __global__ void __launch_bounds__(THREADS) patches(
-    u64 x, u64 scale, u64 shift, u64 found, long long image, long long place, long long rows, long long groups,
+    u64 x, u64 found, long long image, long long place, long long rows, long long groups,
     long long vectors, long long height, long long width, long long channels, long long places, long long columns,
     long long filter_rows, long long filter_columns, long long group_channels, long long stride_y, long long stride_x,
     long long pad_y, long long pad_x, long long dilation_y, long long dilation_x, long long bias) {
@@ -30,16 +28,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) patches(
     } else if (0 <= y && y < height && 0 <= across && across < width) {
         const long long channel = group * group_channels + (first - tap * static_cast<u32>(group_channels));
         load(x, (((image + after) * height + y) * width + across) * channels + channel, value);
-        if (scale) {
-            float factor[WIDTH], term[WIDTH];
-            load<FLOAT32>(scale, channel, factor);
-            load<FLOAT32>(shift, channel, term);
-#pragma unroll
-            for (int k = 0; k < WIDTH; ++k) {
-                value[k] = factor[k] * value[k] + term[k];
-                value[k] = value[k] <= 0.0f ? 0.0f : value[k];  // NaN stays
-            }
-        }
     }
     store(found, static_cast<long long>(i) * WIDTH, value);
 }

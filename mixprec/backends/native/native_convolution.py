@@ -9,28 +9,24 @@ from mixprec.native.native_library import is_stored, library, raw
 class NativeConvolutions:
     """Some of :class:`~mixprec.backends.primitives.Primitives`, by the library."""
 
-    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, prologue=None, statistics=False):
+    def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
         following = isinstance(statistics, Following)  # which takes its own, of what is rounded
         if (statistics and not following) or not computes(x, w) or _is_depthwise(w.shape, convolution):
-            return super().conv_fprop(x, w, convolution, b, relu=relu, prologue=prologue, statistics=statistics)
-        if prologue is not None:
-            x = self.apply_affine(x, prologue, relu=True)[0]
+            return super().conv_fprop(x, w, convolution, b, relu=relu, statistics=statistics)
         y = fprop(x, w, convolution, b, relu)
         return (y, None) if following else y
 
-    def conv_dgrad(self, dy, w, convolution, x_shape, *, relu_input=None):
+    def conv_dgrad(self, dy, w, convolution, x_shape):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_dgrad`."""
         if not computes(dy, w) or 0 in x_shape or _is_depthwise(w.shape, convolution):
-            return super().conv_dgrad(dy, w, convolution, x_shape, relu_input=relu_input)
-        return dgrad(dy, w, convolution, x_shape, relu_input)
+            return super().conv_dgrad(dy, w, convolution, x_shape)
+        return dgrad(dy, w, convolution, x_shape)
 
-    def conv_wgrad(self, x, dy, convolution, w_shape, *, prologue=None):
+    def conv_wgrad(self, x, dy, convolution, w_shape):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_wgrad`."""
         if not computes(x, dy) or 0 in w_shape or _is_depthwise(w_shape, convolution):
-            return super().conv_wgrad(x, dy, convolution, w_shape, prologue=prologue)
-        if prologue is not None:
-            x = self.apply_affine(x, prologue, relu=True)[0]
+            return super().conv_wgrad(x, dy, convolution, w_shape)
         return wgrad(x, dy, convolution, w_shape)
 
 
@@ -52,11 +48,10 @@ def fprop(x, w, convolution, b=None, relu=False):
     return y
 
 
-def dgrad(dy, w, convolution, x_shape, relu_input=None):
-    """Returns dx (N, H, W, C) = ``x_shape``, masked by ``relu_input``, ``None`` or like dx."""
+def dgrad(dy, w, convolution, x_shape):
+    """Returns dx (N, H, W, C) = ``x_shape``."""
     dx = np.empty(x_shape, dy.dtype)
-    mask = None if relu_input is None else raw(relu_input)
-    library().conv_dgrad(dx.shape, w.shape, _moves(convolution), raw(dy), raw(w), mask, raw(dx))
+    library().conv_dgrad(dx.shape, w.shape, _moves(convolution), raw(dy), raw(w), raw(dx))
     return dx
 
 

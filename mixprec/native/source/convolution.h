@@ -20,8 +20,7 @@ struct Convolution {
 struct Convolutions {
     // bias is null or (K,).
     bool (*fprop)(const Convolution &, const void *x, const void *w, const float *bias, bool relu, void *y);
-    // relu_input is null or like dx.
-    bool (*dgrad)(const Convolution &, const void *dy, const void *w, const void *relu_input, void *dx);
+    bool (*dgrad)(const Convolution &, const void *dy, const void *w, void *dx);
     bool (*wgrad)(const Convolution &, const void *x, const void *dy, void *dw);
 };
 

@@ -33,14 +33,13 @@ struct Store {
 // Writes rows of a tile to pixels of the target.
 template <class Stored>
 inline void store_tile(const Store &to, const float *tile, long rows, long columns, const long *pixels, long column,
-                       const Stored *mask, Stored *target) {
+                       Stored *target) {
     for (long i = 0; i < rows; ++i) {
         long start = pixels[i] * to.target_channels + column;
         vectors(0, columns, [&](long j, long count) {
             Vector v = load(tile + i * COLUMNS + j);
             if (to.bias) v = add(v, load_n(to.bias + column + j, count));
             if (to.relu) v = relu(v);
-            if (mask) v = where_positive(load_n(mask + start + j, count), v);
             store_n(target + start + j, v, count);
         });
     }
@@ -49,7 +48,7 @@ inline void store_tile(const Store &to, const float *tile, long rows, long colum
 // target[position] = window(position) @ panels.
 template <class Stored, class Operand>
 bool multiply_windows(const Windows &windows, const Stored *source, const Operand *panels, const Store &to,
-                      const Stored *mask, Stored *target) {
+                      Stored *target) {
     typedef typename Numbers<Operand>::Number Number;
     long numbers = windows.depth(), depth = operands<Operand>(numbers);
     long positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
@@ -86,7 +85,7 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
                 long some = count - row < ROWS ? count - row : ROWS;
                 const Operand *filters = panels + panel * panel_step(depth);
                 multiply<false>(some, columns, packed + row * step, step, filters, depth, sums);
-                store_tile(to, sums, some, columns, pixels + row, column, mask, target);
+                store_tile(to, sums, some, columns, pixels + row, column, target);
             }
         }
     });
@@ -126,8 +125,7 @@ bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const flo
                 panels + panel * panel_step(depth));
         });
         Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
-        const Stored *mask = nullptr;
-        is_done = multiply_windows(windows, x + group * of.channels, panels, to, mask, y + first);
+        is_done = multiply_windows(windows, x + group * of.channels, panels, to, y + first);
     }
     free(panels);
     return is_done;
@@ -152,7 +150,7 @@ inline Axis axis_of_phase(const Convolution &of, int i, long phase) {
 
 // The number of filters of a group is one of operands: a pair has no filters of two pixels.
 template <class Operand, class Stored>
-bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const Stored *relu_input, Stored *dx) {
+bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, Stored *dx) {
     constexpr int EACH = Numbers<Operand>::COUNT;
     long filters = of.filters / of.groups, columns = of.channels, taps = of.filter_size[0] * of.filter_size[1];
     auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * taps);
@@ -188,9 +186,7 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, const St
                     }
         });
         Store to = {columns, of.input_channels, nullptr, false};
-        long channel = group * columns;
-        const Stored *mask = relu_input ? relu_input + channel : nullptr;
-        is_done = multiply_windows(windows, dy + first, panels, to, mask, dx + channel);
+        is_done = multiply_windows(windows, dy + first, panels, to, dx + group * columns);
     }
     free(panels);
     return is_done;
@@ -206,7 +202,7 @@ bool fprop(const Convolution &of, const void *x, const void *w, const float *bia
     return is_done;
 }
 
-bool dgrad(const Convolution &of, const void *dy, const void *w, const void *relu_input, void *dx) {
+bool dgrad(const Convolution &of, const void *dy, const void *w, void *dx) {
     bool is_done = false;
     of_dtype(of.dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
@@ -214,8 +210,7 @@ bool dgrad(const Convolution &of, const void *dy, const void *w, const void *rel
         bool is_even = of.filters / of.groups % Numbers<Operand>::COUNT == 0;
         auto dgrad_by = is_even ? dgrad_of<Operand, Stored> : dgrad_of<float, Stored>;
         is_done = dgrad_by(
-            of, static_cast<const Stored *>(dy), static_cast<const Stored *>(w),
-            static_cast<const Stored *>(relu_input), static_cast<Stored *>(dx));
+            of, static_cast<const Stored *>(dy), static_cast<const Stored *>(w), static_cast<Stored *>(dx));
     });
     return is_done;
 }

@@ -62,13 +62,11 @@ PyObject *conv_dgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("conv_dgrad", given, count);
     Sizes sizes(arguments);
     auto dy = arguments.array("dy"), w = arguments.array("w", dy.dtype, sizes.w);
-    auto relu_input = arguments.optional("relu_input", dy.dtype, sizes.x);
     auto dx = arguments.array("dx", dy.dtype, sizes.x, true);
     if (arguments.ok() && dy.size != sizes.y) arguments.refuse("dy has %ld elements, not %ld", dy.size, sizes.y);
     if (!arguments.done()) return nullptr;
     sizes.dtype = dy.dtype;
-    return run_with_memory(
-        [&] { return kernels->convolutions.dgrad(sizes, dy.data, w.data, relu_input.data, dx.data); });
+    return run_with_memory([&] { return kernels->convolutions.dgrad(sizes, dy.data, w.data, dx.data); });
 }
 
 PyObject *conv_wgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
@@ -88,7 +86,7 @@ PyMethodDef convolution_methods[] = {
     {"conv_fprop", METHOD(conv_fprop), METH_FASTCALL,
      "conv_fprop(x_shape, w_shape, (*stride, *pad, *dilation, groups), x, w, b, relu, y)"},
     {"conv_dgrad", METHOD(conv_dgrad), METH_FASTCALL,
-     "conv_dgrad(x_shape, w_shape, (*stride, *pad, *dilation, groups), dy, w, relu_input, dx)"},
+     "conv_dgrad(x_shape, w_shape, (*stride, *pad, *dilation, groups), dy, w, dx)"},
     {"conv_wgrad", METHOD(conv_wgrad), METH_FASTCALL,
      "conv_wgrad(x_shape, w_shape, (*stride, *pad, *dilation, groups), x, dy, dw)"},
     {},

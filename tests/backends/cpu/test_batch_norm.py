@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
-from tests.backends import batches_with_factors
+from tests.backends import batch_norm_checks, batches_with_factors
+from tests.backends.batch_norm_checks import check_gradients, opened, without_doubt
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
     STORAGE,
-    accumulated,
     arrays,
     assert_close,
     batch_norm_gradients,
@@ -31,21 +31,6 @@ from tests.backends.primitive_cases import (
 from tests.cases import tries
 
 EXAMPLES = settings(max_examples=tries(60))
-
-
-def relu(values):
-    return np.maximum(values, 0)
-
-
-def gradient_without_doubt(rng, before, bound, dtype):
-    """A gradient that is 0 where the sign of a ReLU's input is within its error bound: there both sides are right."""
-    dy = arrays(rng, before.shape, dtype)
-    dy[np.abs(before) <= bound] = 0
-    return dy
-
-
-def masked(dy, before, attributes):
-    return exact(dy) * (before > 0) if attributes.relu else exact(dy)
 
 
 def here(value):
@@ -70,7 +55,7 @@ def test_the_reference_is_chainers(shape, seed):
 
     moments = batch_norm_moments(x, 1e-3)
     before, _ = batch_norm_output(x, gamma, beta, moments, add)
-    np.testing.assert_allclose(relu(before), y.array, atol=1e-12)
+    np.testing.assert_allclose(np.maximum(before, 0), y.array, atol=1e-12)
     gradients = batch_norm_gradients(dy * (before > 0), x, gamma, moments.mean, moments.invstd)
     for (found, _), variable in zip(gradients.values(), variables, strict=True):
         np.testing.assert_allclose(found, variable.grad, rtol=1e-9, atol=1e-9)
@@ -108,52 +93,14 @@ def test_the_reference_is_chainers_in_inference(shape, seed):
     seed=seeds,
 )
 @settings(max_examples=tries(200))
-def test_forward_and_backward(primitives, shape, dtype, attributes, with_add, spread, mean, seed):
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype, spread, mean)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    running_before = [array.copy() for array in running]
-
-    y, saved = primitives.batch_norm(x, gamma, beta, running, attributes, add=add)
-
-    moments = batch_norm_moments(x, attributes.eps)
-    assert_close(saved.mean, moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(saved.invstd, moments.invstd, FLOAT32, moments.invstd_bound)
-    before, bound = batch_norm_output(x, gamma, beta, moments, add)
-    assert_close(y, relu(before) if attributes.relu else before, dtype, bound)
-
-    unbiased = moments.count / max(moments.count - 1, 1)
-    for found, old, value, value_bound in zip(
-        running,
-        running_before,
-        (moments.mean, moments.variance * unbiased),
-        (moments.mean_bound, moments.variance_bound * unbiased),
-        strict=True,
-    ):
-        kept, added = attributes.decay * exact(old), (1 - attributes.decay) * value
-        assert_close(found, kept + added, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(added)))
-
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(saved.mean, saved.invstd), add)
-    dy = gradient_without_doubt(rng, before, bound, dtype)
-    dx, dgamma, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
-    expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, saved.mean, saved.invstd)
-    assert_close(dx, expected["dx"][0], dtype, expected["dx"][1])
-    assert_close(dgamma, expected["dgamma"][0], FLOAT32, expected["dgamma"][1])
-    assert_close(dbeta, expected["dbeta"][0], FLOAT32, expected["dbeta"][1])
-    if not with_add:
-        assert dadd is None
-    elif attributes.relu:
-        np.testing.assert_array_equal(exact(dadd), masked(dy, before, attributes))
-        assert dadd.dtype == dtype
-    else:
-        assert dadd is dy
+def test_forward_and_backward(by_any_engine, shape, dtype, attributes, with_add, spread, mean, seed):
+    options = {"spread": spread, "mean": mean, "seed": seed}
+    batch_norm_checks.check(by_any_engine, here, here, shape, dtype, attributes, with_add, **options)
 
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), seed=seeds)
 @settings(max_examples=tries(80))
-def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(primitives, shape, dtype, with_add, seed):
+def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(anywhere, shape, dtype, with_add, seed):
     """Also at 0, where many of these sums are: all numbers are small integers."""
     rng = np.random.default_rng(seed)
     x, add = rng.integers(-1, 2, (2, *shape)).astype(dtype)
@@ -164,21 +111,21 @@ def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(prim
     count = x.size // shape[-1]
     sums = np.stack([mean * count, (variance + mean**2) * count])
 
-    y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add if with_add else None, sums=sums)
-    _, _, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
+    y, saved = anywhere.batch_norm(x, gamma, beta, None, attributes, add=add if with_add else None, sums=sums)
+    _, _, dbeta, dadd = anywhere.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=with_add)
     np.testing.assert_array_equal(dbeta, (y > 0).sum(tuple(range(x.ndim - 1))))
     if with_add:
         np.testing.assert_array_equal(dadd, (y > 0).astype(dtype))
 
 
-def test_relu_is_open_where_its_output_is_too_small_for_the_storage_dtype(primitives):
+def test_relu_is_open_where_its_output_is_too_small_for_the_storage_dtype(anywhere):
     x = np.array([[0], [2]], np.float16)
     gamma, beta = np.array([2.0**-30], np.float32), np.zeros(1, np.float32)
     attributes = BatchNorm(eps=0.0, relu=True)
     for add in (None, np.zeros_like(x)):
-        y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
+        y, saved = anywhere.batch_norm(x, gamma, beta, None, attributes, add=add)
         assert not y.any()
-        _, _, dbeta, _ = primitives.batch_norm_backward(
+        _, _, dbeta, _ = anywhere.batch_norm_backward(
             np.array([[1], [2]], np.float16), x, gamma, beta, saved, attributes, add=add is not None
         )
         assert dbeta == 2
@@ -187,19 +134,7 @@ def test_relu_is_open_where_its_output_is_too_small_for_the_storage_dtype(primit
 @pytest.mark.parametrize("dtype", STORAGE)
 def test_many_blocks_and_a_part_of_one(primitives, dtype):
     """As the blocks do not begin where channels do, if somebody forgets that."""
-    rng = np.random.default_rng(0)
-    shape = (3 * BLOCK // 7 + 5, 7)
-    x, add, dy = arrays(rng, shape, dtype, 2, 1), arrays(rng, shape, dtype), arrays(rng, shape, dtype)
-    gamma, beta = channel_parameters(rng, 7)
-    attributes = BatchNorm(relu=True)
-    y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(saved.mean, saved.invstd), add)
-    assert_close(y, relu(before), dtype, bound)
-    dy[np.abs(before) <= bound] = 0
-    found = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=True)
-    expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, saved.mean, saved.invstd)
-    for array, (value, bound), of in zip(found, expected.values(), (dtype, FLOAT32, FLOAT32), strict=False):
-        assert_close(array, value, of, bound)
+    batch_norm_checks.check(primitives, here, here, (3 * BLOCK // 7 + 5, 7), dtype, BatchNorm(relu=True), True)
 
 
 def test_more_channels_than_a_block_has_elements(primitives):
@@ -213,29 +148,21 @@ def test_more_channels_than_a_block_has_elements(primitives):
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, seed=seeds)
 @EXAMPLES
-def test_statistics_of_a_convolution(primitives, shape, dtype, attributes, seed):
+def test_statistics_of_a_convolution(anywhere, shape, dtype, attributes, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
     gamma, beta = channel_parameters(rng, shape[-1])
     flat = exact(x).reshape(-1, shape[-1])
     sums = np.stack([flat.sum(0), (flat**2).sum(0)]).astype(np.float32)
-    count = len(flat)
-    running = np.zeros((2, 2, shape[-1]), np.float32)
 
-    y, saved = primitives.batch_norm(x, gamma, beta, tuple(running[0]), attributes, sums=sums)
-    affine, same = primitives.batch_norm_affine(sums, count, gamma, beta, tuple(running[1]), attributes)
+    y, saved = anywhere.batch_norm(x, gamma, beta, None, attributes, sums=sums)
 
     moments = batch_norm_moments(x, attributes.eps)
     assert_close(saved.mean, moments.mean, FLOAT32, moments.mean_bound)
     variance = 1 / exact(saved.invstd) ** 2 - attributes.eps
     np.testing.assert_allclose(variance, moments.variance, atol=8 * 2.0**-24 * (flat**2).mean(0).max() + 1e-7)
     before, bound = batch_norm_output(x, gamma, beta, given_moments(saved.mean, saved.invstd))
-    assert_close(y, relu(before) if attributes.relu else before, dtype, bound)
-    for of_affine, of_output in zip(same[:2], saved[:2], strict=True):
-        np.testing.assert_array_equal(of_affine, of_output)
-    np.testing.assert_array_equal(*running)
-    np.testing.assert_array_equal(affine.scale, gamma * saved.invstd)
-    np.testing.assert_array_equal(affine.bias, beta - saved.mean * affine.scale)
+    assert_close(y, opened(before, attributes.relu), dtype, bound)
 
 
 # --- inference
@@ -243,7 +170,7 @@ def test_statistics_of_a_convolution(primitives, shape, dtype, attributes, seed)
 
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
 @settings(max_examples=tries(120))
-def test_inference(primitives, shape, dtype, attributes, with_add, seed):
+def test_inference(anywhere, shape, dtype, attributes, with_add, seed):
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
     add = arrays(rng, shape, dtype) if with_add else None
@@ -252,27 +179,18 @@ def test_inference(primitives, shape, dtype, attributes, with_add, seed):
     invstd = 1 / np.sqrt(exact(variance) + attributes.eps)
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
 
-    y = primitives.batch_norm_inference(x, gamma, beta, mean, variance, attributes, add=add)
-    assert_close(y, relu(before) if attributes.relu else before, dtype, bound)
+    y = anywhere.batch_norm_inference(x, gamma, beta, mean, variance, attributes, add=add)
+    assert_close(y, opened(before, attributes.relu), dtype, bound)
 
-    dy = gradient_without_doubt(rng, before, bound, dtype)
+    dy = without_doubt(arrays(rng, shape, dtype), before, bound)
     dy[(before > 0) & (exact(y) == 0)] = 0  # open, but too small for y
-    dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
+    found = anywhere.batch_norm_inference_backward(
         dy, x, gamma, beta, mean, variance, attributes, y=y if with_add else None
     )
-    expected = batch_norm_gradients(masked(dy, before, attributes), x, gamma, mean, invstd, constant=True)
-    assert_close(dx, expected["dx"][0], dtype, expected["dx"][1])
-    assert_close(dgamma, expected["dgamma"][0], FLOAT32, expected["dgamma"][1])
-    assert_close(dbeta, expected["dbeta"][0], FLOAT32, expected["dbeta"][1])
-    if not with_add:
-        assert dadd is None
-    elif attributes.relu:
-        np.testing.assert_array_equal(exact(dadd), masked(dy, before, attributes))
-    else:
-        assert dadd is dy
+    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add, constant=True)
 
 
-def test_inputs_are_left_as_they_are(primitives):
+def test_inputs_are_left_as_they_are(anywhere):
     rng = np.random.default_rng(0)
     for dtype in STORAGE:
         inputs = [arrays(rng, (50, 3), dtype) for _ in range(3)]
@@ -281,8 +199,8 @@ def test_inputs_are_left_as_they_are(primitives):
         gamma, beta = channel_parameters(rng, 3)
         for attributes in (BatchNorm(), BatchNorm(relu=True)):
             for addend in (None, add):
-                y, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=addend)
-                found = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=addend is not None)
+                y, saved = anywhere.batch_norm(x, gamma, beta, None, attributes, add=addend)
+                found = anywhere.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=addend is not None)
                 assert not any(
                     np.shares_memory(found[0], array) for array in (x, add, dy, y, found[3]) if array is not None
                 )
@@ -292,8 +210,8 @@ def test_inputs_are_left_as_they_are(primitives):
 
 @given(**batches_with_factors.CASES)
 @EXAMPLES
-def test_images_with_factors(primitives, **case):
-    batches_with_factors.check(primitives, here, here, **case)
+def test_images_with_factors(anywhere, **case):
+    batches_with_factors.check(anywhere, here, here, **case)
 
 
 def test_a_factor_of_one_changes_no_bit(primitives):

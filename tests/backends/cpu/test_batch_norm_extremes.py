@@ -15,13 +15,14 @@ from tests.backends.primitive_cases import (
     batch_norm_moments,
     exact,
 )
+from tests.cases import pairs
 
 # --- statistics
 
 
 @pytest.mark.parametrize(
     ("channels", "mean", "dtype"),
-    [(3, 100, FLOAT16), (1, 100, FLOAT16), (1, 0, FLOAT16), (1, -1000, FLOAT32), (1, 100, BFLOAT16)],
+    [(3, 100, FLOAT16), (1, -1000, FLOAT32), pytest.param(1, 100, BFLOAT16, marks=pytest.mark.slow)],
 )
 def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
     """3.2 million: as many as each channel of ResNet-50's first convolution has at batch 256."""
@@ -37,6 +38,7 @@ def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
     np.testing.assert_allclose(running[1], expected_variance, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
 def test_gradients_of_millions_of_elements(primitives, dtype):
     """Sums of numbers that do not cancel."""
@@ -57,9 +59,10 @@ def test_statistics_of_blocks_that_differ(primitives):
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
 
 
-@pytest.mark.parametrize("outlier", [5, 20, 45, 100, 1e4])
-@pytest.mark.parametrize("width", [8, 16, 32, 10**6])
-@pytest.mark.parametrize("shape", [(2048, 16), (128, 256), (32, 512), (300, 40), (8192, 64)])
+@pytest.mark.parametrize(
+    ("shape", "width", "outlier"),
+    pairs([(2048, 16), (128, 256), (32, 512), (300, 40), (8192, 64)], [8, 16, 32, 10**6], [5, 20, 45, 100, 1e4]),
+)
 def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, outlier):
     """A first row that is far from all others, and all rows at the border of images of some width."""
     x = arrays(np.random.default_rng(0), shape, np.float32)
@@ -72,33 +75,31 @@ def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, ou
 # --- what is extreme
 
 
-@pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize("value", [0.0, 1.0, 100.0, 65504.0, -65504.0])
-@pytest.mark.parametrize("rows", [1, 2, 1000, 40_000])
-def test_a_channel_of_constants(primitives, value, rows, dtype):
+@pytest.mark.parametrize(("rows", "value", "dtype"), pairs((3000, 1, 2), (0.0, 65504.0, 100.0, -65504.0), STORAGE))
+def test_a_channel_of_constants(anywhere, value, rows, dtype):
     """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
     x = np.full((rows, 2), value, dtype)
     gamma, beta = np.array([1, -1], np.float32), np.array([0.5, 0.25], np.float32)
     attributes = BatchNorm(relu=True)
     running = np.zeros(2, np.float32), np.ones(2, np.float32)
-    y, saved = primitives.batch_norm(x, gamma, beta, running, attributes)
+    y, saved = anywhere.batch_norm(x, gamma, beta, running, attributes)
     np.testing.assert_array_equal(saved.mean, exact(x)[0])
-    np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(2e-5), rtol=1e-7)
-    np.testing.assert_allclose(running[1], 0.9, rtol=1e-7)
+    np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(2e-5), rtol=1e-6)
+    np.testing.assert_allclose(running[1], 0.9, rtol=1e-6)
     assert_close(y, np.broadcast_to(beta, x.shape), dtype, 4 * 2.0**-24 * np.abs(exact(x)) / np.sqrt(2e-5))
-    dx, dgamma, dbeta, _ = primitives.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, attributes)
+    dx, dgamma, dbeta, _ = anywhere.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, attributes)
     np.testing.assert_array_equal(dgamma, 0)
     assert np.isfinite(dbeta).all()
     assert np.isfinite(exact(dx)).all()
 
 
-def test_the_largest_numbers_of_float16(primitives):
+def test_the_largest_numbers_of_float16(by_any_engine):
     rng = np.random.default_rng(0)
     x = np.where(rng.random((5000, 3)) < 0.5, 65504, -65504).astype(np.float16)
     gamma, beta = np.ones(3, np.float32), np.zeros(3, np.float32)
-    y, saved = primitives.batch_norm(x, gamma, beta, None, BatchNorm())
-    np.testing.assert_allclose(exact(y), np.sign(exact(x)), atol=0.05)
-    dx, dgamma, _, _ = primitives.batch_norm_backward(y, x, gamma, beta, saved, BatchNorm())
+    y, saved = by_any_engine.batch_norm(x, gamma, beta, None, BatchNorm())
+    np.testing.assert_allclose(exact(y), np.sign(exact(x)), atol=0.1)
+    dx, dgamma, _, _ = by_any_engine.batch_norm_backward(y, x, gamma, beta, saved, BatchNorm())
     assert np.isfinite(exact(dx)).all()
     np.testing.assert_allclose(dgamma, 5000, rtol=0.01)
 
@@ -106,41 +107,41 @@ def test_the_largest_numbers_of_float16(primitives):
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.filterwarnings("error")
-def test_what_is_not_finite_stays_in_its_channel(primitives, dtype, value):
+def test_what_is_not_finite_stays_in_its_channel(anywhere, dtype, value):
     x = np.ones((3000, 2), dtype)
     x[17, 1] = value
     gamma, beta = np.ones((2, 2), np.float32)
-    y, saved = primitives.batch_norm(x, gamma, beta, None, BatchNorm(relu=True))
+    y, saved = anywhere.batch_norm(x, gamma, beta, None, BatchNorm(relu=True))
     assert (y[:, 0] == 1).all()
     assert np.isnan(saved.invstd[1])
     assert np.isnan(exact(y[:, 1])).all()
-    dx, dgamma, _, _ = primitives.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, BatchNorm(relu=True))
+    dx, dgamma, _, _ = anywhere.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, BatchNorm(relu=True))
     assert np.isfinite(exact(dx[:, 0])).all()
     assert np.isfinite(dgamma[0])
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_an_infinite_gradient_ends_at_a_closed_relu(primitives, dtype):
+def test_an_infinite_gradient_ends_at_a_closed_relu(anywhere, dtype):
     x = np.array([[-1], [1]], dtype)
     gamma, beta = np.ones(1, np.float32), np.zeros(1, np.float32)
     attributes = BatchNorm(relu=True)
     for add in (None, np.zeros_like(x)):
-        _, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=add)
+        _, saved = anywhere.batch_norm(x, gamma, beta, None, attributes, add=add)
         dy = np.array([[np.inf], [2]], dtype)
-        *_, dbeta, dadd = primitives.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=add is not None)
+        *_, dbeta, dadd = anywhere.batch_norm_backward(dy, x, gamma, beta, saved, attributes, add=add is not None)
         assert dbeta == 2
         assert add is None or dadd.tolist() == [[0], [2]]
 
 
-def test_overflow_is_infinite(primitives):
+def test_overflow_is_infinite(anywhere):
     x = np.array([[0], [1]], np.float16)
-    y, _ = primitives.batch_norm(x, np.full(1, 1e6, np.float32), np.zeros(1, np.float32), None, BatchNorm())
+    y, _ = anywhere.batch_norm(x, np.full(1, 1e6, np.float32), np.zeros(1, np.float32), None, BatchNorm())
     assert y.tolist() == [[-np.inf], [np.inf]]
 
 
-def test_an_empty_batch_is_an_error(primitives):
+def test_an_empty_batch_is_an_error(anywhere):
     parameters = np.ones((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"empty batch.*\(0, 4, 4, 3\)"):
-        primitives.batch_norm(np.zeros((0, 4, 4, 3), np.float16), *parameters, None, BatchNorm())
+        anywhere.batch_norm(np.zeros((0, 4, 4, 3), np.float16), *parameters, None, BatchNorm())
     x = np.zeros((0, 4, 4, 3), BFLOAT16)
-    assert primitives.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape
+    assert anywhere.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape

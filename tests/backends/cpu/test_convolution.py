@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cpu import convolution as host
-from mixprec.backends.geometry import Affine, Convolution
+from mixprec.backends.geometry import Convolution
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -90,47 +90,25 @@ def drawn(case, dtype, seed):
     return [arrays(rng, some, dtype) for some in (shape, w_shape, out_shape(shape, w_shape, convolution))]
 
 
-def activated(x, affine):
-    """The input that a prologue stands for."""
-    wide = x.astype(np.float32)
-    return np.maximum(wide * affine.scale + affine.bias, 0).astype(x.dtype)
-
-
 # --- all shapes
 
 
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 @example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=host.LIMIT)
-def test_against_float64(primitives, case, dtype, seed, limit):
+def test_against_float64(anywhere, case, dtype, seed, limit):
     convolution, shape, w_shape = case
     x, w, dy = drawn(case, dtype, seed)
     expected = chainers(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
         found = [
-            primitives.conv_fprop(x, w, convolution),
-            primitives.conv_dgrad(dy, w, convolution, shape),
-            primitives.conv_wgrad(x, dy, convolution, w_shape),
+            anywhere.conv_fprop(x, w, convolution),
+            anywhere.conv_dgrad(dy, w, convolution, shape),
+            anywhere.conv_wgrad(x, dy, convolution, w_shape),
         ]
     for ours, theirs, bound in zip(found, expected, bounds(x, w, dy, convolution), strict=True):
         assert ours.flags.c_contiguous
         assert_close(ours, theirs, dtype, bound)
-
-
-@settings(max_examples=tries(50))
-@given(case=cases, seed=seeds, limit=limits)
-def test_gradients_are_adjoint(case, seed, limit):
-    """<dy, conv(x, w)> = <dgrad(dy, w), x> = <wgrad(x, dy), w>, in float64 up to its rounding."""
-    convolution, shape, w_shape = case
-    x, w, dy = drawn(case, np.float64, seed)
-    with mock.patch.object(host, "LIMIT", limit):
-        forward = np.vdot(dy, PRIMITIVES.conv_fprop(x, w, convolution))
-        by_input = np.vdot(PRIMITIVES.conv_dgrad(dy, w, convolution, shape), x)
-        by_filter = np.vdot(PRIMITIVES.conv_wgrad(x, dy, convolution, w_shape), w)
-    (magnitude,) = chainers(abs(x), abs(w), None, convolution)
-    tolerance = 1e-13 * np.vdot(abs(dy), magnitude)
-    assert abs(by_input - forward) <= tolerance
-    assert abs(by_filter - forward) <= tolerance
 
 
 @settings(max_examples=tries(60))
@@ -145,22 +123,6 @@ def test_bias_and_relu(primitives, case, dtype, seed, relu, wide_bias):
     expected = expected + exact(b)
     expected = np.maximum(expected, 0) if relu else expected
     assert_close(primitives.conv_fprop(x, w, convolution, b, relu=relu), expected, dtype, bound)
-
-
-@settings(max_examples=tries(60))
-@given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_prologue_then_zeros_around(primitives, case, dtype, seed, limit):
-    """As if the rounded result of scale, bias and ReLU had been the input; padding stays 0 whatever the bias."""
-    convolution, shape, w_shape = case
-    x, w, dy = drawn(case, dtype, seed)
-    scale, bias = arrays(np.random.default_rng(seed + 1), (2, shape[3]), FLOAT32)
-    affine = Affine(scale, bias + np.float32(1))
-    z = activated(x, affine)
-    y, _, dw = chainers(z, w, dy, convolution)
-    y_bound, _, dw_bound = bounds(z, w, dy, convolution)
-    with mock.patch.object(host, "LIMIT", limit):
-        assert_close(primitives.conv_fprop(x, w, convolution, prologue=affine), y, dtype, y_bound)
-        assert_close(primitives.conv_wgrad(x, dy, convolution, w_shape, prologue=affine), dw, dtype, dw_bound)
 
 
 @settings(max_examples=tries(60))
@@ -190,52 +152,32 @@ def test_statistics(primitives, case, dtype, seed, limit, biased):
     assert_close(sums, [expected.sum(axes), (expected**2).sum(axes)], FLOAT32, bound)
 
 
-@settings(max_examples=tries(60))
-@given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
-def test_gradient_through_a_relu_before(primitives, case, dtype, seed, limit):
-    """Closed where its input was 0, negative or -0.0; wide where it is the smallest number above."""
-    convolution, shape, _ = case
-    x, w, dy = drawn(case, dtype, seed)
-    rng = np.random.default_rng(seed + 1)
-    smallest = np.nextafter(dtype.type(0), dtype.type(1))
-    x = np.where(rng.integers(0, 3, shape) == 0, rng.choice(np.array([0.0, -0.0, smallest], dtype), shape), x)
-    _, dx, _ = chainers(x, w, dy, convolution)
-    _, bound, _ = bounds(x, w, dy, convolution)
-    opened = exact(x) > 0
-    with mock.patch.object(host, "LIMIT", limit):
-        found = primitives.conv_dgrad(dy, w, convolution, shape, relu_input=x)
-    assert_close(found, dx * opened, dtype, bound * opened)
-
-
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits, surplus=st.integers(1, 5))
-def test_channels_of_zeros_beyond_the_filter(primitives, case, dtype, seed, limit, surplus):
+def test_channels_of_zeros_beyond_the_filter(anywhere, case, dtype, seed, limit, surplus):
     convolution, shape, w_shape = case
-    x, w, dy = drawn(case, dtype, seed)
+    convolution = Convolution(convolution.stride, convolution.pad, convolution.dilation)  # not in groups
+    w_shape = (*w_shape[:3], shape[3])
+    x, w, dy = drawn((convolution, shape, w_shape), dtype, seed)
     wider = np.concatenate([x, np.zeros((*shape[:3], surplus), dtype)], 3)
-    affine = Affine(*np.ones((2, shape[3] + surplus), np.float32))
-    narrow = Affine(*(array[: shape[3]] for array in affine))
-    y, _, _ = chainers(activated(x, narrow), w, dy, convolution)
-    _, dx, dw = chainers(x, w, dy, convolution)
-    y_bound, _, _ = bounds(activated(x, narrow), w, dy, convolution)
-    _, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    opened = exact(x) > 0
+    y, dx, dw = chainers(x, w, dy, convolution)
+    y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
-        assert_close(primitives.conv_fprop(wider, w, convolution, prologue=affine), y, dtype, y_bound)
-        assert_close(primitives.conv_wgrad(wider, dy, convolution, w_shape), dw, dtype, dw_bound)
-        found = primitives.conv_dgrad(dy, w, convolution, wider.shape, relu_input=wider)
-    assert_close(found[..., : shape[3]], dx * opened, dtype, dx_bound * opened)
+        assert_close(anywhere.conv_fprop(wider, w, convolution), y, dtype, y_bound)
+        assert_close(anywhere.conv_wgrad(wider, dy, convolution, w_shape), dw, dtype, dw_bound)
+        found = anywhere.conv_dgrad(dy, w, convolution, wider.shape)
+    assert_close(found[..., : shape[3]], dx, dtype, dx_bound)
     assert not found[..., shape[3] :].any()
 
 
 @settings(max_examples=tries(40))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, biased=st.booleans())
-def test_deconvolution(primitives, case, dtype, seed, biased):
+def test_deconvolution(anywhere, case, dtype, seed, biased):
     """Beside Chainer's; a bias is added to what has been rounded."""
     convolution, shape, _ = case
     _, w, x = drawn(case, dtype, seed)
     b = arrays(np.random.default_rng(seed + 1), shape[3], FLOAT32) if biased else None
-    y = primitives.deconv_fprop(x, w, convolution, shape, b)
+    y = anywhere.deconv_fprop(x, w, convolution, shape, b)
     attributes = {name: getattr(convolution, name) for name in ("stride", "pad", "groups")}
 
     def deconvolution(x, w):
@@ -253,32 +195,6 @@ def test_deconvolution(primitives, case, dtype, seed, biased):
 
 
 # --- edges
-
-
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_pixels_between_the_positions_get_no_gradient(primitives, dtype):
-    convolution = Convolution((3, 2))
-    x, w, dy = drawn((convolution, (2, 9, 7, 3), (4, 2, 1, 3)), dtype, 0)
-    dx = primitives.conv_dgrad(dy, w, convolution, x.shape)
-    assert not dx[:, 2::3].any()
-    assert not dx[:, :, 1::2].any()
-    assert dx[:, ::3, ::2].all()
-
-
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 8])
-def test_images_of_one_pixel(primitives, dtype, groups):
-    """Of a 3x3 filter only its centre is ever used."""
-    convolution = Convolution(pad=(1, 1), groups=groups)
-    x, w, dy = drawn((convolution, (1, 1, 1, 8), (8, 3, 3, 8 // groups)), dtype, 0)
-    y, dx, dw = chainers(x, w, dy, convolution)
-    y_bound, dx_bound, dw_bound = bounds(x, w, dy, convolution)
-    assert_close(primitives.conv_fprop(x, w, convolution), y, dtype, y_bound)
-    assert_close(primitives.conv_dgrad(dy, w, convolution, x.shape), dx, dtype, dx_bound)
-    found = primitives.conv_wgrad(x, dy, convolution, w.shape)
-    assert_close(found, dw, dtype, dw_bound)
-    found[:, 1, 1] = 0
-    assert not found.any()
 
 
 @pytest.mark.parametrize("x_shape", [(1, 2, 2, 3), (1, 1, 8, 3), (0, 2, 2, 3)])
@@ -352,8 +268,10 @@ def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, d
 # --- long sums
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize(("w_shape", "groups"), [((3, 1, 1, 2), 1), ((2, 1, 3, 1), 2)], ids=["dense", "depthwise"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("w_shape", "groups", "dtype"), [((3, 1, 1, 2), 1, FLOAT16), ((2, 1, 3, 1), 2, FLOAT32)], ids=["dense", "depthwise"]
+)
 def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):
     """3.2 million of mean 100: far beyond float16, whose own sums would stop at 2**11 times the first product."""
     convolution = Convolution(pad=(0, w_shape[2] // 2), groups=groups)
@@ -433,6 +351,7 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
 # --- PyTorch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
 @pytest.mark.parametrize(
     ("convolution", "shape", "w_shape"),

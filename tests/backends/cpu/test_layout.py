@@ -54,21 +54,21 @@ def test_every_number_goes_to_float32_and_back(dtype):
     seed=seeds,
 )
 @settings(max_examples=tries(100))
-def test_cast(primitives, shape, source, target, spread, seed):
+def test_cast(anywhere, shape, source, target, spread, seed):
     with np.errstate(over="ignore"):
         x = arrays(np.random.default_rng(seed), tuple(shape), np.float32, spread).astype(source)
-    y = primitives.cast(x, target)
+    y = anywhere.cast(x, target)
     assert_close(y, exact(x), target)
     assert (y is x) == (source == target)
 
 
 @pytest.mark.parametrize("target", STORAGE)
 @pytest.mark.parametrize("source", STORAGE)
-def test_cast_of_blocks(primitives, source, target):
+def test_cast_of_blocks(anywhere, source, target):
     x = arrays(np.random.default_rng(0), (3, BLOCK // 2 + 7), source)
     x[1, 5] = np.nan
     x[2, 7] = np.inf
-    assert_close(primitives.cast(x, target), exact(x), target)
+    assert_close(anywhere.cast(x, target), exact(x), target)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -132,28 +132,28 @@ def test_threads_have_scratch_of_their_own():
     seed=seeds,
 )
 @settings(max_examples=tries(80))
-def test_layouts(primitives, position, channels, more, source, target, seed):
+def test_layouts(anywhere, position, channels, more, source, target, seed):
     count, height, width = position
     x = arrays(np.random.default_rng(seed), (count, channels, height, width), source)
     wanted = None if more is None else channels + more
-    y = primitives.to_nhwc(x, target, wanted)
-    expected = exact(primitives.cast(x, target)).transpose(0, 2, 3, 1)
+    y = anywhere.to_nhwc(x, target, wanted)
+    expected = exact(anywhere.cast(x, target)).transpose(0, 2, 3, 1)
     assert y.dtype == target
     assert y.flags.c_contiguous
     assert y.shape == (*position, max(channels, wanted or 0))
     np.testing.assert_array_equal(exact(y[..., :channels]), expected)
     assert not y[..., channels:].any()
 
-    back = primitives.to_nchw(y, source, channels)
+    back = anywhere.to_nchw(y, source, channels)
     assert back.flags.c_contiguous
     assert back.dtype == source
-    np.testing.assert_array_equal(exact(back), exact(primitives.cast(primitives.cast(x, target), source)))
-    assert primitives.to_nchw(y, source).shape == (count, y.shape[3], height, width)
-    assert primitives.to_nchw(y, source, channels + 100).shape == (count, y.shape[3], height, width)
+    np.testing.assert_array_equal(exact(back), exact(anywhere.cast(anywhere.cast(x, target), source)))
+    assert anywhere.to_nchw(y, source).shape == (count, y.shape[3], height, width)
+    assert anywhere.to_nchw(y, source, channels + 100).shape == (count, y.shape[3], height, width)
 
 
-def test_layouts_are_new_arrays(primitives):
+def test_layouts_are_new_arrays(anywhere):
     """Also where both layouts are the same memory."""
     x = np.ones((2, 1, 1, 1), FLOAT32)
-    assert not np.shares_memory(primitives.to_nhwc(x, FLOAT32), x)
-    assert not np.shares_memory(primitives.to_nchw(x, FLOAT32), x)
+    assert not np.shares_memory(anywhere.to_nhwc(x, FLOAT32), x)
+    assert not np.shares_memory(anywhere.to_nchw(x, FLOAT32), x)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -90,13 +89,15 @@ def test_the_reference_is_torchs(count, number, weighted, smoothing, seed):
     seed=seeds,
 )
 @settings(max_examples=tries(150))
-def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, kind, seed):
+def test_softmax_cross_entropy(
+    on_both, count, number, dtype, weighted, smoothing, ignore_label, spread, one_factor, kind, seed
+):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
     class_weight = rng.uniform(0.5, 2, number).astype(np.float32) if weighted else None
     options = {"class_weight": class_weight, "smoothing": smoothing, "ignore_label": ignore_label}
     options["mixed"] = mixed_labels(rng, t, count, number, kind)
-    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, **options)
+    losses, log_z = on_both.softmax_cross_entropy(x, t, **options)
 
     expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
     loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, class_weight, expected_log_z)
@@ -105,7 +106,7 @@ def test_softmax_cross_entropy(count, number, dtype, weighted, smoothing, ignore
     assert (losses[t == ignore_label] == 0).all()
 
     factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
-    dx = PRIMITIVES.softmax_cross_entropy_backward(factors, x, t, log_z, **options)
+    dx = on_both.softmax_cross_entropy_backward(factors, x, t, log_z, **options)
     by_row = np.broadcast_to(exact(factors), count)[:, None]
     assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
     assert not dx[t == ignore_label].any()
@@ -144,18 +145,20 @@ def test_the_reference_of_sigmoids_is_torchs(count, number, smoothing, threshold
     seed=seeds,
 )
 @settings(max_examples=tries(100))
-def test_binary_cross_entropy(count, number, dtype, smoothing, threshold, ignore_label, spread, one_factor, kind, seed):
+def test_binary_cross_entropy(
+    on_both, count, number, dtype, smoothing, threshold, ignore_label, spread, one_factor, kind, seed
+):
     rng = np.random.default_rng(seed)
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
     options = {"smoothing": smoothing, "threshold": threshold, "ignore_label": ignore_label}
     options["mixed"] = mixed_labels(rng, t, count, number, kind)
-    losses = PRIMITIVES.binary_cross_entropy(x, t, **options)
+    losses = on_both.binary_cross_entropy(x, t, **options)
     expected, gradient = binary_cross_entropy(x, t, **options)
     loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
     assert_close(losses, expected, FLOAT32, loss_bound)
     assert (losses[t == ignore_label] == 0).all()
     factors = np.array(128, np.float32) if one_factor else arrays(rng, count, np.float32)
-    dx = PRIMITIVES.binary_cross_entropy_backward(factors, x, t, **options)
+    dx = on_both.binary_cross_entropy_backward(factors, x, t, **options)
     by_row = np.broadcast_to(exact(factors), count)[:, None]
     assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
     assert not dx[t == ignore_label].any()
@@ -163,54 +166,54 @@ def test_binary_cross_entropy(count, number, dtype, smoothing, threshold, ignore
 
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.filterwarnings("error")
-def test_logits_of_any_size(dtype):
+def test_logits_of_any_size(on_both, dtype):
     largest = 65504 if dtype == FLOAT16 else 1e38
     x = np.array([[largest, -largest, 0], [-largest, -largest, -largest], [0, -np.inf, 0]], dtype)
     t = np.zeros(3, np.int32)
-    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
+    losses, log_z = on_both.softmax_cross_entropy(x, t)
     np.testing.assert_allclose(losses, [0, np.log(3), np.log(2)], rtol=1e-6)
     np.testing.assert_allclose(log_z, [exact(x)[0, 0], exact(x)[1, 0] + np.log(3), np.log(2)], rtol=1e-6)
-    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z)
+    dx = on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z)
     assert dx[0].tolist() == [0, 0, 0]
     assert dx[2].tolist() == [-0.5, 0, 0.5]
 
 
-def test_rows_that_do_not_count_may_hold_anything():
+def test_rows_that_do_not_count_may_hold_anything(on_both):
     x = np.array([[np.nan, 0], [np.inf, np.inf], [0, 0]], np.float16)
     t = np.array([-1, -1, 1], np.int32)
-    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t, smoothing=0.1)
+    losses, log_z = on_both.softmax_cross_entropy(x, t, smoothing=0.1)
     assert losses[:2].tolist() == [0, 0]
     assert losses[2] == np.float32(np.log(2))
-    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z, smoothing=0.1)
+    dx = on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z, smoothing=0.1)
     assert not dx[:2].any()
 
 
-def test_a_scaled_gradient_that_does_not_fit_is_infinite():
+def test_a_scaled_gradient_that_does_not_fit_is_infinite(on_both):
     x, t = np.zeros((1, 2), np.float16), np.zeros(1, np.int32)
-    _, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
-    dx = PRIMITIVES.softmax_cross_entropy_backward(np.float32(2**18), x, t, log_z)
+    _, log_z = on_both.softmax_cross_entropy(x, t)
+    dx = on_both.softmax_cross_entropy_backward(np.float32(2**18), x, t, log_z)
     assert dx.tolist() == [[-np.inf, np.inf]]
 
 
 @pytest.mark.parametrize(("count", "divisor"), [(None, 3), (8, 8), (0.5, 0.5)])
-def test_mean_of_counted(count, divisor):
+def test_mean_of_counted(on_both, count, divisor):
     losses, t = np.array([1, 2, 0, 4.5], np.float32), np.array([0, 1, -1, 2], np.int32)
-    mean, factor = PRIMITIVES.mean_of_counted(losses, t, count=count)
+    mean, factor = on_both.mean_of_counted(losses, t, count=count)
     assert mean.shape == factor.shape == ()
     assert mean.dtype == factor.dtype == np.float32
     np.testing.assert_allclose(factor, 1 / divisor, rtol=1e-7)
     np.testing.assert_allclose(mean, 7.5 / divisor, rtol=1e-6)
 
 
-def test_mean_of_none():
+def test_mean_of_none(on_both):
     for t in (np.full(2, 7, np.int32), np.zeros(0, np.int32)):
-        mean, factor = PRIMITIVES.mean_of_counted(np.zeros(len(t), np.float32), t, ignore_label=7)
+        mean, factor = on_both.mean_of_counted(np.zeros(len(t), np.float32), t, ignore_label=7)
         assert mean == 0
         assert factor == 1
 
 
-def test_an_empty_batch():
+def test_an_empty_batch(on_both):
     x, t = np.zeros((0, 3), np.float16), np.zeros(0, np.int32)
-    losses, log_z = PRIMITIVES.softmax_cross_entropy(x, t)
+    losses, log_z = on_both.softmax_cross_entropy(x, t)
     assert losses.shape == log_z.shape == (0,)
-    assert PRIMITIVES.softmax_cross_entropy_backward(np.float32(1), x, t, log_z).shape == (0, 3)
+    assert on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z).shape == (0, 3)

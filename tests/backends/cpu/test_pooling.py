@@ -85,7 +85,7 @@ def test_max_pool(primitives, case, dtype, ties, seed):
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_maxima_of_what_is_extreme(primitives, dtype):
+def test_maxima_of_what_is_extreme(anywhere, dtype):
     """Infinities, both zeros, NaN of both signs, the largest and the smallest numbers, each against each."""
     info = np.array([np.inf, -np.inf, 0.0, -0.0, np.nan, -np.nan, 1, -1], np.float32)
     bits = np.dtype(f"u{dtype.itemsize}")
@@ -95,7 +95,7 @@ def test_maxima_of_what_is_extreme(primitives, dtype):
     values = np.concatenate([info, smallest, -smallest, largest, -largest]).astype(dtype)
     pairs = np.stack(np.meshgrid(values.astype(np.float32), values.astype(np.float32)), -1).astype(dtype)
     x = np.ascontiguousarray(pairs.reshape(1, 1, -1, 1))
-    y, where = primitives.max_pool(x, Pooling((1, 2), (1, 2)))
+    y, where = anywhere.max_pool(x, Pooling((1, 2), (1, 2)))
     expected = pairs.reshape(-1, 2).astype(np.float32)
     index = expected.argmax(1)  # NaN is the largest, the first of equals wins
     np.testing.assert_array_equal(where.reshape(-1), index)
@@ -110,12 +110,12 @@ def test_every_number_of_float16_is_its_own_maximum(primitives):
     np.testing.assert_array_equal(y, x)
 
 
-def test_windows_outside_the_input_are_minus_infinity_and_pass_nothing_back(primitives):
+def test_windows_outside_the_input_are_minus_infinity_and_pass_nothing_back(anywhere):
     x = np.array([-3.0], np.float16).reshape(1, 1, 1, 1)
     pooling = Pooling((1, 1), (1, 1), (1, 1))
-    y, where = primitives.max_pool(x, pooling)
+    y, where = anywhere.max_pool(x, pooling)
     assert y[0, :, :, 0].tolist() == [[-np.inf] * 3, [-np.inf, -3, -np.inf], [-np.inf] * 3]
-    assert primitives.max_pool_backward(np.ones_like(y), where, pooling, x.shape).item() == 1
+    assert anywhere.max_pool_backward(np.ones_like(y), where, pooling, x.shape).item() == 1
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -129,10 +129,10 @@ def test_sums_of_overlapping_windows_are_rounded_once(primitives, dtype):
     assert primitives.max_pool_backward(dy, where, pooling, x.shape)[0, 0, 1, 0] == 1 + 2 * half
 
 
-def test_what_is_infinite_goes_only_to_the_maximum(primitives):
+def test_what_is_infinite_goes_only_to_the_maximum(anywhere):
     x = np.array([1, 2], np.float16).reshape(1, 1, 2, 1)
-    y, where = primitives.max_pool(x, Pooling((1, 2), (1, 1)))
-    dx = primitives.max_pool_backward(np.full_like(y, np.inf), where, Pooling((1, 2), (1, 1)), x.shape)
+    y, where = anywhere.max_pool(x, Pooling((1, 2), (1, 1)))
+    dx = anywhere.max_pool_backward(np.full_like(y, np.inf), where, Pooling((1, 2), (1, 1)), x.shape)
     assert dx.reshape(-1).tolist() == [0, np.inf]
 
 
@@ -141,7 +141,7 @@ def test_what_is_infinite_goes_only_to_the_maximum(primitives):
 
 @given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds)
 @settings(max_examples=tries(100))
-def test_average_pool(primitives, case, dtype, seed):
+def test_average_pool(anywhere, case, dtype, seed):
     pooling, shape = case
     rng = np.random.default_rng(seed)
     x = arrays(rng, shape, dtype)
@@ -150,11 +150,11 @@ def test_average_pool(primitives, case, dtype, seed):
         F.average_pooling_2d(v, pooling.window, pooling.stride, pooling.pad) for v in (variable, magnitude)
     )
     size = math.prod(pooling.window)
-    y = primitives.average_pool(x, pooling)
+    y = anywhere.average_pool(x, pooling)
     assert_close(y, nhwc(expected.array), dtype, accumulated(size, nhwc(terms.array)))
 
     dy = arrays(rng, y.shape, dtype)
-    dx = primitives.average_pool_backward(dy, pooling, shape)
+    dx = anywhere.average_pool_backward(dy, pooling, shape)
     gradient(expected, dy)
     gradient(terms, np.abs(exact(dy)))
     assert_close(dx, nhwc(variable.grad), dtype, accumulated(size, nhwc(magnitude.grad)))
@@ -162,16 +162,16 @@ def test_average_pool(primitives, case, dtype, seed):
 
 @given(position=positions, channels=channel_counts, dtype=storage_dtypes, seed=seeds)
 @settings(max_examples=tries(60))
-def test_global_average_pool(primitives, position, channels, dtype, seed):
+def test_global_average_pool(anywhere, position, channels, dtype, seed):
     rng = np.random.default_rng(seed)
     shape = (*position, channels)
     x = arrays(rng, shape, dtype, 1, 1)
-    y = primitives.global_average_pool(x)
+    y = anywhere.global_average_pool(x)
     size = position[1] * position[2]
     assert_close(y, exact(x).mean((1, 2)), dtype, accumulated(size, np.abs(exact(x)).mean((1, 2))))
 
     dy = arrays(rng, y.shape, dtype)
-    dx = primitives.global_average_pool_backward(dy, shape)
+    dx = anywhere.global_average_pool_backward(dy, shape)
     expected = np.broadcast_to(exact(dy)[:, None, None] / size, shape)
     assert_close(dx, expected, dtype, EPS32 * np.abs(expected))
 
@@ -185,11 +185,11 @@ def test_means_of_large_images_are_those_of_small_ones(primitives, size):
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_means_of_large_numbers_do_not_overflow(primitives, dtype):
+def test_means_of_large_numbers_do_not_overflow(anywhere, dtype):
     x = np.full((2, 20, 20, 3), 60000, dtype)
     value = x.flat[0]
-    assert (primitives.global_average_pool(x) == value).all()
-    assert (primitives.average_pool(x, Pooling((20, 20), (1, 1))) == value).all()
+    assert (anywhere.global_average_pool(x) == value).all()
+    assert (anywhere.average_pool(x, Pooling((20, 20), (1, 1))) == value).all()
 
 
 @pytest.mark.parametrize("shape", [(40, 20, 20, 8), (2, 200, 200, 3), (3, 1, 1, 40_000)])
@@ -212,12 +212,12 @@ def test_images_in_parts(primitives, shape, dtype):
     assert_close(primitives.global_average_pool(x), exact(x).mean((1, 2)), dtype, bound)
 
 
-def test_an_empty_batch(primitives):
+def test_an_empty_batch(anywhere):
     pooling = Pooling((2, 2), (2, 2))
     x = np.zeros((0, 4, 4, 3), np.float16)
-    y, where = primitives.max_pool(x, pooling)
-    assert y.shape == where.shape == primitives.average_pool(x, pooling).shape == (0, 2, 2, 3)
-    assert primitives.max_pool_backward(y, where, pooling, x.shape).shape == x.shape
-    assert primitives.average_pool_backward(y, pooling, x.shape).shape == x.shape
-    assert primitives.global_average_pool(x).shape == (0, 3)
-    assert primitives.global_average_pool_backward(np.zeros((0, 3), np.float16), x.shape).shape == x.shape
+    y, where = anywhere.max_pool(x, pooling)
+    assert y.shape == where.shape == anywhere.average_pool(x, pooling).shape == (0, 2, 2, 3)
+    assert anywhere.max_pool_backward(y, where, pooling, x.shape).shape == x.shape
+    assert anywhere.average_pool_backward(y, pooling, x.shape).shape == x.shape
+    assert anywhere.global_average_pool(x).shape == (0, 3)
+    assert anywhere.global_average_pool_backward(np.zeros((0, 3), np.float16), x.shape).shape == x.shape

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling, Saved
-from tests.backends.primitive_cases import FLOAT32, arrays, labels
+from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Pooling, Saved
+from tests.backends.primitive_cases import FLOAT32, arrays, convolved_and_normalized, labels
 
 _SAME, _HALVING = Convolution(pad=(1, 1)), Convolution((2, 2), (1, 1))
 _STEM = Convolution((2, 2), (3, 3))
@@ -91,7 +91,6 @@ def every_primitive(p, put, dtype, size, filters):
     variance = put(np.exp(arrays(rng, channels, FLOAT32)))
     ones = put(tuple(np.ones((2, filters), np.float32)))
     sums = put(np.stack([np.zeros(channels), np.full(channels, np.prod(size[:3]))]).astype(np.float32))
-    affine, count = Affine(gamma, beta), int(np.prod(size[:3]))
     plain, relu = BatchNorm(), BatchNorm(relu=True)
     rows = put(arrays(rng, (33, channels), dtype))
     matrix = put(arrays(rng, (filters, channels), dtype))
@@ -109,15 +108,12 @@ def every_primitive(p, put, dtype, size, filters):
 
     yield "conv_fprop", lambda: (p.conv_fprop(x, w, _SAME),)
     yield "conv_fprop, bias and ReLU", lambda: (p.conv_fprop(x, w, _SAME, b, relu=True),)
-    yield "conv_fprop, prologue", lambda: (p.conv_fprop(x, w, _SAME, prologue=affine),)
     yield "conv_fprop, statistics", lambda: p.conv_fprop(x, w, _SAME, statistics=True)
     yield "conv_dgrad", lambda: (p.conv_dgrad(dy, w, _SAME, size),)
-    yield "conv_dgrad, ReLU", lambda: (p.conv_dgrad(dy, w, _SAME, size, relu_input=x),)
     yield "add", lambda: (p.add(x, dx),)
     yield "relu", lambda: (p.relu(x),)
     yield "relu_backward", lambda: (p.relu_backward(dx, x),)
     yield "conv_wgrad", lambda: (p.conv_wgrad(x, dy, _SAME, w.shape),)
-    yield "conv_wgrad, prologue", lambda: (p.conv_wgrad(x, dy, _SAME, w.shape, prologue=affine),)
     yield "deconv_fprop", lambda: (p.deconv_fprop(dy, w, _SAME, size, gamma),)
 
     def normalized(attributes, add, factors=None):
@@ -147,13 +143,12 @@ def every_primitive(p, put, dtype, size, filters):
         "batch_norm_inference_backward",
         lambda: p.batch_norm_inference_backward(dx, x, *given, relu, y=p.batch_norm_inference(x, *given, relu, add=dx)),
     )
-    yield "batch_norm_affine", lambda: p.batch_norm_affine(sums, count, gamma, beta, None, plain)[0]
 
-    def conv_batch_norm():
-        z, normal, saved = p.conv_batch_norm(x, w, _SAME, *ones, None, relu, add=y)
+    def convolution_and_batch_norm():
+        z, normal, saved = convolved_and_normalized(p, x, w, _SAME, *ones, None, relu, y)
         return z, normal, saved.mean, saved.invstd
 
-    yield "conv_batch_norm", conv_batch_norm
+    yield "convolution and batch_norm", convolution_and_batch_norm
 
     yield "max_pool", lambda: p.max_pool(x, pooling)
     yield "max_pool_backward", lambda: (p.max_pool_backward(small, where, pooling, size),)
@@ -176,10 +171,9 @@ def every_primitive(p, put, dtype, size, filters):
         return call
 
     size_of_patch = 9 * channels + 1
-    biased = {"bias": True, "prologue": affine}
     yield (
         "patch_moments",
-        added(lambda out: p.patch_moments(x, _SAME, (3, 3), out, **biased), (1, size_of_patch, size_of_patch)),
+        added(lambda out: p.patch_moments(x, _SAME, (3, 3), out, bias=True), (1, size_of_patch, size_of_patch)),
     )
     yield "patch_moments, 1x1", added(lambda out: p.patch_moments(x, Convolution(), (1, 1), out), (1, *2 * (channels,)))
     yield "row_moments", added(lambda out: p.row_moments(dy, out), (2, *2 * (filters // 2,)))

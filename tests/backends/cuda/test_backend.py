@@ -10,7 +10,7 @@ from mixprec.backends import cpu, cuda
 from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
-from tests.backends.primitive_cases import FLOAT16, arrays, exact
+from tests.backends.primitive_cases import FLOAT16, arrays, convolved_and_normalized, exact
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 
 
@@ -91,9 +91,9 @@ def step(p, images, weights, b, scales, labels):
     first, second, head = weights
     relu = BatchNorm(relu=True)
     x = p.to_nhwc(images, first.dtype, 4)
-    z1, y1, saved1 = p.conv_batch_norm(x, first, stem, *scales[0], None, relu)
+    z1, y1, saved1 = convolved_and_normalized(p, x, first, stem, *scales[0], None, relu)
     pooled, where = p.max_pool(y1, pooling)
-    z2, y2, saved2 = p.conv_batch_norm(pooled, second, three, *scales[1], None, relu, add=pooled)
+    z2, y2, saved2 = convolved_and_normalized(p, pooled, second, three, *scales[1], None, relu, add=pooled)
     features = p.global_average_pool(y2)
     logits = p.linear(features, head, b)
     losses, log_z = p.softmax_cross_entropy(logits, labels)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm
-from tests.backends import batches_with_factors
+from tests.backends.batch_norm_checks import check, check_gradients, without_doubt
 from tests.backends.primitive_cases import (
     FLOAT16,
     FLOAT32,
@@ -17,11 +17,8 @@ from tests.backends.primitive_cases import (
     accumulated,
     arrays,
     assert_close,
-    batch_norm_gradients,
-    batch_norm_moments,
     batch_norm_output,
     batch_norm_shapes,
-    batch_norms,
     channel_parameters,
     exact,
     given_moments,
@@ -36,89 +33,11 @@ engines = st.sampled_from(ENGINES)
 
 
 @pytest.fixture(scope="module")
-def cuda():
-    return HostCuda()
-
-
-def opened(values, relu):
-    return np.maximum(values, 0) if relu else values
-
-
-def without_doubt(dy, before, bound):
-    """The gradient with zeros where the sign of the ReLU's input is within its error bound."""
-    return np.where(np.abs(before) <= bound, 0, dy).astype(dy.dtype)
-
-
-def masked(dy, before, attributes):
-    return exact(dy) * (before > 0) if attributes.relu else exact(dy)
-
-
-def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False):
-    dx, dgamma, dbeta, dadd = found
-    gradient = masked(dy, before, attributes)
-    expected = batch_norm_gradients(gradient, x, gamma, mean, invstd, constant)
-    assert_close(receive(dx), expected["dx"][0], x.dtype, expected["dx"][1])
-    assert_close(receive(dgamma), expected["dgamma"][0], FLOAT32, expected["dgamma"][1])
-    assert_close(receive(dbeta), expected["dbeta"][0], FLOAT32, expected["dbeta"][1])
-    if add:
-        np.testing.assert_array_equal(exact(receive(dadd)), gradient)
-        assert dadd.dtype == x.dtype
-    else:
-        assert dadd is None
+def cuda(host):
+    return host.cuda
 
 
 # --- training
-
-
-@settings(max_examples=tries(120))
-@example((3, 12), FLOAT32, BatchNorm(eps=2e-05), True, "kernels", False, 3.0, 31309)  # a mean of 88 deviations
-@given(
-    shape=batch_norm_shapes(),
-    dtype=storage_dtypes,
-    attributes=batch_norms,
-    with_add=st.booleans(),
-    by=engines,
-    misaligned=st.booleans(),
-    mean=st.sampled_from([0.0, 3.0]),
-    seed=seeds,
-)
-def test_forward_and_backward(cuda, shape, dtype, attributes, with_add, by, misaligned, mean, seed):
-    misaligned = misaligned and by == "kernels"  # cuDNN promises nothing for such addresses
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype, 2.0, mean)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    moved = send(running)
-    on_device = send((x, gamma, beta), misaligned)
-    with engine(by):
-        y, saved = cuda.batch_norm(*on_device, moved, attributes, add=send(add, misaligned))
-
-    moments = batch_norm_moments(x, attributes.eps, merged=True)
-    assert_close(receive(saved.mean), moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(receive(saved.invstd), moments.invstd, FLOAT32, moments.invstd_bound)
-    before, bound = batch_norm_output(x, gamma, beta, moments, add)
-    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
-    unbiased = moments.count / max(moments.count - 1, 1)
-    for found, old, value, value_bound in zip(
-        moved,
-        running,
-        (moments.mean, moments.variance * unbiased),
-        (moments.mean_bound, moments.variance_bound * unbiased),
-        strict=True,
-    ):
-        kept, added = attributes.decay * exact(old), (1 - attributes.decay) * value
-        assert_close(receive(found), kept + added, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(added)))
-
-    mean, invstd = receive((saved.mean, saved.invstd))
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    # cuDNN rounds what it computes again to the storage dtype before it looks at the sign.
-    dy = without_doubt(arrays(rng, shape, dtype), before, bound + (by == "cudnn") * np.finfo(np.float16).tiny)
-    sent = send(dy, misaligned)
-    with engine(by):
-        found = cuda.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
-    assert not with_add or attributes.relu or found[3] is sent
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
 
 
 @settings(max_examples=tries(40))
@@ -173,7 +92,7 @@ def test_the_gradient_of_a_sum(cuda, shape, dtype, relu, with_add, by, seed):
     with engine(by):
         found = cuda.batch_norm_backward(send(dy), *on_device, saved, attributes, add=with_add, plus=send(plus))
         expected = cuda.batch_norm_backward(send(total), *on_device, saved, attributes, add=with_add)
-    check_gradients(found, total, before, x, gamma, mean, invstd, attributes, with_add)
+    check_gradients(receive(found), total, before, x, gamma, mean, invstd, attributes, with_add)
     same(found, receive(expected))
 
 
@@ -195,51 +114,18 @@ def test_the_order_in_which_the_second_launch_walks_does_not_matter(cuda, shape,
         assert (one is other is None) or one.tobytes() == other.tobytes()
 
 
-@settings(max_examples=tries(30))
-@given(shape=batch_norm_shapes(), dtype=storage_dtypes, with_add=st.booleans(), by=engines, seed=seeds)
-def test_relu_is_open_in_the_backward_pass_where_it_was_in_the_forward_pass(cuda, shape, dtype, with_add, by, seed):
-    """Also at 0, where many of these sums are: all numbers are small integers."""
-    rng = np.random.default_rng(seed)
-    x, add = rng.integers(-1, 2, (2, *shape)).astype(dtype)
-    x.reshape(-1, shape[-1])[0], x.reshape(-1, shape[-1])[-1] = 1, -1  # not a channel of constants
-    gamma, beta = np.zeros(shape[-1], np.float32), rng.integers(-1, 2, shape[-1]).astype(np.float32)
-    attributes = BatchNorm(relu=True)
-    with engine(by):
-        y, saved = cuda.batch_norm(*send((x, gamma, beta)), None, attributes, add=send(add) if with_add else None)
-        *_, dbeta, dadd = cuda.batch_norm_backward(
-            *send((np.ones_like(x), x, gamma, beta)), saved, attributes, add=with_add
-        )
-    is_open = receive(y) > 0
-    np.testing.assert_array_equal(receive(dbeta), is_open.sum(tuple(range(x.ndim - 1))))
-    if with_add:
-        np.testing.assert_array_equal(receive(dadd), is_open.astype(dtype))
-
-
 @pytest.mark.parametrize("dtype", STORAGE)
 @pytest.mark.parametrize("shape", [(700, 40), (2, 9, 11, 264)])
-def test_many_blocks_beside_and_below_each_other(cuda, shape, dtype):
-    rng = np.random.default_rng(0)
-    x, add, dy = arrays(rng, (3, *shape), dtype)
-    gamma, beta = channel_parameters(rng, shape[-1])
-    attributes = BatchNorm(relu=True)
+def test_many_blocks_beside_and_below_each_other(host, shape, dtype):
     with engine("kernels"):
-        y, saved = cuda.batch_norm(*send((x, gamma, beta)), None, attributes, add=send(add))
-    assert max(cuda.launcher.launches[-3:]) > 8
-    moments = batch_norm_moments(x, attributes.eps, merged=True)
-    assert_close(receive(saved.mean), moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(receive(saved.invstd), moments.invstd, FLOAT32, moments.invstd_bound)
-    mean, invstd = receive((saved.mean, saved.invstd))
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    assert_close(receive(y), opened(before, True), dtype, bound)
-    dy = without_doubt(dy, before, bound)
-    found = cuda.batch_norm_backward(*send((dy, x, gamma, beta)), saved, attributes, add=True)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add=True)
+        check(host.cuda, send, receive, shape, dtype, BatchNorm(relu=True), True)
+    assert max(host.cuda.launcher.launches[-4:]) > 8
 
 
 # --- statistics
 
 
-@pytest.mark.parametrize(("mean", "dtype"), [(100, FLOAT16), (-1000, FLOAT32)])
+@pytest.mark.parametrize(("mean", "dtype"), [(100, FLOAT16), pytest.param(-1000, FLOAT32, marks=pytest.mark.slow)])
 def test_statistics_of_millions_of_elements(cuda, mean, dtype):
     """3.2 million in float16: as many as each channel of ResNet-50's first convolution has at batch 256."""
     rng = np.random.default_rng(0)
@@ -266,38 +152,6 @@ def test_statistics_of_parts_that_differ(cuda):
     np.testing.assert_allclose(receive(saved.invstd), 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
 
 
-@settings(max_examples=tries(30))
-@given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
-def test_statistics_of_a_convolution(cuda, shape, dtype, attributes, with_add, seed):
-    rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, (2, *shape), dtype)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    flat = exact(x).reshape(-1, shape[-1])
-    sums = np.stack([flat.sum(0), (flat**2).sum(0)]).astype(np.float32)
-    running, same_running = (send(tuple(np.zeros((2, shape[-1]), np.float32))) for _ in range(2))
-    on_device = send((x, gamma, beta))
-
-    y, saved = cuda.batch_norm(*on_device, running, attributes, add=send(add), sums=send(sums))
-    affine, same_saved = cuda.batch_norm_affine(send(sums), len(flat), *on_device[1:], same_running, attributes)
-
-    moments = batch_norm_moments(x, attributes.eps)
-    mean, invstd = receive((saved.mean, saved.invstd))
-    assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
-    np.testing.assert_allclose(
-        1 / exact(invstd) ** 2 - attributes.eps, moments.variance, atol=8 * 2.0**-24 * (flat**2).mean(0).max() + 1e-7
-    )
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
-    same((same_saved.mean, same_saved.invstd), (mean, invstd))
-    same(same_running, receive(running))
-    same(affine.scale, gamma * invstd)
-    same(affine.bias, beta - mean * (gamma * invstd))
-    dy = without_doubt(dy, before, bound + np.finfo(np.float16).tiny)
-    found = cuda.batch_norm_backward(*send((dy, *receive(on_device))), saved, attributes, add=with_add)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add)
-
-
 @settings(max_examples=tries(20))
 @given(shape=batch_norm_shapes(), dtype=storage_dtypes, seed=seeds)
 def test_sums_in_place_of_those_of_a_convolution(cuda, shape, dtype, seed):
@@ -306,116 +160,6 @@ def test_sums_in_place_of_those_of_a_convolution(cuda, shape, dtype, seed):
     found = receive(cuda._sums(send(x)))
     for one, terms in zip(found, (flat, flat**2), strict=True):
         assert_close(one, terms.sum(0), FLOAT32, accumulated(len(flat) + 4, np.abs(terms).sum(0)))
-
-
-# --- inference
-
-
-@settings(max_examples=tries(40))
-@given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_add=st.booleans(), seed=seeds)
-def test_inference(cuda, shape, dtype, attributes, with_add, seed):
-    rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, (2, *shape), dtype)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    mean, variance = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    invstd = 1 / np.sqrt(exact(variance) + attributes.eps)
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    parameters = send((gamma, beta, mean, variance))
-    y = cuda.batch_norm_inference(send(x), *parameters, attributes, add=send(add))
-    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
-
-    dy = without_doubt(dy, before, bound)
-    dy[(before > 0) & (exact(receive(y)) == 0)] = 0  # open, but too small for y
-    found = cuda.batch_norm_inference_backward(*send((dy, x)), *parameters, attributes, y=y if with_add else None)
-    check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, with_add, constant=True)
-
-
-# --- what is extreme
-
-
-@pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize("value", [0.0, 100.0, 65504.0, -65504.0])
-@pytest.mark.parametrize("rows", [1, 2, 3000])
-def test_a_channel_of_constants(cuda, value, rows, dtype):
-    """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
-    x = np.full((rows, 8), value, dtype)
-    gamma, beta = np.array([1, -1] * 4, np.float32), np.array([0.5, 0.25] * 4, np.float32)
-    running = send((np.zeros(8, np.float32), np.ones(8, np.float32)))
-    with engine("kernels"):
-        y, saved = cuda.batch_norm(*send((x, gamma, beta)), running, BatchNorm(relu=True))
-        found = cuda.batch_norm_backward(*send((np.ones_like(x), x, gamma, beta)), saved, BatchNorm(relu=True))
-    np.testing.assert_array_equal(receive(saved.mean), exact(x)[0])
-    np.testing.assert_allclose(receive(saved.invstd), 1 / np.sqrt(2e-5), rtol=1e-6)
-    np.testing.assert_allclose(receive(running[1]), 0.9, rtol=1e-6)
-    bound = 4 * 2.0**-24 * np.abs(exact(x)) / np.sqrt(2e-5)
-    assert_close(receive(y), np.broadcast_to(beta, x.shape), dtype, bound)
-    np.testing.assert_array_equal(receive(found[1]), 0)
-    assert all(np.isfinite(exact(receive(array))).all() for array in found[:3])
-
-
-@pytest.mark.parametrize("by", ENGINES)
-def test_the_largest_numbers_of_float16(cuda, by):
-    rng = np.random.default_rng(0)
-    x = np.where(rng.random((2000, 8)) < 0.5, 65504, -65504).astype(np.float16)
-    parameters = send((np.ones(8, np.float32), np.zeros(8, np.float32)))
-    with engine(by):
-        y, saved = cuda.batch_norm(send(x), *parameters, None, BatchNorm())
-        dx, dgamma, _, _ = cuda.batch_norm_backward(y, send(x), *parameters, saved, BatchNorm())
-    np.testing.assert_allclose(exact(receive(y)), np.sign(exact(x)), atol=0.1)
-    assert np.isfinite(exact(receive(dx))).all()
-    np.testing.assert_allclose(receive(dgamma), 2000, rtol=0.01)
-
-
-@pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_what_is_not_finite_stays_in_its_channel(cuda, value, dtype):
-    x = np.ones((300, 9), dtype)
-    x[17, 1] = value
-    parameters = send(tuple(np.ones((2, 9), np.float32)))
-    attributes = BatchNorm(relu=True)
-    for add in (None, np.zeros_like(x)):
-        with engine("kernels"):
-            y, saved = cuda.batch_norm(send(x), *parameters, None, attributes, add=send(add))
-            found = cuda.batch_norm_backward(
-                *send((np.ones_like(x), x)), *parameters, saved, attributes, add=add is not None
-            )
-        others = np.arange(9) != 1
-        assert (receive(y)[:, others] == 1).all()
-        assert np.isnan(receive(saved.invstd)[1])
-        assert np.isnan(exact(receive(y))[:, 1]).all()
-        assert np.isfinite(exact(receive(found[0]))[:, others]).all()
-
-
-@pytest.mark.parametrize("dtype", STORAGE)
-def test_an_infinite_gradient_ends_at_a_closed_relu(cuda, dtype):
-    x = np.array([[-1], [1]], dtype)
-    parameters = send((np.ones(1, np.float32), np.zeros(1, np.float32)))
-    attributes = BatchNorm(relu=True)
-    for add in (None, send(np.zeros_like(x))):
-        with engine("kernels"):
-            _, saved = cuda.batch_norm(send(x), *parameters, None, attributes, add=add)
-            dy = send(np.array([[np.inf], [2]], dtype))
-            *_, dbeta, dadd = cuda.batch_norm_backward(dy, send(x), *parameters, saved, attributes, add=add is not None)
-        assert receive(dbeta) == 2
-        assert add is None or receive(dadd).tolist() == [[0], [2]]
-
-
-def test_overflow_is_infinite(cuda):
-    parameters = send((np.full(1, 1e6, np.float32), np.zeros(1, np.float32)))
-    y, _ = cuda.batch_norm(send(np.array([[0], [1]], np.float16)), *parameters, None, BatchNorm())
-    assert receive(y).tolist() == [[-np.inf], [np.inf]]
-
-
-def test_an_empty_batch_is_an_error_only_in_training(cuda):
-    parameters = send(tuple(np.ones((2, 3), np.float32)))
-    x = send(np.zeros((0, 4, 4, 3), np.float16))
-    with pytest.raises(ValueError, match=r"empty batch.*\(0, 4, 4, 3\)"):
-        cuda.batch_norm(x, *parameters, None, BatchNorm())
-    assert cuda.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape
-    dx, *gradients, _ = cuda.batch_norm_inference_backward(x, x, *parameters, *parameters, BatchNorm())
-    assert dx.shape == x.shape
-    assert [receive(gradient).tolist() for gradient in gradients] == [[0, 0, 0], [0, 0, 0]]
 
 
 # --- engines
@@ -458,7 +202,6 @@ def test_launches_of_the_rest(cuda):
     for launches, call in [
         (1, lambda: cuda.batch_norm_inference(x, *parameters, attributes, add=x)),
         (2, lambda: cuda.batch_norm_inference_backward(x, x, *parameters, attributes, y=x)),
-        (1, lambda: cuda.batch_norm_affine(sums, 18, *parameters[:2], None, attributes)),
         (2, lambda: cuda.batch_norm(x, *parameters[:2], None, attributes, sums=sums)),
     ]:
         with cuda.counting() as found:
@@ -520,7 +263,7 @@ def test_a_mask_is_read_by_the_engine_that_made_it(cuda, by):
     assert bool(found.plans) == (by == "cudnn")
     mean, invstd = receive((saved.mean, saved.invstd))
     before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    wrong = exact(receive(dadd)) != masked(dy, before, attributes)
+    wrong = exact(receive(dadd)) != exact(dy) * (before > 0)
     assert not wrong[np.abs(before) > bound].any()
 
 
@@ -574,13 +317,6 @@ def test_the_faster_engine_is_chosen_by_measurement(add, node_cost):
         _, saved = cuda.batch_norm(*send((x, *parameters)), None, attributes, add=send(x) if add else None)
         cuda.batch_norm_backward(*send((dy, x, *parameters)), saved, attributes, add=add)
     assert (found.kernels, len(found.plans)) == ((0, 2) if node_cost < 1 else (4, 0))
-
-
-@pytest.mark.slow
-@settings(max_examples=tries(60))
-@given(**batches_with_factors.CASES)
-def test_images_with_factors(cuda, **case):
-    batches_with_factors.check(cuda, send, receive, **case)
 
 
 def test_factors_take_no_further_launch_and_are_for_own_kernels(cuda):

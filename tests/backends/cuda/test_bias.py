@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
@@ -13,10 +12,7 @@ from tests.backends.primitive_cases import (
     assert_close,
     channel_counts,
     exact,
-    seeds,
-    storage_dtypes,
 )
-from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, receive, send
 
@@ -28,24 +24,6 @@ shapes = st.tuples(st.integers(1, 200), channel_counts) | st.tuples(
 @pytest.fixture(scope="module")
 def device():
     return OwnKernels(HostLauncher())
-
-
-@settings(max_examples=tries(50))
-@given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
-def test_add_bias(device, shape, dtype, wide, seed, misaligned):
-    rng = np.random.default_rng(seed)
-    x, b = arrays(rng, shape, dtype), arrays(rng, shape[-1:], FLOAT32 if wide else dtype)
-    assert_same(device.add_bias(send(x, misaligned), send(b, misaligned)), PRIMITIVES.add_bias(x, b))
-
-
-@settings(max_examples=tries(50))
-@given(shapes, storage_dtypes, st.booleans(), seeds, st.booleans())
-def test_bias_grad(device, shape, dtype, wide, seed, misaligned):
-    dy = arrays(np.random.default_rng(seed), shape, dtype, mean=1)
-    own = FLOAT32 if wide else dtype
-    found = receive(device.bias_grad(send(dy, misaligned), own))
-    axes = tuple(range(len(shape) - 1))
-    assert_close(found, exact(dy).sum(axes), own, accumulated(dy[..., 0].size, np.abs(exact(dy)).sum(axes)))
 
 
 @pytest.mark.parametrize("shape", [(256, 16), (256, 1000), (20_000, 40), (3, 100, 100, 3), (70_000, 1)])

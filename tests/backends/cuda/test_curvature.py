@@ -9,7 +9,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import curvature
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.backends.geometry import Affine, Convolution, Saved
+from mixprec.backends.geometry import Convolution, Saved
 from tests.backends.primitive_cases import (
     EPS32,
     FLOAT16,
@@ -20,63 +20,33 @@ from tests.backends.primitive_cases import (
     assert_close,
     exact,
 )
-from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
+from tests.stand_ins.cuda_sides import both_sides, on_devices
 
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
-misalignments = pytest.mark.parametrize("misaligned", [False, True])
 
-# (convolution, (N, H, W, C), (R, S), channels of the filter in all groups, bias, prologue)
+# (convolution, (N, H, W, C), (R, S), channels of the filter in all groups, bias)
 PATCHES = {
-    "3x3, bias": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, True, False),
-    "3x3, prologue": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, False, True),
-    "everything": (Convolution((2, 1), (2, 1), (1, 2)), (3, 7, 9, 8), (4, 2), 8, True, True),
-    "3 of 4 channels": (Convolution((2, 2), (3, 3)), (2, 11, 10, 4), (7, 7), 3, True, False),
-    "channels no multiple of 8": (Convolution(pad=(0, 1)), (2, 5, 4, 12), (2, 3), 12, True, True),
-    "groups": (Convolution(pad=(1, 1), groups=4), (2, 5, 6, 32), (3, 3), 32, True, True),
-    "depthwise": (Convolution((2, 2), (1, 1), groups=9), (2, 5, 6, 9), (3, 3), 9, False, True),
-    "1x1": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False, False),
-    "1x1, bias": (Convolution(), (2, 5, 6, 24), (1, 1), 24, True, False),
-    "1x1, prologue": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False, True),
-    "1x1, groups": (Convolution(groups=3), (2, 5, 6, 24), (1, 1), 24, False, False),
-    "1x1, stride": (Convolution((2, 2)), (2, 5, 6, 16), (1, 1), 16, False, False),
-    "1x1, padding and stride": (Convolution((2, 2), (1, 1)), (2, 3, 3, 16), (1, 1), 16, False, False),
-    "linear": (Convolution(), (33, 1, 1, 20), (1, 1), 20, False, False),
+    "3x3, bias": (Convolution(pad=(1, 1)), (2, 6, 5, 16), (3, 3), 16, True),
+    "everything": (Convolution((2, 1), (2, 1), (1, 2)), (3, 7, 9, 8), (4, 2), 8, True),
+    "3 of 4 channels": (Convolution((2, 2), (3, 3)), (2, 11, 10, 4), (7, 7), 3, True),
+    "channels no multiple of 8": (Convolution(pad=(0, 1)), (2, 5, 4, 12), (2, 3), 12, True),
+    "groups": (Convolution(pad=(1, 1), groups=4), (2, 5, 6, 32), (3, 3), 32, True),
+    "depthwise": (Convolution((2, 2), (1, 1), groups=9), (2, 5, 6, 9), (3, 3), 9, False),
+    "1x1": (Convolution(), (2, 5, 6, 24), (1, 1), 24, False),
+    "1x1, bias": (Convolution(), (2, 5, 6, 24), (1, 1), 24, True),
+    "1x1, groups": (Convolution(groups=3), (2, 5, 6, 24), (1, 1), 24, False),
+    "1x1, stride": (Convolution((2, 2)), (2, 5, 6, 16), (1, 1), 16, False),
+    "1x1, padding and stride": (Convolution((2, 2), (1, 1)), (2, 3, 3, 16), (1, 1), 16, False),
+    "linear": (Convolution(), (33, 1, 1, 20), (1, 1), 20, False),
 }
 LARGE_PATCHES = {
-    "56x56x64": (Convolution(pad=(1, 1)), (8, 56, 56, 64), (3, 3), 64, False, False),
-    "224x224x4": (Convolution((2, 2), (3, 3)), (8, 224, 224, 4), (7, 7), 3, True, False),
-    "7x7x512": (Convolution(pad=(1, 1)), (8, 7, 7, 512), (3, 3), 512, False, True),
-    "32 groups": (Convolution(pad=(1, 1), groups=32), (8, 28, 28, 256), (3, 3), 256, False, False),
+    "56x56x64": (Convolution(pad=(1, 1)), (8, 56, 56, 64), (3, 3), 64, False),
+    "224x224x4": (Convolution((2, 2), (3, 3)), (8, 224, 224, 4), (7, 7), 3, True),
+    "7x7x512": (Convolution(pad=(1, 1)), (8, 7, 7, 512), (3, 3), 512, False),
+    "32 groups": (Convolution(pad=(1, 1), groups=32), (8, 28, 28, 256), (3, 3), 256, False),
 }
-# A sample is one block, several parts, or one row.
-SCALES = {
-    "images": (5, 7, 9, 16),
-    "many places": (2, 40, 30, 8),
-    "channels no multiple of 8": (3, 9, 5, 13),
-    "rows": (37, 24),
-    "many channels": (2, 3, 3, 520),
-}
-LARGE_SCALES = {"56x56x64": (32, 56, 56, 64), "7x7x2048": (32, 7, 7, 2048)}
 SIZES = [(9, 5), (2, 1), (3, 64)]  # numbers of matrices, and of their rows
 BLOCKED_SIZES = [(2, 65), (1, 130), (3, 128)]
-
-
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    device = OnGpu()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def side(request):
-    """The host or the GPU, as the parameter says."""
-    return request.getfixturevalue(request.param)
 
 
 def patches(x, convolution, filter_size, groups, bias):
@@ -104,20 +74,16 @@ def moments_of(rows, before):
 
 
 def check_patches(side, case, dtype, misaligned=False):
-    convolution, shape, filter_size, channels, bias, has_prologue = {**PATCHES, **LARGE_PATCHES}[case]
+    convolution, shape, filter_size, channels, bias = {**PATCHES, **LARGE_PATCHES}[case]
     rng = np.random.default_rng(0)
-    x, prologue = arrays(rng, shape, dtype), None
+    x = arrays(rng, shape, dtype)
     x[..., channels:] = 0
-    seen = x[..., :channels]
-    if has_prologue:
-        prologue = Affine(*arrays(rng, (2, shape[3]), FLOAT32))
-        seen = np.maximum(prologue.scale * seen.astype(np.float32) + prologue.bias, 0).astype(dtype)
     groups = convolution.groups
-    rows = patches(seen, convolution, filter_size, groups, bias)
+    rows = patches(x[..., :channels], convolution, filter_size, groups, bias)
     before = arrays(rng, (groups, *2 * rows.shape[2:]), FLOAT32)
     out = side.send(before)
     given = side.send(x, misaligned), convolution, filter_size, out
-    side.cuda.patch_moments(*given, bias=bias, prologue=side.send(prologue))
+    side.cuda.patch_moments(*given, bias=bias)
     expected, bound = moments_of(rows, exact(before))
     assert_close(side.receive(out), expected, FLOAT32, bound)
 
@@ -151,57 +117,6 @@ def test_patches_are_written_in_chunks(side, monkeypatch, rows, chunks):
     launches, products = len(launcher.launches), len(cublas.calls)
     check_patches(side, "everything", FLOAT32)
     assert (len(launcher.launches) - launches, len(cublas.calls) - products) == (chunks, chunks)
-
-
-ROWS = {"rows": (33, 24), "images": (2, 5, 3, 40), "many": (3000, 8)}
-
-
-@on_devices(ROWS)
-@dtypes
-@pytest.mark.parametrize("groups", [1, 4])
-def test_row_moments(side, case, dtype, groups):
-    rng = np.random.default_rng(0)
-    dy = arrays(rng, ROWS[case], dtype)
-    rows = exact(dy).reshape(-1, groups, dy.shape[-1] // groups).transpose(1, 0, 2)
-    before = arrays(rng, (groups, *2 * rows.shape[2:]), FLOAT32)
-    out = side.send(before)
-    side.cuda.row_moments(side.send(dy), out)
-    expected, bound = moments_of(rows, exact(before))
-    assert_close(side.receive(out), expected, FLOAT32, bound)
-
-
-@on_devices(SCALES, LARGE_SCALES)
-@dtypes
-@pytest.mark.parametrize("relu", [False, True])
-@misalignments
-def test_scale_moments_by_own_kernels(side, case, dtype, relu, misaligned):
-    shape = {**SCALES, **LARGE_SCALES}[case]
-    rng = np.random.default_rng(0)
-    x, dy = arrays(rng, (2, *shape), dtype)
-    gamma, beta, mean, invstd = arrays(rng, (4, shape[-1]), FLOAT32)
-    before, saved = arrays(rng, (3, shape[-1]), FLOAT32), Saved(mean, np.exp(invstd))
-    out = side.send(before)
-    sent = side.send(dy, misaligned), side.send(x, misaligned), *side.send((gamma, beta, saved))
-    side.cuda.scale_moments(*sent, out, relu=relu)
-
-    gradient, value = (exact(array).reshape(len(x), -1, shape[-1]) for array in (dy, x))
-    if relu:
-        scale = gamma * saved.invstd  # in float32, as all backends have it
-        opening = scale * x.astype(np.float32) + (beta - mean * scale)
-        gradient = np.where(opening.reshape(gradient.shape) > 0, gradient, 0)
-    normalized = (value - exact(mean)) * exact(saved.invstd)
-    terms = gradient * normalized, gradient
-    sums, sizes = ([sum_of.sum(1) for sum_of in each] for each in (terms, map(np.abs, terms)))
-    # The terms of a sum over places, and then those over samples, a square of which has twice the error.
-    errors = [accumulated(value.shape[1] + 6, size) for size in sizes]
-    pairs = ((0, 0), (0, 1), (1, 1))
-    expected = np.stack([(sums[a] * sums[b]).sum(0) for a, b in pairs]) + before
-    bounds = [
-        (errors[a] * np.abs(sums[b]) + errors[b] * np.abs(sums[a]) + errors[a] * errors[b]).sum(0)
-        + accumulated(len(x) + 2, (sizes[a] * sizes[b]).sum(0) + np.abs(before[i]))
-        for i, (a, b) in enumerate(pairs)
-    ]
-    assert_close(side.receive(out), expected, FLOAT32, np.stack(bounds))
 
 
 def symmetric(rng, groups, size):
@@ -273,16 +188,6 @@ def test_what_has_no_inverse_by_blocks(side):
 @pytest.mark.parametrize("size", [3, 130])
 def test_what_has_no_inverse_on_numpy(size):
     check_what_has_no_inverse(SimpleNamespace(cuda=PRIMITIVES, send=lambda x: x, receive=lambda x: x), size)
-
-
-@both_sides
-@pytest.mark.parametrize("sizes", [(1, 5, 7, 4), (3, 65, 33, 9), (2, 1, 1, 1)], ids=str)
-def test_products(side, sizes):
-    groups, rows, inner, columns = sizes
-    rng = np.random.default_rng(0)
-    a, b = arrays(rng, (groups, rows, inner), FLOAT32), arrays(rng, (groups, inner, columns), FLOAT32)
-    found = side.receive(side.cuda.products(*side.send((a, b))))
-    assert_close(found, exact(a) @ exact(b), FLOAT32, accumulated(inner, np.abs(exact(a)) @ np.abs(exact(b))))
 
 
 @both_sides

@@ -2,9 +2,10 @@
 
 What is not known of cuDNN comes first: if one of those tests fails, it says what cuDNN does, and the rest may not mean
 much until the backend knows. Tests of small arrays that need no cuDNN have ``own_kernels`` in their names:
-``scripts/sanitize.py`` runs them.
+``scripts/sanitize.py`` runs them. More about each primitive is tested on the host, in the other files of this folder.
 """
 
+import contextlib
 import inspect
 import itertools
 import json
@@ -18,14 +19,15 @@ import pytest
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm, operations
+from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.stem import folds_of
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.geometry import Affine, BatchNorm, Convolution, LocalResponseNorm, Pooling
+from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
-from tests.backends import batches_with_factors
-from tests.backends.cpu.test_convolution import activated, counts, drawn
+from tests.backends import batch_norm_checks, batches_with_factors
+from tests.backends.cpu.test_convolution import counts, drawn
 from tests.backends.cuda.gpu_cases import (
     BATCH_NORMS,
     CONVOLUTIONS,
@@ -44,59 +46,26 @@ from tests.backends.primitive_cases import (
     accumulated,
     arrays,
     assert_close,
-    batch_norm_gradients,
     batch_norm_moments,
-    batch_norm_output,
-    binary_cross_entropy,
-    binary_cross_entropy_bounds,
-    channel_parameters,
+    convolved_and_normalized,
     eps_of,
     exact,
-    given_moments,
-    labels,
-    local_response_norm,
-    mixed_labels,
-    softmax_cross_entropy,
-    softmax_cross_entropy_bounds,
     tiny_of,
 )
+from tests.cases import pairs
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import ENGINES, engine
-from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides, on_devices
+from tests.stand_ins.cuda_sides import both_sides, on_devices
+from tests.stand_ins.kernels_on_host import odd_values
 
 THREE = Convolution((1, 1), (1, 1))
 X, W = (2, 6, 5, 16), (24, 3, 3, 16)
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
 
 
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    device = OnGpu()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def side(request):
-    """The host or the GPU, as the parameter says; for each test, so that pytest leaves them in this order."""
-    return request.getfixturevalue(request.param)
-
-
 def primitives_on(side, dtype):
     """Yields names and calls of all primitives; images are large enough on a GPU for engines that need a workspace."""
     return every_primitive(side.cuda, side.send, dtype, *(((8, 28, 28, 64), 128) if side.is_gpu else (X, W[0])))
-
-
-def same(found, expected):
-    """Asserts that arrays are equal, but for what NaN are made of and the sign of 0."""
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    with np.errstate(invalid="ignore"):
-        np.testing.assert_array_equal(exact(found), exact(expected))
 
 
 def same_bits(found, expected, name):
@@ -274,9 +243,9 @@ def test_first_convolutions_on_folded_images(side, channels, dtype):
     folds = [*itertools.chain(*folds_of(shape, w_shape, x.dtype, convolution))]
     assert len(folds) == 2
     for _, way in side.cuda._stem_fprop_candidates(folds, x.dtype, None, False):
-        assert_close(side.receive(way(*on_device[:2], None, None)), y, dtype, y_bound)
+        assert_close(side.receive(way(*on_device[:2], None)), y, dtype, y_bound)
     for _, way in side.cuda._stem_wgrad_candidates(folds, dy.shape, w_shape, x.dtype):
-        assert_close(side.receive(way(on_device[0], on_device[2], None)), dw, dtype, dw_bound)
+        assert_close(side.receive(way(on_device[0], on_device[2])), dw, dtype, dw_bound)
 
 
 @on_devices(SMALL, RESNET50)
@@ -285,272 +254,49 @@ def test_convolutions_of_float16(side, case):
     check_convolutions(side, side.cuda, CONVOLUTIONS[case], FLOAT16)
 
 
-@on_devices(SMALL, REST)
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
-def test_convolutions_of_other_dtypes(side, case, dtype):
+OTHER_DTYPES = {f"{case}, {dtype}": (case, dtype) for case in REST for dtype in (BFLOAT16, FLOAT32)}
+
+
+@on_devices([], OTHER_DTYPES)
+def test_convolutions_of_other_dtypes(side, case):
     side.need_cudnn()
+    case, dtype = OTHER_DTYPES[case]
     check_convolutions(side, side.cuda, CONVOLUTIONS[case], dtype)
-
-
-@on_devices(["3x3", "channels no multiple of 8", "3x3/2"], [list(RESNET50)[2]])
-@dtypes
-@pytest.mark.parametrize("relu", [False, True])
-def test_what_is_around_a_convolution(side, case, dtype, relu):
-    """Bias, ReLU and statistics behind it; the prologue before it; a ReLU before what gets a gradient."""
-    side.need_cudnn()
-    convolution, shape, w_shape = CONVOLUTIONS[case]
-    x, w, dy = drawn(CONVOLUTIONS[case], dtype, 1)
-    rng = np.random.default_rng(2)
-    x[rng.random(shape) < 0.3] = 0  # where a ReLU is closed
-    b = arrays(rng, len(w), dtype)
-    affine = Affine(*arrays(rng, (2, shape[3]), FLOAT32))
-    z = activated(x, affine)
-    sent_x, sent_w, sent_dy, sent_b, sent_affine = (side.send(value) for value in (x, w, dy, b, affine))
-
-    y, dx, _ = products(x, w, dy, convolution)
-    y_bound, dx_bound, _ = product_bounds(x, w, dy, convolution)
-    found = side.cuda.conv_fprop(sent_x, sent_w, convolution, sent_b, relu=relu)
-    # An engine that fuses no bias rounds before it is added, and an own kernel rounds again.
-    bound = y_bound + accumulated(1, np.abs(exact(b)))
-    bound = bound + eps_of(dtype) * (np.abs(y) + bound) + 2 * tiny_of(dtype)
-    expected = y + exact(b)
-    assert_close(side.receive(found), np.maximum(expected, 0) if relu else expected, dtype, bound)
-    if relu:
-        found = side.cuda.conv_dgrad(sent_dy, sent_w, convolution, shape, relu_input=sent_x)
-        assert_close(side.receive(found), dx * (exact(x) > 0), dtype, dx_bound * (exact(x) > 0))
-        return
-    found, sums = side.receive(side.cuda.conv_fprop(sent_x, sent_w, convolution, statistics=True))
-    assert_close(found, y, dtype, y_bound)
-    flat = y.reshape(-1, len(w))
-    error = y_bound.reshape(flat.shape) + eps_of(dtype) * np.abs(flat) + tiny_of(dtype)  # perhaps of what is rounded
-    squares = 2 * np.abs(flat) * error + error**2
-    count = len(flat) + 8
-    assert_close(sums[0], flat.sum(0), FLOAT32, error.sum(0) + accumulated(count, (np.abs(flat) + error).sum(0)))
-    assert_close(sums[1], (flat**2).sum(0), FLOAT32, squares.sum(0) + accumulated(count, (flat**2 + squares).sum(0)))
-
-    y, _, dw = products(z, w, dy, convolution)
-    y_bound, _, dw_bound = product_bounds(z, w, dy, convolution)
-    y_doubt, _, dw_doubt = products(doubt_of_prologue(x, affine), np.abs(exact(w)), np.abs(exact(dy)), convolution)
-    found = side.cuda.conv_fprop(sent_x, sent_w, convolution, prologue=sent_affine)
-    assert_close(side.receive(found), y, dtype, y_bound + y_doubt)
-    found = side.cuda.conv_wgrad(sent_x, sent_dy, convolution, w_shape, prologue=sent_affine)
-    assert_close(side.receive(found), dw, dtype, dw_bound + dw_doubt)
-
-
-def doubt_of_prologue(x, affine):
-    """Returns how much its result may differ in the storage dtype if float32 is right to 2 roundings, or to one."""
-    x_, scale, bias = map(exact, (x, *affine))
-    value, slack = scale * x_ + bias, 2 * EPS32 * (np.abs(scale * x_) + np.abs(bias))
-    low, high = (exact(np.maximum(value + sign * slack, 0).astype(x.dtype)) for sign in (-1, 1))
-    return high - low
-
-
-@both_sides
-@dtypes
-def test_deconvolution(side, dtype):
-    side.need_cudnn()
-    convolution, y_shape, w_shape = Convolution((2, 2), (1, 1)), (2, 9, 7, 8), (16, 3, 3, 8)
-    _, w, x = drawn((convolution, y_shape, w_shape), dtype, 0)
-    b = arrays(np.random.default_rng(1), 8, FLOAT32)
-    found = side.receive(side.cuda.deconv_fprop(*side.send((x, w)), convolution, y_shape, side.send(b)))
-    y = PRIMITIVES.conv_dgrad(exact(x), exact(w), convolution, y_shape)
-    terms = PRIMITIVES.conv_dgrad(np.abs(exact(x)), np.abs(exact(w)), convolution, y_shape)
-    bound = accumulated(16 * 9 + 1, terms + np.abs(exact(b)))
-    bound = bound + eps_of(dtype) * (np.abs(y) + bound) + 2 * tiny_of(dtype)  # rounded twice
-    assert_close(found, y + exact(b), dtype, bound)
-
-
-@both_sides
-@dtypes
-@pytest.mark.parametrize("sizes", [(7, 64, 10), (33, 17, 5), (1, 2048, 1000)], ids=str)
-def test_linear(side, dtype, sizes):
-    side.need_cudnn()
-    batch, inputs, outputs = sizes
-    rng = np.random.default_rng(0)
-    x, w, dy = (arrays(rng, shape, dtype) for shape in ((batch, inputs), (outputs, inputs), (batch, outputs)))
-    b = arrays(rng, outputs, dtype)
-    sent_x, sent_w, sent_dy, sent_b = side.send((x, w, dy, b))
-    y, dx, dw = side.receive(
-        (
-            side.cuda.linear(sent_x, sent_w, sent_b),
-            side.cuda.linear_dgrad(sent_dy, sent_w),
-            side.cuda.linear_wgrad(sent_x, sent_dy),
-        )
-    )
-    x, w, dy, b = map(exact, (x, w, dy, b))
-    assert_close(y, x @ w.T + b, dtype, accumulated(inputs + 1, np.abs(x) @ np.abs(w).T + np.abs(b)))
-    assert_close(dx, dy @ w, dtype, accumulated(outputs, np.abs(dy) @ np.abs(w)))
-    assert_close(dw, dy.T @ x, dtype, accumulated(batch, np.abs(dy).T @ np.abs(x)))
 
 
 # --- batch normalization
 
-
-def without_doubt(dy, before, bound):
-    """The gradient with zeros where the sign of the ReLU's input is within its error bound."""
-    return np.where(np.abs(before) <= bound, 0, dy).astype(dy.dtype)
-
-
-def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False):
-    dx, dgamma, dbeta, dadd = found
-    gradient = exact(dy) * (before > 0) if attributes.relu else exact(dy)
-    expected = batch_norm_gradients(gradient, x, gamma, mean, invstd, constant)
-    for array, name, dtype in ((dx, "dx", x.dtype), (dgamma, "dgamma", FLOAT32), (dbeta, "dbeta", FLOAT32)):
-        assert_close(array, expected[name][0], dtype, expected[name][1])
-    if add:
-        assert dadd.dtype == x.dtype
-        np.testing.assert_array_equal(exact(dadd), gradient)
-    else:
-        assert dadd is None
+_KINDS = {
+    "plain": (BatchNorm(), False),
+    "relu": (BatchNorm(relu=True), False),
+    "both": (BatchNorm(relu=True, eps=1e-3, decay=0.5), True),
+    "add": (BatchNorm(), True),
+}
+_BY = {"cudnn": "cudnn", "own_kernels": "kernels"}
 
 
-def check_batch_norm(side, shape, dtype, attributes, with_add, by):
-    """Forward and backward pass, with running statistics."""
-    rng = np.random.default_rng(0)
-    x, dy = arrays(rng, shape, dtype, 2.0, 1.0), arrays(rng, shape, dtype)
-    add = arrays(rng, shape, dtype) if with_add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    moved = side.send(running)
-    on_device = side.send((x, gamma, beta))
-    with engine(by):
-        y, saved = side.cuda.batch_norm(*on_device, moved, attributes, add=side.send(add))
-
-    moments = batch_norm_moments(x, attributes.eps, merged=True)
-    mean, invstd = side.receive((saved.mean, saved.invstd))
-    assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(invstd, moments.invstd, FLOAT32, moments.invstd_bound)
-    before, bound = batch_norm_output(x, gamma, beta, moments, add)
-    assert_close(side.receive(y), np.maximum(before, 0) if attributes.relu else before, dtype, bound)
-    unbiased = moments.count / max(moments.count - 1, 1)
-    for found, old, value, value_bound in zip(
-        side.receive(moved),
-        running,
-        (moments.mean, moments.variance * unbiased),
-        (moments.mean_bound, moments.variance_bound * unbiased),
-        strict=True,
-    ):
-        kept, new = attributes.decay * exact(old), (1 - attributes.decay) * value
-        assert_close(found, kept + new, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(new)))
-
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
-    # cuDNN may round what it computes again to the storage dtype before it looks at the sign.
-    dy = without_doubt(dy, before, bound + (by == "cudnn") * np.finfo(np.float16).tiny)
-    with engine(by):
-        found = side.cuda.batch_norm_backward(side.send(dy), *on_device, saved, attributes, add=with_add)
-    check_gradients(side.receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
+def _named(shapes):
+    return {", ".join(map(str, row)): row for row in pairs(*map(list, (shapes, _KINDS, STORAGE, _BY)))}
 
 
-kinds = pytest.mark.parametrize(
-    ("relu", "add"), [(False, False), (True, False), (True, True), (False, True)], ids=["plain", "relu", "both", "add"]
-)
+_SMALL_NORMS, _LARGE_NORMS = _named(BATCH_NORMS), _named(LARGE_BATCH_NORMS)
 
 
-@on_devices(BATCH_NORMS, LARGE_BATCH_NORMS)
-@kinds
-def test_batch_norm_of_float16(side, case, relu, add):
-    side.need_cudnn()
-    shape = {**BATCH_NORMS, **LARGE_BATCH_NORMS}[case]
-    check_batch_norm(side, shape, FLOAT16, BatchNorm(relu=relu), add, "cudnn")
+@on_devices(_SMALL_NORMS, _LARGE_NORMS)
+def test_batch_norm(side, case):
+    shape, kind, dtype, by = {**_SMALL_NORMS, **_LARGE_NORMS}[case]
+    if by == "cudnn":
+        side.need_cudnn()
+    shape = {**BATCH_NORMS, **LARGE_BATCH_NORMS}[shape]
+    with engine(_BY[by]):
+        batch_norm_checks.check(side.cuda, side.send, side.receive, shape, dtype, *_KINDS[kind])
 
 
 @both_sides
-@kinds
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
-def test_batch_norm_of_other_dtypes(side, dtype, relu, add):
-    side.need_cudnn()
-    check_batch_norm(side, (3, 5, 6, 16), dtype, BatchNorm(relu=relu, eps=1e-3, decay=0.5), add, "cudnn")
-
-
-@on_devices(BATCH_NORMS)
-@kinds
-@dtypes
-def test_batch_norm_by_own_kernels(side, case, dtype, relu, add):
-    check_batch_norm(side, BATCH_NORMS[case], dtype, BatchNorm(relu=relu), add, "kernels")
-
-
-@on_devices([], LARGE_BATCH_NORMS)
-@kinds
-@dtypes
-def test_batch_norm_of_large_arrays_by_kernels(side, case, dtype, relu, add):
-    check_batch_norm(side, LARGE_BATCH_NORMS[case], dtype, BatchNorm(relu=relu), add, "kernels")
-
-
-@on_devices(BATCH_NORMS)
-@pytest.mark.parametrize("add", [False, True])
-@dtypes
-def test_inference_and_statistics_of_a_convolution_by_own_kernels(side, case, dtype, add):
-    rng = np.random.default_rng(0)
-    shape, attributes = BATCH_NORMS[case], BatchNorm(relu=True)
-    x, dy, other = arrays(rng, (3, *shape), dtype)
-    other = other if add else None
-    gamma, beta = channel_parameters(rng, shape[-1])
-    mean, variance = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
-    invstd = 1 / np.sqrt(exact(variance) + attributes.eps)
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), other)
-    parameters = side.send((gamma, beta, mean, variance))
-    y = side.cuda.batch_norm_inference(side.send(x), *parameters, attributes, add=side.send(other))
-    assert_close(side.receive(y), np.maximum(before, 0), dtype, bound)
-    dy = without_doubt(dy, before, bound)
-    dy[(before > 0) & (exact(side.receive(y)) == 0)] = 0  # open, but too small for y
-    found = side.cuda.batch_norm_inference_backward(*side.send((dy, x)), *parameters, attributes, y=y if add else None)
-    check_gradients(side.receive(found), dy, before, x, gamma, mean, invstd, attributes, add, constant=True)
-
-    flat = exact(x).reshape(-1, shape[-1])
-    sums = side.cuda._sums(side.send(x))
-    for one, terms in zip(side.receive(sums), (flat, flat**2), strict=True):
-        assert_close(one, terms.sum(0), FLOAT32, accumulated(len(flat) + 4, np.abs(terms).sum(0)))
-    running = side.send(tuple(np.zeros((2, shape[-1]), np.float32)))
-    y, saved = side.cuda.batch_norm(side.send(x), *parameters[:2], running, attributes, add=side.send(other), sums=sums)
-    affine, _ = side.cuda.batch_norm_affine(sums, len(flat), *parameters[:2], None, attributes)
-    mean, invstd = side.receive((saved.mean, saved.invstd))
-    moments = batch_norm_moments(x, attributes.eps)
-    assert_close(mean, moments.mean, FLOAT32, 2 * moments.mean_bound)
-    tolerance = 8 * EPS32 * (flat**2).mean(0).max() + 1e-7
-    np.testing.assert_allclose(1 / exact(invstd) ** 2 - attributes.eps, moments.variance, atol=tolerance)
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), other)
-    assert_close(side.receive(y), np.maximum(before, 0), dtype, bound)
-    np.testing.assert_array_equal(side.receive(affine.scale), gamma * invstd)
-    np.testing.assert_array_equal(side.receive(affine.bias), beta - mean * (gamma * invstd))
-
-
-@both_sides
-def test_running_statistics_from_what_is_saved_by_own_kernels(side):
-    """As it would be if cuDNN's running variance were biased."""
-    rng = np.random.default_rng(0)
-    attributes, rows, channels = BatchNorm(eps=1e-3, decay=0.75), 6, 300
-    mean, running_mean = arrays(rng, (2, channels), FLOAT32)
-    variance, running_variance = np.exp(arrays(rng, (2, channels), FLOAT32))
-    invstd = (1 / np.sqrt(exact(variance) + attributes.eps)).astype(np.float32)
-    sent, running = side.send((mean, invstd)), side.send((running_mean, running_variance))
-    addresses = [*map(side.cuda._address, sent), rows, channels, *map(side.cuda._address, running)]
-    side.cuda._run_channels("batch_norm_move_running", addresses, attributes, channels)
-    found = side.receive(running)
-    np.testing.assert_allclose(found[0], 0.75 * exact(running_mean) + 0.25 * exact(mean), atol=1e-6)
-    expected = 0.75 * exact(running_variance) + 0.25 * exact(variance) * rows / (rows - 1)
-    np.testing.assert_allclose(found[1], expected, rtol=2e-6, atol=attributes.eps * 2**-20)
-
-
-@on_devices(["small"], [list(RESNET50)[2]])
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
-def test_convolution_and_batch_normalization(side, case, dtype):
-    side.need_cudnn()
-    case = (THREE, X, W) if case == "small" else CONVOLUTIONS[case]
-    x, w, _ = drawn(case, dtype, 0)
-    rng = np.random.default_rng(1)
-    gamma, beta = channel_parameters(rng, len(w))
-    running = side.send(tuple(np.zeros((2, len(w)), np.float32)))
-    z, y, saved = side.cuda.conv_batch_norm(
-        *side.send((x, w)), case[0], *side.send((gamma, beta)), running, BatchNorm(relu=True)
-    )
-    z, y, mean, invstd = side.receive((z, y, saved.mean, saved.invstd))
-    wide, magnitude = (PRIMITIVES.conv_fprop(f(exact(x)), f(exact(w)), case[0]) for f in (np.array, np.abs))
-    assert_close(z, wide, dtype, accumulated(w[0].size, magnitude))
-    before, bound = batch_norm_output(z, gamma, beta, given_moments(mean, invstd))
-    assert_close(y, np.maximum(before, 0), dtype, bound)
-    # Statistics may be those of what is not yet rounded.
-    np.testing.assert_allclose(mean, exact(z).mean((0, 1, 2)), atol=2 * eps_of(dtype) * np.abs(wide).mean() + 1e-5)
-    np.testing.assert_allclose(1 / exact(invstd) ** 2, exact(z).var((0, 1, 2)) + 2e-5, rtol=4 * eps_of(dtype) + 1e-4)
+@pytest.mark.parametrize(("dtype", "relu"), [(FLOAT16, True), (BFLOAT16, False), (FLOAT32, True)], ids=str)
+def test_batch_norm_with_factors_of_images(side, dtype, relu):
+    for with_plus in (False, True):
+        batches_with_factors.check(side.cuda, side.send, side.receive, (6, 9, 8, 40), dtype, relu, with_plus, 0)
 
 
 # --- extreme statistics
@@ -563,7 +309,7 @@ def test_statistics_of_millions_of_elements(side, by, channels):
     if by == "cudnn":
         side.need_cudnn()
     rng = np.random.default_rng(0)
-    rows = 256 * 112 * 112 if side.is_gpu or channels == 1 else 20_000
+    rows = 256 * 112 * 112 if side.is_gpu else 20_000  # on the host more are tested in test_batch_norm.py
     x = rng.standard_normal((rows, channels), np.float32)
     x += 100
     x = x.astype(np.float16)
@@ -580,10 +326,8 @@ def test_statistics_of_millions_of_elements(side, by, channels):
 
 
 @both_sides
-@dtypes
 @pytest.mark.parametrize("by", ENGINES)
-@pytest.mark.parametrize("value", [0.0, 100.0, 65504.0])
-@pytest.mark.parametrize("rows", [1, 2, 3000])
+@pytest.mark.parametrize(("value", "rows", "dtype"), [(0, 1, FLOAT32), (60416, 2, BFLOAT16), (100, 3000, FLOAT16)])
 def test_a_channel_of_constants_by_own_kernels_and_others(side, value, rows, dtype, by):
     """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
     if by == "cudnn":
@@ -596,30 +340,11 @@ def test_a_channel_of_constants_by_own_kernels_and_others(side, value, rows, dty
         y, saved = side.cuda.batch_norm(*sent, running, BatchNorm(relu=True))
         found = side.cuda.batch_norm_backward(side.send(np.ones_like(x)), *sent, saved, BatchNorm(relu=True))
     assert all(np.isfinite(exact(array)).all() for array in side.receive((y, *saved[:2], *running, *found[:3])))
-    # 3000 numbers of 65504 in float32 have a sum that is rounded; own kernels and NumPy take sums of differences.
-    slack = (0 if by == "kernels" else rows * EPS32) * np.abs(exact(x[0]))
-    np.testing.assert_array_less(np.abs(side.receive(saved.mean) - exact(x[0])), slack + 1e-30)
-    largest = slack.max() ** 2
-    invstd = exact(side.receive(saved.invstd))
-    assert (invstd <= (1 + 1e-5) / np.sqrt(2e-5)).all()
-    assert (invstd >= (1 - 1e-5) / np.sqrt(2e-5 + 4 * largest)).all()
-    bound = (4 * EPS32 * np.abs(exact(x)) + 2 * slack) / np.sqrt(2e-5)
+    # The sum of many numbers in float32 is rounded; own kernels and NumPy take sums of differences.
+    slack = (0 if by == "kernels" else rows * EPS32) * value
+    np.testing.assert_allclose(side.receive(saved.mean), value, rtol=0, atol=slack)
+    bound = (4 * EPS32 * value + 2 * slack) / np.sqrt(2e-5)
     assert_close(side.receive(y), np.broadcast_to(beta, x.shape), dtype, bound)
-
-
-@both_sides
-@pytest.mark.parametrize("by", ENGINES)
-def test_the_largest_numbers_of_float16_by_own_kernels_and_others(side, by):
-    if by == "cudnn":
-        side.need_cudnn()
-    x = np.where(np.random.default_rng(0).random((2000, 8)) < 0.5, 65504, -65504).astype(np.float16)
-    sent = side.send((x, np.ones(8, np.float32), np.zeros(8, np.float32)))
-    with engine(by):
-        y, saved = side.cuda.batch_norm(*sent, None, BatchNorm())
-        dx, dgamma, _, _ = side.cuda.batch_norm_backward(y, *sent, saved, BatchNorm())
-    np.testing.assert_allclose(exact(side.receive(y)), np.sign(exact(x)), atol=0.1)
-    assert np.isfinite(exact(side.receive(dx))).all()
-    np.testing.assert_allclose(side.receive(dgamma), 2000, rtol=0.01)
 
 
 @both_sides
@@ -640,255 +365,65 @@ def test_what_is_not_finite_stays_in_its_channel_by_own_kernels(side, dtype):
         assert np.isfinite(exact(side.receive(dx))[:, others]).all()
 
 
-# --- pooling
+# --- each primitive
 
-
-POOLINGS = {
-    "ResNet": (Pooling((3, 3), (2, 2), (1, 1)), (2, 9, 8, 16)),
-    "all covered": (Pooling((3, 2), (2, 2), (1, 0), cover_all=True), (3, 8, 7, 5)),
-    "stride 1": (Pooling((2, 3), (1, 1), (1, 1)), (1, 5, 6, 24)),
-    "255 elements": (Pooling((15, 17), (15, 17)), (1, 30, 34, 3)),
-    "one pixel": (Pooling((1, 1), (1, 1)), (4, 1, 1, 8)),
-    "many channels": (Pooling((7, 7), (1, 1)), (2, 7, 7, 264)),
-}
-LARGE_POOLINGS = {"ResNet-50": (Pooling((3, 3), (2, 2), (1, 1)), (4, 112, 112, 64))}
-
-
-def check_max_pool(side, pooling, shape, dtype, misaligned=False):
-    rng = np.random.default_rng(0)
-    x = rng.integers(-3, 4, shape).astype(dtype)  # with ties
-    x.flat[:: shape[3] + 1] = np.nan
-    y, where = side.cuda.max_pool(side.send(x, misaligned), pooling)
-    expected, places = PRIMITIVES.max_pool(x, pooling)
-    same(side.receive(y), expected)
-    same(side.receive(where), places)
-    dy = arrays(rng, expected.shape, dtype)
-    dx = side.receive(side.cuda.max_pool_backward(side.send(dy, misaligned), where, pooling, shape))
-    same(dx, PRIMITIVES.max_pool_backward(dy, places, pooling, shape))
-
-
-def check_means(side, pooling, shape, dtype, misaligned=False):
-    rng = np.random.default_rng(0)
-    x = arrays(rng, shape, dtype)
-    count = math.prod(pooling.window)
-    if not pooling.cover_all:
-        y = side.receive(side.cuda.average_pool(side.send(x, misaligned), pooling))
-        expected, terms = (PRIMITIVES.average_pool(array, pooling) for array in (exact(x), np.abs(exact(x))))
-        assert_close(y, expected, dtype, accumulated(count + 1, terms))
-        dy = arrays(rng, y.shape, dtype)
-        dx = side.receive(side.cuda.average_pool_backward(side.send(dy, misaligned), pooling, shape))
-        expected, terms = (
-            PRIMITIVES.average_pool_backward(array, pooling, shape) for array in (exact(dy), np.abs(exact(dy)))
-        )
-        assert_close(dx, expected, dtype, accumulated(count + 1, terms))
-    y = side.receive(side.cuda.global_average_pool(side.send(x, misaligned)))
-    terms = np.abs(exact(x)).mean((1, 2))
-    assert_close(y, exact(x).mean((1, 2)), dtype, accumulated(shape[1] * shape[2] + 1, terms))
-    dx = side.receive(side.cuda.global_average_pool_backward(side.send(y, misaligned), shape))
-    same(dx, PRIMITIVES.global_average_pool_backward(y, shape))
-
-
-@on_devices(POOLINGS)
-@dtypes
-@pytest.mark.parametrize("misaligned", [False, True])
-def test_pooling_by_own_kernels(side, case, dtype, misaligned):
-    check_max_pool(side, *POOLINGS[case], dtype, misaligned)
-    check_means(side, *POOLINGS[case], dtype, misaligned)
-
-
-@on_devices([], LARGE_POOLINGS)
-@dtypes
-def test_pooling_of_large_images(side, case, dtype):
-    check_max_pool(side, *LARGE_POOLINGS[case], dtype)
-    check_means(side, *LARGE_POOLINGS[case], dtype)
-
-
-# --- what else is done by kernels
-
-LOCAL_RESPONSE_NORMS = {
-    "images": (LocalResponseNorm(), (2, 5, 3, 64)),
-    "another power": (LocalResponseNorm(alpha=0.5, beta=0.4), (2, 5, 3, 64)),
-    "channels no multiple of 8": (LocalResponseNorm(alpha=0.5), (3, 7, 5, 13)),
-    "a window of three groups": (LocalResponseNorm(n=30, alpha=0.5), (3, 7, 48)),
-    "one channel": (LocalResponseNorm(alpha=0.5), (300, 1)),
-    "rows of many blocks": (LocalResponseNorm(n=40, alpha=0.5), (2, 4104)),
-}
-LARGE_LOCAL_RESPONSE_NORMS = {
-    "GoogLeNet": (LocalResponseNorm(), (8, 56, 56, 192)),
-    "AlexNet": (LocalResponseNorm(), (8, 55, 55, 96)),
+# Size of images, number of filters, and whether arrays begin in the middle of 16 bytes.
+_SIZES = {
+    "16 channels": (X, W[0], False),
+    "not aligned": (X, W[0], True),
+    "12 channels": ((2, 7, 6, 12), 20, False),
+    "5 channels": ((3, 5, 4, 5), 6, False),
 }
 
 
-@on_devices(LOCAL_RESPONSE_NORMS, LARGE_LOCAL_RESPONSE_NORMS)
-@dtypes
-@pytest.mark.parametrize("misaligned", [False, True])
-def test_local_response_norm_by_own_kernels(side, case, dtype, misaligned):
-    attributes, shape = {**LOCAL_RESPONSE_NORMS, **LARGE_LOCAL_RESPONSE_NORMS}[case]
-    x, dy = arrays(np.random.default_rng(0), (2, *shape), dtype, 3)
-    sent_x, sent_dy = side.send(x, misaligned), side.send(dy, misaligned)
-    y = side.receive(side.cuda.local_response_norm(sent_x, attributes))
-    dx = side.receive(side.cuda.local_response_norm_backward(sent_dy, sent_x, attributes))
-    for found, (expected, bound) in zip((y, dx), local_response_norm(x, dy, attributes), strict=True):
-        assert_close(found, expected, dtype, bound)
+_OF_ROUNDED = ("conv_fprop, statistics", "convolution and batch_norm")  # there sums may be those of what is rounded
 
 
-@on_devices([(1, 1), (17, 10), (256, 1000)])
+@on_devices(_SIZES)
 @dtypes
-@pytest.mark.parametrize("top", [None, 5])
-def test_accuracy_by_own_kernels(side, case, dtype, top):
-    rng = np.random.default_rng(0)
-    x, t = rng.integers(-3, 4, case).astype(dtype), labels(rng, *case, -1)
-    found = side.receive(side.cuda.accuracy(*side.send((x, t)), top=top, ignore_label=-1))
-    same(found, PRIMITIVES.accuracy(x, t, top=top, ignore_label=-1))
+def test_each_primitive_is_numpys_by_own_kernels(side, case, dtype):
+    """Within a rounding of each element, and what sums in another order may differ by."""
+    size, filters, misaligned = _SIZES[case]
+    calls = every_primitive(side.cuda, lambda value: side.send(value, misaligned), dtype, size, filters)
+    expected_calls = every_primitive(PRIMITIVES, lambda value: value, dtype, size, filters)
+    for (name, call), (_, expected_call) in zip(calls, expected_calls, strict=True):
+        if name.startswith(("conv", "deconv", "linear")) and isinstance(side.cuda.cudnn, WithoutCudnn):
+            continue
+        if name == "batch_norm_part":  # in a form of the backend's own
+            continue
+        with engine("kernels") if name.startswith("batch_norm") else contextlib.nullcontext():
+            found = side.receive(tuple(call()))
+        for place, (one, right) in enumerate(zip(found, expected_call(), strict=True)):
+            assert (one.dtype, one.shape) == (right.dtype, right.shape), f"{name}, result {place}"
+            rounding = 2 * eps_of(right.dtype) if right.dtype in STORAGE else 0
+            slack = 8 * eps_of(dtype) if name in _OF_ROUNDED else 2e-5
+            slack = slack * np.abs(exact(right)).max(initial=0) + tiny_of(FLOAT16)
+            np.testing.assert_allclose(
+                exact(one), exact(right), rtol=rounding, atol=slack, err_msg=f"{name}, result {place}"
+            )
 
 
 @both_sides
 @dtypes
-@pytest.mark.parametrize("shape", [(33, 10), (3, 5, 7, 24), (2, 40, 50, 40), (256, 1000), (1, 1)], ids=str)
-@pytest.mark.parametrize("misaligned", [False, True])
-def test_biases_by_own_kernels(side, shape, dtype, misaligned):
+def test_odd_values_by_own_kernels(side, dtype):
+    """NaN, infinities, subnormal numbers and both zeros, in what only selects and rounds."""
     rng = np.random.default_rng(0)
-    x, axes = arrays(rng, shape, dtype, mean=1), tuple(range(len(shape) - 1))
-    for of_bias in {dtype, FLOAT32}:
-        b = arrays(rng, shape[-1:], of_bias)
-        y = side.receive(side.cuda.add_bias(side.send(x, misaligned), side.send(b)))
-        same(y, PRIMITIVES.add_bias(x, b))
-        found = side.receive(side.cuda.bias_grad(side.send(x, misaligned), of_bias))
-        terms = np.abs(exact(x)).sum(axes)
-        assert_close(found, exact(x).sum(axes), of_bias, accumulated(math.prod(shape[:-1]), terms))
-
-
-@on_devices([(1, 1), (5, 3), (17, 10), (9, 100), (4, 136), (3, 1000)])
-@dtypes
-@pytest.mark.parametrize("spread", [1.0, 1000.0])
-@pytest.mark.parametrize("options", [{}, {"weighted": True, "smoothing": 0.1, "mixed": True}], ids=["plain", "all"])
-def test_softmax_cross_entropy_by_own_kernels(side, case, dtype, spread, options):
-    """``expf`` and ``logf`` of CUDA are right to 2 ulp, which is what the bounds have for each term."""
-    count, number = case
-    rng = np.random.default_rng(0)
-    x, t = arrays(rng, case, dtype, spread), labels(rng, count, number, -1)
-    weight = rng.uniform(0.5, 2, number).astype(np.float32) if options.get("weighted") else None
-    smoothing = options.get("smoothing", 0.0)
-    sent = side.send((x, t))
-    mixed = mixed_labels(rng, t, count, number, "rows" if options.get("mixed") else "none")
-    given = {"class_weight": side.send(weight), "smoothing": smoothing, "mixed": side.send(mixed)}
-    losses, log_z = side.cuda.softmax_cross_entropy(*sent, **given)
-    expected, expected_log_z, gradient = softmax_cross_entropy(x, t, weight, smoothing, -1, mixed)
-    loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, weight, expected_log_z)
-    assert_close(side.receive(losses), expected, FLOAT32, loss_bound)
-    assert_close(side.receive(log_z), expected_log_z, FLOAT32, log_z_bound)
-    for factors in (np.array(128, np.float32), arrays(rng, count, np.float32)):
-        dx = side.receive(side.cuda.softmax_cross_entropy_backward(side.send(factors), *sent, log_z, **given))
-        by_row = np.broadcast_to(exact(factors), count)[:, None]
-        assert_close(dx, gradient * by_row, dtype, gradient_bound * np.abs(by_row))
-    mean, factor = side.receive(side.cuda.mean_of_counted(losses, sent[1]))
-    divisor = max((t != -1).sum(), 1)
-    assert_close(factor, np.float64(1 / divisor), FLOAT32)
-    total = exact(side.receive(losses)).sum() / divisor
-    assert_close(mean, total, FLOAT32, accumulated(2, abs(total)))
-
-
-@on_devices([(1, 1), (5, 3), (17, 10), (4, 136), (3, 1000)])
-@dtypes
-@pytest.mark.parametrize("options", [{}, {"smoothing": 0.1, "threshold": 0.2, "kind": "rows"}], ids=["plain", "all"])
-def test_binary_cross_entropy_by_own_kernels(side, case, dtype, options):
-    count, number = case
-    rng = np.random.default_rng(0)
-    x, t = arrays(rng, case, dtype, 5.0), labels(rng, count, number, -1)
-    mixed = mixed_labels(rng, t, count, number, options.get("kind", "none"))
-    smoothing, threshold = options.get("smoothing", 0.0), options.get("threshold")
-    sent, given = side.send((x, t)), {"smoothing": smoothing, "threshold": threshold, "mixed": side.send(mixed)}
-    expected, gradient = binary_cross_entropy(x, t, smoothing, threshold, -1, mixed)
-    loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
-    assert_close(side.receive(side.cuda.binary_cross_entropy(*sent, **given)), expected, FLOAT32, loss_bound)
-    dx = side.receive(side.cuda.binary_cross_entropy_backward(side.send(np.array(128, np.float32)), *sent, **given))
-    assert_close(dx, gradient * 128, dtype, gradient_bound * 128)
-
-
-@on_devices([(1, 1, 1, 1), (4, 9, 8, 3), (5, 32, 32, 4)])
-@dtypes
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_mixed_images_by_own_kernels(side, case, dtype, share):
-    x, box = arrays(np.random.default_rng(0), case, dtype), (0, 0, case[1] // 2, case[2] // 3)
-    found = side.receive(side.cuda.mix_images(side.send(x), share, box))
-    of_both = np.abs(exact(x)) + np.abs(exact(x)[::-1])
-    assert_close(found, exact(PRIMITIVES.mix_images(x, share, box)), dtype, 4 * np.finfo(np.float32).eps * of_both)
-
-
-@both_sides
-@dtypes
-@pytest.mark.parametrize("size", [1, 5, 4096, 100_003])
-@pytest.mark.parametrize("misaligned", [False, True])
-def test_dropout_by_own_kernels(side, size, dtype, misaligned):
-    """The same elements as on NumPy."""
-    x = arrays(np.random.default_rng(0), size, dtype)
-    state, expected_state = side.cuda.new_random_state(2**40 + 3), PRIMITIVES.new_random_state(2**40 + 3)
-    for ratio in (0.0, 0.3, 0.5):
-        y = side.cuda.dropout(side.send(x, misaligned), ratio, side.cuda.dropout_key(state))
-        expected = PRIMITIVES.dropout(x, ratio, PRIMITIVES.dropout_key(expected_state))
-        same(side.receive(y), expected)
-    same(side.receive(state), expected_state)
-
-
-@both_sides
-@dtypes
-def test_rows_times_factors_by_own_kernels(side, dtype):
-    """The same rows as on NumPy, with all bits."""
-    x, key = arrays(np.random.default_rng(0), (37, 5, 3, 8), dtype), np.array([5, 6], np.uint64)
-    factors = side.cuda.row_factors(37, 0.3, side.send(key))
-    expected = PRIMITIVES.row_factors(37, 0.3, key)
-    same(side.receive(factors), expected)
-    same(side.receive(side.cuda.scale_rows(side.send(x), factors)), PRIMITIVES.scale_rows(x, expected))
-
-
-@both_sides
-@dtypes
-@pytest.mark.parametrize("relu", [False, True])
-def test_batch_norm_with_factors_of_images(side, dtype, relu):
-    for with_plus in (False, True):
-        batches_with_factors.check(side.cuda, side.send, side.receive, (6, 9, 8, 40), dtype, relu, with_plus, 0)
-
-
-@both_sides
-@pytest.mark.parametrize("target", STORAGE, ids=str)
-@pytest.mark.parametrize("source", STORAGE, ids=str)
-@pytest.mark.parametrize("misaligned", [False, True])
-def test_casts_and_layouts_by_own_kernels(side, source, target, misaligned):
-    rng = np.random.default_rng(0)
-    values = arrays(rng, 10_007, np.float32, 1e-3)
-    values[:4] = np.inf, np.nan, 3e38, 2.0**-130
-    with np.errstate(over="ignore"):
-        values = values.astype(source)
-    found = side.receive(side.cuda.cast(side.send(values, misaligned), target))
-    same(found, PRIMITIVES.cast(values, target))
-    for shape, channels in [
-        ((2, 3, 9, 7), None),
-        ((2, 3, 9, 7), 4),
-        ((2, 3, 9, 7), 8),
-        ((1, 17, 5, 3), None),
-        ((3, 72, 11, 6), 80),
-    ]:
-        x = arrays(rng, shape, source)
-        y = side.receive(side.cuda.to_nhwc(side.send(x, misaligned), target, channels))
-        same(y, PRIMITIVES.to_nhwc(x, target, channels))
-        back = side.receive(side.cuda.to_nchw(side.send(y, misaligned), source, shape[1]))
-        same(back, PRIMITIVES.to_nchw(y, source, shape[1]))
-
-
-@both_sides
-@dtypes
-def test_channels_and_closed_relus_by_own_kernels(side, dtype):
-    """What convolutions use that cuDNN does not have in the shapes that are asked for."""
-    rng = np.random.default_rng(0)
-    for shape, wanted in [((5, 3, 3, 3), (8, 3, 3, 8)), ((8, 1, 1, 24), (5, 1, 1, 17)), ((2, 5, 5, 7), (2, 5, 5, 8))]:
-        x = arrays(rng, shape, dtype)
-        expected = np.zeros(wanted, dtype)
-        kept = tuple(slice(min(pair)) for pair in zip(shape, wanted, strict=True))
-        expected[kept] = x[kept]
-        same(side.receive(side.cuda._resized(side.send(x), wanted)), expected)
-        gradient = arrays(rng, shape, dtype)
-        found = side.receive(side.cuda.relu_backward(*side.send((gradient, x))))
-        same(found, np.where(exact(x) > 0, gradient, dtype.type(0)))
+    x, dy = odd_values(rng, (2, 4, 9, 7, 16), dtype)
+    pooling = Pooling((3, 3), (2, 2), (1, 1))
+    t = rng.integers(0, 16, 7).astype(np.int32)
+    calls = [
+        lambda p, put: (p.relu(put(x)), p.relu_backward(put(dy), put(x)), *p.max_pool(put(x), pooling)),
+        lambda p, put: (p.accuracy(put(x[0, 0]), put(t), top=5),),
+        lambda p, put: tuple(p.cast(put(x), other) for other in STORAGE),
+        lambda p, put: (p.to_nhwc(put(x), dtype, 8), p.to_nchw(put(x), FLOAT32)),
+    ]
+    for call in calls:
+        with np.errstate(all="ignore"):
+            expected = call(PRIMITIVES, lambda value: value)
+        for one, right in zip(side.receive(call(side.cuda, side.send)), expected, strict=True):
+            assert (one.dtype, one.shape) == (right.dtype, right.shape)
+            with np.errstate(invalid="ignore"):
+                np.testing.assert_array_equal(exact(one), exact(right))
 
 
 # --- the same bits every time
@@ -952,8 +487,8 @@ def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
 def check_measured(side, cuda):
     check_convolutions(side, cuda, (THREE, X, W), FLOAT16)
     check_convolutions(side, cuda, (THREE, X, W), FLOAT16)  # with what has been chosen
-    with mock.patch.object(side, "cuda", cuda):
-        check_batch_norm(side, X, FLOAT16, BatchNorm(relu=True), False, "cudnn")
+    with engine("cudnn"):
+        batch_norm_checks.check(cuda, side.send, side.receive, X, FLOAT16, BatchNorm(relu=True), False)
 
 
 @both_sides
@@ -964,11 +499,9 @@ def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, mon
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
     cudnn.configure(workspace=limit)
     x, w, dy = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
-    affine = side.send(Affine(*np.ones((2, X[3]), np.float32)))
     cuda = side.fresh()
     calls = {
         "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
-        "conv_fprop with prologue": lambda: cuda.conv_fprop(x, w, THREE, prologue=affine),
         "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, X),
         "conv_wgrad": lambda: cuda.conv_wgrad(x, dy, THREE, W),
     }
@@ -992,7 +525,7 @@ def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, mon
 def small_step(p, x, w, head, parameters, running, t):
     """Forward and backward pass of a convolution, batch normalization, ReLU, pooling, a linear layer and the loss."""
     relu, pooling = BatchNorm(relu=True), Pooling((3, 3), (2, 2), (1, 1))
-    z, y, saved = p.conv_batch_norm(x, w, THREE, *parameters, running, relu)
+    z, y, saved = convolved_and_normalized(p, x, w, THREE, *parameters, running, relu)
     pooled, where = p.max_pool(y, pooling)
     features = p.global_average_pool(pooled)
     logits = p.linear(features, head)

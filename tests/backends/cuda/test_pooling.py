@@ -64,44 +64,6 @@ def test_max_pool_of_3x3(device, case, dtype, seed, odd, misaligned):
     check_max_pool(device, case, dtype, seed, odd, misaligned)
 
 
-@settings(max_examples=tries(40))
-@given(case=poolings(average=True), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
-def test_average_pool(device, case, dtype, seed, misaligned):
-    pooling, shape = case
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype)
-    y = device.average_pool(send(x, misaligned), pooling)
-    assert_same(y, PRIMITIVES.average_pool(x, pooling))
-    dy = arrays(rng, y.shape, dtype)
-    found = receive(device.average_pool_backward(send(dy, misaligned), pooling, shape))
-    # Of the exact gradients, the sums of which NumPy rounds elsewhere.
-    expected, magnitude = (
-        PRIMITIVES.average_pool_backward(exact(terms), pooling, shape) for terms in (dy, np.abs(exact(dy)))
-    )
-    count = pooling.window[0] * pooling.window[1]
-    assert_close(found, expected, dtype, accumulated(count + 1, magnitude))
-
-
-@settings(max_examples=tries(25))
-@given(
-    images=st.integers(1, 3),
-    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    channels=st.sampled_from([1, 3, 8, 9, 24, 40, 264]),
-    dtype=storage_dtypes,
-    seed=seeds,
-    misaligned=st.booleans(),
-)
-def test_global_average_pool(device, images, size, channels, dtype, seed, misaligned):
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, (images, *size, channels), dtype)
-    y = receive(device.global_average_pool(send(x, misaligned)))
-    count = size[0] * size[1]
-    assert_close(y, exact(x).mean((1, 2)), dtype, accumulated(count + 1, np.abs(exact(x)).mean((1, 2))))
-    dy = arrays(rng, y.shape, dtype)
-    dx = device.global_average_pool_backward(send(dy, misaligned), x.shape)
-    assert_same(dx, PRIMITIVES.global_average_pool_backward(dy, x.shape))
-
-
 def test_windows_of_255_elements(device):
     """The greatest position that uint8 can hold."""
     pooling = Pooling((15, 17), (15, 17))
@@ -144,9 +106,3 @@ def test_each_is_one_launch(device):
     assert device.launches_of("average_pool_backward", y, RESNET, x.shape) == 1
     assert device.launches_of("global_average_pool", x) == 1
     assert device.launches_of("global_average_pool_backward", pooled, x.shape) == 1
-
-
-def test_no_images(device):
-    x = send(np.ones((0, 6, 6, 16), np.float16))
-    assert device.max_pool(x, RESNET)[0].shape == (0, 3, 3, 16)
-    assert device.global_average_pool(x).shape == (0, 16)

@@ -33,8 +33,8 @@ def ways(cuda, x, w, dy, convolution, b=None, relu=False):
     fprop = cuda._stem_fprop_candidates(folds, x.dtype, None if b is None else b.dtype, relu)
     wgrad = cuda._stem_wgrad_candidates(folds, dy.shape, w.shape, x.dtype)
     return (
-        {name: receive(way(x, w, b, None)) for name, way in fprop},
-        {name: receive(way(x, dy, None)) for name, way in wgrad},
+        {name: receive(way(x, w, b)) for name, way in fprop},
+        {name: receive(way(x, dy)) for name, way in wgrad},
     )
 
 
@@ -112,14 +112,15 @@ def test_odd_rows_only_make_pairs():
     assert fold_of(2, (1, 9, 8, 3), w_shape, RESNET) is None
 
 
-@pytest.mark.parametrize("autotune", cudnn.AUTOTUNE)
 @pytest.mark.parametrize(
-    ("size", "dtype", "capability", "names"),
+    ("autotune", "size", "dtype", "capability", "names"),
     [
-        ((8, 8), FLOAT16, 90, ["squares"]),
-        ((8, 8), FLOAT16, 80, ["squares", "conv", "pairs"]),
-        ((9, 8), FLOAT16, 90, ["conv", "pairs"]),  # no rule: nothing was seen
-        ((8, 8), FLOAT32, 90, ["conv"]),
+        ("off", (8, 8), FLOAT16, 90, ["squares"]),
+        ("measure", (8, 8), FLOAT16, 90, ["squares"]),
+        ("heuristic", (8, 8), FLOAT16, 80, ["squares", "conv", "pairs"]),
+        ("measure", (8, 8), FLOAT16, 80, ["squares", "conv", "pairs"]),
+        ("measure", (9, 8), FLOAT16, 90, ["conv", "pairs"]),  # no rule: nothing was seen
+        ("off", (8, 8), FLOAT32, 90, ["conv"]),
     ],
 )
 def test_squares_are_first_and_all_on_an_h100(autotune, size, dtype, capability, names):
@@ -129,7 +130,7 @@ def test_squares_are_first_and_all_on_an_h100(autotune, size, dtype, capability,
     cuda = HostCuda(capability=capability)
     found = [
         cuda._fprop_candidates(x.shape, w.shape, x.dtype, RESNET, None, False, _Forward()),
-        cuda._wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, RESNET, False),
+        cuda._wgrad_candidates(x.shape, dy.shape, w.shape, x.dtype, RESNET),
     ]
     for candidates in found:
         assert [name for name, _ in candidates] == names
@@ -147,7 +148,7 @@ def test_pairs_of_four_channels_leave_images_in_their_place(measuring, channels,
     fprop = dict(cuda._stem_fprop_candidates(folds, x.dtype, None, False))["pairs"]
     wgrad = dict(cuda._stem_wgrad_candidates(folds, dy.shape, w.shape, x.dtype))["pairs"]
     found = []
-    for way, arguments in ((fprop, (x, w, None, None)), (wgrad, (x, dy, None))):
+    for way, arguments in ((fprop, (x, w, None)), (wgrad, (x, dy))):
         way(*arguments)  # engines are measured
         with cuda.counting() as counted:
             way(*arguments)

@@ -17,30 +17,24 @@ def _geometry(convolution):
     return dict(vars(convolution))
 
 
-def _prologue(x, dtype):
-    return [Tensor(name, x[-1:], dtype) for name in ("scale", "bias")] if dtype else []
-
-
-def conv_fprop(x, w, convolution, dtype, *, b=None, relu=False, prologue=None, sums=False):
-    """``b`` and ``prologue`` are ``None`` or the dtype of the bias and of scale and bias."""
+def conv_fprop(x, w, convolution, dtype, *, b=None, relu=False, sums=False):
+    """``b`` is ``None`` or the dtype of the bias."""
     k = w[:1]
-    inputs = [Tensor("x", x, dtype), Tensor("w", w, dtype), *_prologue(x, prologue)]
+    inputs = [Tensor("x", x, dtype), Tensor("w", w, dtype)]
     inputs += [Tensor("b", k, b)] if b else []
     outputs = [Tensor("y", _output_shape(x, w, convolution), dtype)]
     outputs += [Tensor(name, k, "float32") for name in ("sum", "square_sum")] if sums else []
     return _operation("conv_fprop", inputs, outputs, relu=relu, **_geometry(convolution))
 
 
-def conv_dgrad(x, w, convolution, dtype, *, relu_input=False):
+def conv_dgrad(x, w, convolution, dtype):
     inputs = [Tensor("dy", _output_shape(x, w, convolution), dtype), Tensor("w", w, dtype)]
-    inputs += [Tensor("relu_input", x, dtype)] if relu_input else []
     return _operation("conv_dgrad", inputs, [Tensor("dx", x, dtype)], **_geometry(convolution))
 
 
-def conv_wgrad(x, w, convolution, dtype, *, prologue=None):
+def conv_wgrad(x, w, convolution, dtype):
     dy = Tensor("dy", _output_shape(x, w, convolution), dtype)
-    inputs = [Tensor("x", x, dtype), dy, *_prologue(x, prologue)]
-    return _operation("conv_wgrad", inputs, [Tensor("dw", w, dtype)], **_geometry(convolution))
+    return _operation("conv_wgrad", [Tensor("x", x, dtype), dy], [Tensor("dw", w, dtype)], **_geometry(convolution))
 
 
 def batch_norm(x, dtype, *, relu=False, add=False, eps=1e-5, momentum=0.1):

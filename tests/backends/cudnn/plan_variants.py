@@ -69,8 +69,7 @@ def of_a_step(dtype):
 
 
 def _fused(dtype):
-    fprop, dgrad, wgrad = operations.conv_fprop, operations.conv_dgrad, operations.conv_wgrad
-    same, halving = (_X, _W, _SAME, dtype), (_X, _W, _HALVING, dtype)
+    fprop, same = operations.conv_fprop, (_X, _W, _SAME, dtype)
     return {
         "fprop + b": fprop(*same, b=dtype),
         "fprop + b + relu": fprop(*same, b=dtype, relu=True),
@@ -78,17 +77,9 @@ def _fused(dtype):
         "fprop + float32 b + relu": fprop(*same, b="float32", relu=True),
         "fprop + relu": fprop(*same, relu=True),
         "linear 2048 to 1000 + b": fprop(*_SHAPES["linear 2048 to 1000"], dtype, b=dtype),
-        "prologue -> fprop": fprop(*same, prologue=dtype),
-        "float32 prologue -> fprop": fprop(*same, prologue="float32"),
         "fprop -> sums": fprop(*same, sums=True),
         "7x7 fprop -> sums": fprop(*_SHAPES["stem 8 channels"], dtype, sums=True),
         "10 to 20 fprop -> sums": fprop(*_SHAPES["3x3 10 to 20"], dtype, sums=True),
-        "prologue -> fprop -> sums": fprop(*same, prologue=dtype, sums=True),
-        "float32 prologue -> fprop -> sums": fprop(*same, prologue="float32", sums=True),
-        "dgrad -> relu backward": dgrad(*same, relu_input=True),
-        "dgrad/2 -> relu backward": dgrad(*halving, relu_input=True),
-        "prologue -> wgrad": wgrad(*same, prologue=dtype),
-        "float32 prologue -> wgrad": wgrad(*same, prologue="float32"),
     }
 
 

@@ -86,9 +86,10 @@ def run(context, operation):
     return found
 
 
-def with_costs(milliseconds):
-    """A device on which the engines of the stand-in take so long, by number."""
-    return HostDevice(lambda: milliseconds[fake_cudnn.executed[-1][1]])
+def process(milliseconds=None):
+    """A context of its own, on a device on which the engines of the stand-in take so long, by number."""
+    costs = (lambda: milliseconds[fake_cudnn.executed[-1][1]],) if milliseconds else ()
+    return CudnnContext(0, frontend=fake_cudnn, device=HostDevice(*costs))
 
 
 # Running
@@ -102,17 +103,6 @@ def test_a_plan_computes(context):
     np.testing.assert_allclose(found["y"], expected, rtol=2**-11)
     again = run(context, CONV)
     np.testing.assert_array_equal(again["y"], found["y"])
-
-
-def test_a_missing_address_is_an_error(context):
-    with pytest.raises(ValueError, match="zip"):
-        context.plan(CONV).run(1, 2)
-
-
-def test_what_runs_is_the_engine_of_the_plan(context):
-    run(context, CONV)
-    assert (context.plan(CONV).engine, context.plan(CONV).workspace) == ("eng0_k0=0", 2**20)
-    assert fake_cudnn.executed == [(("conv_fprop",), 0)]
 
 
 def test_arrays_that_are_not_aligned_are_copied(context, caplog):
@@ -168,28 +158,10 @@ def test_a_plan_is_built_once(context, graphs):
     run(context, CONV)
     assert context.plan(same) is context.plan(CONV)
     assert len(graphs) == 1
+    assert context.plan(conv_fprop(X, W, Convolution(pad=(1, 1)), "float16", sums=True)) is not context.plan(CONV)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        conv_fprop((3, *X[1:]), W, Convolution(pad=(1, 1)), "float16"),
-        conv_fprop(X, W, Convolution(pad=(1, 1)), "bfloat16"),
-        conv_fprop(X, W, Convolution(pad=(1, 1)), "float16", relu=True),
-        conv_fprop(X, W, Convolution(pad=(1, 1), stride=(2, 1)), "float16"),
-        conv_fprop(X, W, Convolution(pad=(1, 1)), "float16", b="float32"),
-        conv_fprop(X, W, Convolution(pad=(1, 1)), "float16", sums=True),
-    ],
-    ids=str,
-)
-def test_another_operation_is_another_plan(context, graphs, other):
-    assert context.plan(other) is not context.plan(CONV)
-    assert len(graphs) == 2
-
-
-@pytest.mark.parametrize(
-    "change", [{"deterministic": True}, {"workspace": 0}, {"tf32": True}, {"autotune": "off"}, {"autotune": "measure"}]
-)
+@pytest.mark.parametrize("change", [{"deterministic": True}, {"autotune": "measure"}])
 def test_other_settings_are_other_plans(context, graphs, change):
     before = context.plan(CONV)
     settings.configure(**change)
@@ -257,12 +229,16 @@ def test_an_engine_that_needs_more_than_the_limit_is_not_taken(context, limit, e
     assert context.plan(CONV).engine == f"{engine}_k0=0"
 
 
-def test_an_engine_that_does_not_build_is_passed_over(context, monkeypatch):
+FAULT = "[cudnn_frontend] Error: CUDNN_STATUS_ALLOC_FAILED"
+
+
+@pytest.mark.parametrize("error", [fake_cudnn.cudnnGraphNotSupportedError("no kernel image"), RuntimeError(FAULT)])
+def test_an_engine_that_does_not_build_is_passed_over(context, monkeypatch, error):
     build = fake_cudnn.pygraph.build_plan_at_index
 
     def failing(self, index):
         if index == 0:
-            raise fake_cudnn.cudnnGraphNotSupportedError("no kernel image")
+            raise error
         build(self, index)
 
     monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
@@ -318,9 +294,6 @@ def test_no_engine_that_builds_says_why(context, monkeypatch):
     assert refusal(context, CONV).endswith(": kernel 2")
 
 
-FAULT = "[cudnn_frontend] Error: CUDNN_STATUS_ALLOC_FAILED"
-
-
 @pytest.mark.parametrize("method", ["create_execution_plans", "build_plan_at_index"])
 def test_a_fault_is_not_the_lack_of_an_engine(context, monkeypatch, method):
     def failing(self, argument):
@@ -334,23 +307,11 @@ def test_a_fault_is_not_the_lack_of_an_engine(context, monkeypatch, method):
     assert context.supports(CONV)  # it is not remembered
 
 
-def test_a_fault_of_one_engine_leaves_the_others(context, monkeypatch):
-    build = fake_cudnn.pygraph.build_plan_at_index
-
-    def failing(self, index):
-        if index == 0:
-            raise RuntimeError(FAULT)
-        build(self, index)
-
-    monkeypatch.setattr(fake_cudnn.pygraph, "build_plan_at_index", failing)
-    assert context.plan(CONV).engine == "eng1_k0=0"
-
-
 # Measuring
 
 
 def test_the_fastest_is_taken_and_its_result_is_right(caplog):
-    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
+    context = process({0: 3.0, 1: 1.0, 2: 2.0})
     expected = run(context, CONV)["y"]
     settings.configure(autotune="measure")
     with caplog.at_level(logging.INFO, "mixprec"):
@@ -426,7 +387,7 @@ def test_when_the_time_is_used_up_engines_are_those_of_the_heuristic(search_time
         "create_execution_plans",
         lambda graph, modes: (heuristics.append([mode.name for mode in modes]), create(graph, modes)),
     )
-    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
+    context = process({0: 3.0, 1: 1.0, 2: 2.0})
     settings.configure(autotune="measure", search_seconds=limit)
     asked = [CONV, *OTHERS]
     for operation in asked:
@@ -444,9 +405,9 @@ def test_when_the_time_is_used_up_engines_are_those_of_the_heuristic(search_time
 def test_what_is_known_needs_no_time(search_time):
     settings.configure(autotune="measure")
     costs = {0: 3.0, 1: 1.0, 2: 2.0}
-    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs(costs)), CONV)
+    run(process(costs), CONV)
     settings.configure(search_seconds=0)
-    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs(costs))
+    later = process(costs)
     run(later, CONV)
     assert later.plan(CONV).engine == "eng1_k0=0"
     assert search_time.unmeasured == 0
@@ -473,33 +434,6 @@ def test_a_plan_is_measured_once(context):
     assert len(fake_cudnn.executed) == 1
 
 
-def test_an_engine_that_fails_when_it_is_measured_is_out(monkeypatch, caplog):
-    execute = fake_cudnn.pygraph.execute_plan_at_index
-
-    def failing(self, pack, workspace, index, handle):
-        if index == 1:
-            raise fake_cudnn.cudnnGraphNotSupportedError("CUDNN_STATUS_EXECUTION_FAILED")
-        execute(self, pack, workspace, index, handle)
-
-    monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", failing)
-    context = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0}))
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    assert context.plan(CONV).engine == "eng2_k0=0"
-    why = "eng1_k0=0 is out, it failed when it was measured: CUDNN_STATUS_EXECUTION_FAILED"
-    assert caplog.record_tuples[0] == ("mixprec", logging.WARNING, f"{CONV}: {why}")
-
-
-def test_if_all_engines_fail_the_first_ones_error_is_the_answer(monkeypatch, context):
-    def failing(self, pack, workspace, index, handle):
-        raise RuntimeError(f"engine {index} failed")
-
-    monkeypatch.setattr(fake_cudnn.pygraph, "execute_plan_at_index", failing)
-    settings.configure(autotune="measure")
-    with pytest.raises(RuntimeError, match="engine 0 failed"):
-        run(context, CONV)
-
-
 def test_excluded_engines_are_not_measured(context):
     settings.configure(autotune="measure", deterministic=True, workspace=2**12 - 1)
     run(context, CONV)
@@ -521,9 +455,9 @@ def test_measuring_does_not_move_running_statistics_that_are_updated_in_place(co
 
 def test_a_measured_choice_is_known_to_the_next_process_and_to_nothing_else():
     settings.configure(autotune="measure")
-    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
+    run(process({0: 3.0, 1: 1.0, 2: 2.0}), CONV)
     fake_cudnn.executed.clear()
-    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 1.0, 1: 2.0, 2: 3.0}))
+    later = process({0: 1.0, 1: 2.0, 2: 3.0})
     run(later, CONV)
     assert fake_cudnn.executed == [(("conv_fprop",), 1)]
     for change in ({"deterministic": True}, {"workspace": 2**19}, {"tf32": True}):
@@ -536,19 +470,19 @@ def test_a_measured_choice_is_known_to_the_next_process_and_to_nothing_else():
 
 def test_a_choice_that_cannot_be_built_any_more_is_measured_again(monkeypatch):
     settings.configure(autotune="measure")
-    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0, 2: 1.0})), CONV)
+    run(process({0: 3.0, 1: 2.0, 2: 1.0}), CONV)
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
-    later = CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 2.0}))
+    later = process({0: 3.0, 1: 2.0})
     run(later, CONV)
     assert later.plan(CONV).engine == "eng1_k0=0"
 
 
-@pytest.mark.parametrize("change", ["name", "capability", "driver"])
+@pytest.mark.parametrize("change", ["name", "driver"])
 def test_choices_of_another_device_are_not_taken(change):
     settings.configure(autotune="measure")
-    run(CudnnContext(0, frontend=fake_cudnn, device=with_costs({0: 3.0, 1: 1.0, 2: 2.0})), CONV)
-    device = with_costs({0: 1.0, 1: 2.0, 2: 3.0})
-    setattr(device, change, {"name": "another", "capability": 100, "driver": 13010}[change])
+    run(process({0: 3.0, 1: 1.0, 2: 2.0}), CONV)
+    device = HostDevice(lambda: 1.0)
+    setattr(device, change, {"name": "another", "driver": 13010}[change])
     other = CudnnContext(0, frontend=fake_cudnn, device=device)
     run(other, CONV)
     assert other.plan(CONV).engine == "eng0_k0=0"
@@ -561,13 +495,6 @@ def test_nothing_is_measured_or_kept_without_being_asked(context, device, monkey
     run(context, CONV)
     assert context.choose("a or b", [("a", None), ("b", None)]) == "a"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_not_more_engines_are_measured_than_the_limit(context, monkeypatch):
-    monkeypatch.setattr(fake_cudnn, "PLANS", [fake_cudnn.Plan(number, 0, set(), set()) for number in range(60)])
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    assert {index for _, index in fake_cudnn.executed} == set(range(10))
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(0, 1), (3, 2), (40, 10)])
@@ -587,7 +514,7 @@ def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(context, grap
     for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
         settings.configure(autotune="measure", compile_seconds=seconds)
         fake_cudnn.executed.clear()
-        run(CudnnContext(0, frontend=fake_cudnn, device=HostDevice()), CONV)
+        run(process(), CONV)
         assert (len(fake_cudnn.executed) > 1) == searched
 
 
@@ -698,7 +625,7 @@ def test_the_only_way_is_not_measured():
 def test_a_way_may_run_plans_that_measure_their_engines():
     settings.configure(autotune="measure")
     timed = Candidates(separate=2.0, fused=1.0)
-    context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice())
+    context = process()
     found = [(name, lambda function=function: (run(context, CONV), function())) for name, function in timed.candidates]
     assert context.choose("key", found) == "separate"  # all take 1 millisecond on this device
     assert set(timed.calls) == {"separate", "fused"}
@@ -738,14 +665,6 @@ def handles(monkeypatch):
     monkeypatch.setattr(fake_cudnn, "create_handle", lambda: made.append(create()) or made[-1])
     monkeypatch.setattr(fake_cudnn, "set_stream", recorded)
     return made, streams
-
-
-def test_a_handle_is_made_when_something_is_built_and_serves_its_thread(context, handles):
-    made, _ = handles
-    assert made == []
-    run(context, CONV)
-    run(context, batch_norm(X, "float16"))
-    assert len(made) == 1
 
 
 def test_threads_at_work_have_handles_of_their_own(context, handles):

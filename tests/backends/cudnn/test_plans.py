@@ -179,7 +179,7 @@ def test_stand_in_refuses_what_cudnn_refuses_on_an_h200(builder, dtype):
 
 @pytest.mark.parametrize(("gpu", "tf32"), first(2, [("H200", True), *((gpu, False) for gpu in WITHOUT_L4)], 2))
 def test_float32(builder, gpu, tf32):
-    """All convolutions have engines that round nothing to TF32, but for the one with a prologue."""
+    """All convolutions have engines that round nothing to TF32."""
     assert_as_stand_in(builder, variants("float32"), gpu, Settings(autotune="off", tf32=tf32))
 
 

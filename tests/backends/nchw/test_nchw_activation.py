@@ -23,7 +23,6 @@ from tests.backends.primitive_cases import (
     storage_dtypes,
 )
 from tests.cases import tries
-from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.kernels_on_host import odd_values
 
 MODES = ("relu", "clipped_relu", "sigmoid", "tanh")
@@ -49,14 +48,9 @@ class Device:
         return self.side.receive(self.activations.activation_backward(x, y, dy, *arguments))
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "host":
-        yield Device(OnHost())
-        return
-    side = OnGpu()
-    yield Device(side)
-    side.close()
+@pytest.fixture(scope="module")
+def device(each_side):
+    return Device(each_side)
 
 
 def forward_of_chainer(x, mode, coef):

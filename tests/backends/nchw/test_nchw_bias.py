@@ -11,7 +11,7 @@ from mixprec.backends.nchw.bias import PlaneBiases
 from mixprec.backends.nchw.planes import Tiling
 from tests.backends.primitive_cases import STORAGE, arrays, exact, seeds, storage_dtypes
 from tests.cases import tries
-from tests.stand_ins.cuda_sides import OnGpu, OnHost, both_sides
+from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import odd_values
 
@@ -20,23 +20,6 @@ shapes = st.tuples(
     st.sampled_from([1, 2, 3, 5, 8, 16, 17, 40]),
     st.sampled_from([1, 2, 3, 4, 7, 8, 9, 12, 15, 16, 17, 49, 64, 99, 200]),
 )
-
-
-@pytest.fixture(scope="module")
-def host():
-    return OnHost()
-
-
-@pytest.fixture(scope="module")
-def gpu():
-    device = OnGpu()
-    yield device
-    device.close()
-
-
-@pytest.fixture
-def side(request):
-    return request.getfixturevalue(request.param)
 
 
 def check(side, y, b, misaligned=False):

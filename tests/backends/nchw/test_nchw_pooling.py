@@ -22,7 +22,7 @@ from tests.backends.primitive_cases import (
     storage_dtypes,
 )
 from tests.cases import tries
-from tests.stand_ins.cuda_sides import OnGpu, OnHost
+from tests.stand_ins.cuda_sides import OnHost
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.kernels_on_host import odd_values
 
@@ -48,14 +48,9 @@ class Device:
         return self.side.receive(self.poolings.pool_backward(*self.side.send((x, y, dy), misaligned), kind, *windows))
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "host":
-        yield Device(OnHost())
-        return
-    side = OnGpu()
-    yield Device(side)
-    side.close()
+@pytest.fixture(scope="module")
+def device(each_side):
+    return Device(each_side)
 
 
 def of_chainer(function, x, dy=None):
@@ -194,45 +189,6 @@ def test_averages_of_windows_beyond_the_padding(device, case, kind, dtype, seed)
     dx = device.backward(x, y, dy, kind, window, stride, pad)
     terms = np.where(there, exact(dy) / divisor, 0)
     assert_close(dx, sums(terms), dtype, accumulated(count + 1, sums(np.abs(terms))))
-
-
-@dtypes
-@pytest.mark.parametrize("ksize", [2, (3, 1)])
-def test_the_functions_of_two_dimensions(device, dtype, ksize):
-    rng = np.random.default_rng(0)
-    x, window = arrays(rng, (2, 3, 9, 11), dtype), (ksize, ksize) if isinstance(ksize, int) else ksize
-    expected, _ = of_chainer(lambda x: F.max_pooling_2d(x, ksize), x)
-    same(device.forward(x, expected.shape[2:], "max", window, window, (0, 0)), expected)
-    expected, _ = of_chainer(lambda x: F.average_pooling_2d(x, ksize, pad=1), x)
-    y = device.forward(x, expected.shape[2:], "average", window, window, (1, 1))
-    assert_close(
-        y,
-        expected,
-        dtype,
-        accumulated(5, of_chainer(lambda x: F.average_pooling_2d(x, ksize, pad=1), abs(exact(x)))[0]),
-    )
-
-
-@dtypes
-def test_a_gradient_goes_to_the_first_of_equal_ones(device, dtype):
-    """All of a plane are equal, zeros of both signs, or NaN."""
-    for value in ([0.0, 0.0], [-0.0, 0.0], [np.nan, np.nan], [-np.inf, -np.inf]):
-        x = np.tile(np.array(value, dtype), (1, 2, 4, 2))
-        y = device.forward(x, (2, 2), "max", (2, 2), (2, 2), (0, 0))
-        dx = device.backward(x, y, np.ones_like(y), "max", (2, 2), (2, 2), (0, 0))
-        expected = np.zeros(x.shape)
-        expected[:, :, ::2, ::2] = 1
-        same(dx, expected)
-
-
-@dtypes
-def test_a_nan_wins(device, dtype):
-    x = np.array([[1, np.nan, 3], [np.nan, 2, 9], [4, 5, 6]], dtype)[None, None]
-    windows = (2, 2), (1, 1), (0, 0)
-    y = device.forward(x, (2, 2), "max", *windows)
-    same(y, np.array([[np.nan, np.nan], [np.nan, 9]])[None, None])
-    dx = device.backward(x, y, np.array([[1, 2], [4, 8]], dtype)[None, None], "max", *windows)
-    same(dx, np.array([[0, 3, 0], [4, 0, 8], [0, 0, 0]], float)[None, None])
 
 
 @dtypes

@@ -23,7 +23,6 @@ from tests.backends.primitive_cases import (
     storage_dtypes,
 )
 from tests.cases import tries
-from tests.stand_ins.cuda_sides import OnGpu, OnHost
 
 logs = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 # A thread, some threads, a warp, a block for a row, whole vectors or not.
@@ -47,14 +46,9 @@ class Device:
         return self.side.receive(self.softmaxes.softmax_backward(y, dy, axis, log))
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def device(request):
-    if request.param == "host":
-        yield Device(OnHost())
-        return
-    side = OnGpu()
-    yield Device(side)
-    side.close()
+@pytest.fixture(scope="module")
+def device(each_side):
+    return Device(each_side)
 
 
 def forward_of_chainer(x, axis, log):

@@ -1,0 +1,89 @@
+"""A batch normalization on any device beside FP64."""
+
+import numpy as np
+
+from tests.backends.primitive_cases import (
+    FLOAT32,
+    accumulated,
+    arrays,
+    assert_close,
+    batch_norm_gradients,
+    batch_norm_moments,
+    batch_norm_output,
+    channel_parameters,
+    exact,
+    given_moments,
+)
+
+
+def opened(values, relu):
+    return np.maximum(values, 0) if relu else values
+
+
+def without_doubt(dy, before, bound):
+    """The gradient with zeros where the sign of the ReLU's input is within its error bound."""
+    return np.where(np.abs(before) <= bound, 0, dy).astype(dy.dtype)
+
+
+def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False):
+    """Checks ``(dx, dgamma, dbeta, dadd)``, as arrays of NumPy; ``before`` is the input of the ReLU."""
+    dx, dgamma, dbeta, dadd = found
+    gradient = exact(dy) * (before > 0) if attributes.relu else exact(dy)
+    expected = batch_norm_gradients(gradient, x, gamma, mean, invstd, constant)
+    for array, name, dtype in ((dx, "dx", x.dtype), (dgamma, "dgamma", FLOAT32), (dbeta, "dbeta", FLOAT32)):
+        assert_close(array, expected[name][0], dtype, expected[name][1])
+    if add:
+        assert dadd.dtype == x.dtype
+        np.testing.assert_array_equal(exact(dadd), gradient)
+    else:
+        assert dadd is None
+
+
+def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spread=2.0, mean=1.0, seed=0):
+    """Checks a forward pass with running statistics, and a backward pass.
+
+    Args:
+        primitives: of the device.
+        send: brings arrays and tuples of them to it.
+        receive: brings them back.
+        shape: (..., C).
+        dtype: storage dtype.
+        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+        with_add: whether something is added.
+        spread: standard deviation of the input.
+        mean: of the input.
+        seed: of random numbers.
+    """
+    rng = np.random.default_rng(seed)
+    x = arrays(rng, shape, dtype, spread, mean)
+    add = arrays(rng, shape, dtype) if with_add else None
+    gamma, beta = channel_parameters(rng, shape[-1])
+    running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
+    moved = send(tuple(array.copy() for array in running))
+    on_device = send((x, gamma, beta))
+    y, saved = primitives.batch_norm(*on_device, moved, attributes, add=send(add))
+
+    moments = batch_norm_moments(x, attributes.eps, merged=True)
+    mean, invstd = receive((saved.mean, saved.invstd))
+    assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
+    assert_close(invstd, moments.invstd, FLOAT32, moments.invstd_bound)
+    before, bound = batch_norm_output(x, gamma, beta, moments, add)
+    assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
+    unbiased = moments.count / max(moments.count - 1, 1)
+    for found, old, value, value_bound in zip(
+        receive(moved),
+        running,
+        (moments.mean, moments.variance * unbiased),
+        (moments.mean_bound, moments.variance_bound * unbiased),
+        strict=True,
+    ):
+        kept, new = attributes.decay * exact(old), (1 - attributes.decay) * value
+        assert_close(found, kept + new, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(new)))
+
+    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
+    # cuDNN may round what it computes again to the storage dtype before it looks at the sign.
+    dy = without_doubt(arrays(rng, shape, dtype), before, bound + np.finfo(np.float16).tiny)
+    sent = send(dy)
+    found = primitives.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
+    assert not with_add or attributes.relu or found[3] is sent
+    check_gradients(receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
