@@ -403,8 +403,6 @@ MUTANTS = [
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
            "raise _unknown_key(name, entry.where, known)", "return", "a misspelled key has no effect"),
-    Mutant("former-name", "config/writer.py", "config/test_former_names.py",
-           "former.get(name, name): value", "name: value", "a resumed run says that renamed keys have changed"),
     # data
     Mutant("box-beyond-the-image", "data/mixing.py", "data/test_mixing.py",
            "max(centre - half, 0), min", "centre - half, min", "a box of CutMix at the edge is none"),

@@ -195,6 +195,13 @@ def test_defaults_are_those_of_the_design(write):
     }
 
 
+@pytest.mark.parametrize(("other", "value"), [("channels_last", "nhwc"), ("contiguous", "nchw")])
+def test_a_memory_format_has_the_name_that_pytorch_gives_it(write, other, value):
+    config = load(write("c.yaml", merged()), [f"model.memory_format={other}"])
+    assert config == load("c.yaml", [f"model.memory_format={value}"])
+    assert yaml.safe_load(dump(config))["model"]["memory_format"] == value
+
+
 def test_off_is_text_with_and_without_quotes(write):
     for text in ("off", "'off'"):
         assert load(write("c.yaml", merged()), [f"cudnn.autotune={text}"]).cudnn.autotune == "off"

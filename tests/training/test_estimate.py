@@ -129,7 +129,7 @@ def test_what_grows_with_what(config_of):
     assert two[kept] == 2 * one[kept]
     assert one[made] == one[used] == 32 * 32**2 * 3 * 2
     assert two[made] == two[used] == 2 * one[made]
-    assert parts(training__accumulate=3)["batches of a step, 3"] == 3 * one[used]
+    assert parts(training__accumulation_steps=3)["batches of a step, 3"] == 3 * one[used]
     assert parts(data__prefetch=5)["batches made ahead, 5"] == 5 * one[made]
     assert parts(data__pad_channels="true")[made] == one[made] * 4 // 3
     weights = 4 * 3 * 9 + 4 * 10 + 10

@@ -395,7 +395,7 @@ def test_a_file_that_is_no_snapshot_is_one_line(train, tmp_path, content):
         "array": "corrupt snapshot, or not a snapshot at all (BadZipFile: File is not a zip file); remove it",
         "pickle": "corrupt snapshot (its settings are not JSON)",
         "settings": "corrupt snapshot (its settings are not JSON)",
-        "none": "does not hold its settings, as snapshots of earlier versions and other programs; give another --out",
+        "none": "does not hold its settings, as snapshots of other programs; give another --out",
     }
     assert line.startswith(f"error: out/snapshot_iter_10.npz: {words[content]}")
     assert _content(tmp_path / "out") == before
