@@ -267,7 +267,6 @@ def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
 def test_a_dry_run_says_what_each_rank_needs_and_writes_nothing(work):
     done = rank_runs.run(work, 2, "dry", arguments=("--dry-run",))
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search("^memory of this machine .*, estimated, for each rank$", done.stdout, re.M)
-    assert re.search(r"^  needs about .* MiB, 2 ranks .* MiB, of ", done.stdout, re.M)
+    assert re.search(r"^memory: a step takes about .* MiB for each of 2 ranks, and this machine ", done.stdout, re.M)
     assert done.stdout.count("dry run: all is well") == 1
     assert not (work / "dry").exists()
