@@ -420,7 +420,7 @@ MUTANTS = [
            "            self._on_device.finish()", "            pass",
            "a GPU reads the last batch of a stage while DALI writes into its memory"),
     Mutant("settings-of-an-earlier-version", "training/snapshot_settings.py", "training/test_resume.py",
-           "{**configs.defaults(), **then}", "dict(then)", "snapshots of the version before are refused"),
+           "configs.defaults() | _settings(path)", "_settings(path)", "snapshots of the version before are refused"),
     Mutant("frozen-layers-keep-activations", "functions/node.py", "optimizer/test_part_rates.py",
            "(needed or not any(isinstance(x, chainer.Parameter) for x in variables))", "True",
            "frozen layers keep what no backward pass wants"),
