@@ -298,6 +298,7 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
     (tmp_path / "c.yaml").write_text(
         "model: {arch: linear, classes: 2}\ndata: {format: synthetic, synthetic_images: 6, size: 8}\n"
         "optimizer: {lr: 0.1}\ntraining: {batch_size: 2, epochs: 2}\nsnapshot: {best: false}\n"
+        "loss_scale: {init_scale: 1024}\n"
     )
     config = configs.load(tmp_path / "c.yaml", [] if every is None else [f"log.gradient_histogram={every}"])
     asked = []
@@ -314,7 +315,7 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
     trainers.build_trainer(config, model, range(6), None, "@numpy", str(out)).run()
     log = finished_run.log(out)
     assert [entry["iteration"] for entry in log] == [3, 6]
-    assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**16 for entry in log)
+    assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**10 for entry in log)
     # At the end of each epoch for the log, after step 4 for the picture.
     assert asked == ([3, 6] if every is None else [3, 4, 6])
     assert (out / "gradients.png").exists() == (out / "gradients.jsonl").exists() == (every is not None)

@@ -1,4 +1,4 @@
-"""A run with every ingredient of today's recipes at once, killed with SIGKILL at random moments and resumed."""
+"""Promise 5: a run with every ingredient of today's recipes at once, killed with SIGKILL at random moments and resumed."""
 
 import os
 import random

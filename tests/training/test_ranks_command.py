@@ -52,22 +52,8 @@ def _logged(folder):
     return {entry["iteration"]: entry for entry in finished_run.log(folder)}
 
 
-@pytest.mark.long
-def test_ranks_start_from_weights_as_one_process_does(work, one):
-    start = "model.weights=one/model.npz"
-    for ranks, out in ((1, "from_one"), (2, "from_two")):
-        done = rank_runs.run(work, ranks, out, start, f"training.batch_size={4 // ranks}")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert len(re.findall(r"^weights: \d+ tensors of one/model\.npz$", done.stdout, re.MULTILINE)) == 1
-    _assert_close(work / "from_two", work / "from_one")
-    done = rank_runs.run(work, 2, "out", "model.weights=none.npz")
-    assert done.returncode == 2
-    words = "error: --set: 'model.weights' cannot be loaded into .*: none\\.npz: no such file\n"
-    assert re.fullmatch(words, done.stderr)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", first(1, [2, 4], 1))
+@pytest.mark.parametrize("ranks", first(0, [2, 4], 1))
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
     out = work / f"of{ranks}"
@@ -127,7 +113,7 @@ def whole(work):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),
-    first(1, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4"), (9, "iteration 7")], 1),
+    first(0, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4")], 1),
 )
 def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
     """Bit for bit: with averages, statistics and dropout of each rank's own."""
@@ -150,20 +136,8 @@ def _assert_same(found, expected):
         assert [member for member in first if first[member] != second[member]] == [], name
 
 
-@pytest.mark.long
-def test_sigterm_and_resume_with_dali(work):
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    settings = (*NORM, "data.loader=dali", "data.flip=true")
-    for out, fault in (("dali", "none"), ("dali_stopped", "term:1:10")):
-        done = rank_runs.run(work, 2, out, *settings, fault=fault)
-        assert (done.returncode, done.stderr) == (0, "")
-    resumed = rank_runs.run(work, 2, "dali_stopped", *settings, arguments=RESUME)
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    _assert_same(work / "dali_stopped", work / "dali")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("then", "now", "call"), first(2, [(2, 1, 7), (1, 2, 7), (2, 4, 4), (4, 2, 7)], 2))
+@pytest.mark.parametrize(("then", "now", "call"), first(0, [(2, 1, 7), (1, 2, 7), (2, 4, 4)], 2))
 def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     """With as many images in a step the run is the one that was left alone; after an epoch, and in the middle of it."""
     out = work / f"moved{then}{now}{call}"
@@ -218,7 +192,7 @@ BEFORE = {  # with the exit code, and what comes before the line that names the 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", first(1, BEFORE, 1))
+@pytest.mark.parametrize("variable", first(0, BEFORE, 1))
 def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
     (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
     command = [sys.executable, "-m", "mixprec.train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
@@ -242,14 +216,13 @@ FAILED = {
     "image:1:6": (1, r"rank \d: error: \S+/images/train/\S+: not an image .*; --resume auto goes on .*\n" + ABORTED),
     "kill:1:6": (9, r"rank 1: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
     "exit:0:6": (None, r"rank 0: process \d+ on \S+ was killed, or has crashed; all ranks end\n"),
-    "raise:0:6": (1, r"rank 0: Traceback (?s:.*)\nZeroDivisionError: a fault\n\n" + ABORTED),
     "full:0:6": (1, r"rank 0: error: \S+: cannot be written \(No space left on device\)\n" + ABORTED),
     "interrupt:1:6": (130, r"rank 1: interrupted; --resume auto goes on .*\n" + ABORTED),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", first(4, FAILED, 4))
+@pytest.mark.parametrize("fault", first(0, FAILED, 4))
 def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
     """And the run goes on from its last snapshot, as it does from any."""
     shutil.copytree(work / "images", tmp_path / "images")
