@@ -1,7 +1,6 @@
-"""Training commands that nobody means: arguments, configs, data and snapshots, all drawn from a ``random.Random``."""
+"""Training commands that nobody means: arguments, configs and snapshots, all drawn from a ``random.Random``."""
 
 import os
-import shutil
 
 import numpy as np
 from PIL import Image
@@ -87,8 +86,8 @@ def prepare(folder):
 
 def command(random):
     """Returns a name for the kind of command, its arguments, and a function that prepares the folder for it."""
-    kinds = _huge, _set, _config, _arguments, _data, _resume
-    return random.choices(kinds, (2, 7, 4, 5, 4, 4))[0](random)
+    kinds = _huge, _set, _config, _arguments, _resume
+    return random.choices(kinds, (2, 7, 4, 5, 4))[0](random)
 
 
 def _sets(settings):
@@ -135,41 +134,6 @@ def _arguments(random):
     )
     random.shuffle(words)
     return "arguments", words, _nothing
-
-
-def _data(random):
-    path = random.choice(("images/train", "images/val"))
-    what = random.choice(("bytes", "empty", "class", "pipe", "folder", "list", "odd", "name"))
-    key, odd = path.replace("images/", "data."), random.choice(ODD_PATHS).replace("\0", "\\0")
-    lines = random.choice(
-        ("", "a.png\n", "a/0.png 0\n", "a/0.png 9999999999\n", "\0" * 9000, "a/0.png 0\na/0.png 1\n", "\udce4 0\n")
-    )
-    place = random.randrange(60)
-
-    def prepare():
-        image = f"{path}/b/0.png"
-        if what == "bytes":
-            with open(image, "r+b") as file:
-                file.seek(place)
-                file.write(bytes([place, 255 - place]))
-        elif what == "empty":
-            os.truncate(image, random.choice((0, place)))
-        elif what == "class":
-            shutil.rmtree(f"{path}/b")
-        elif what == "pipe":
-            os.remove(image)
-            os.mkfifo(image)
-        elif what == "folder":
-            os.makedirs(f"{path}/a/more/and more\n")
-        elif what == "name":
-            shutil.copy(image, f"{path}/b/\x1b[31m\udce4\n.png")
-        elif what == "list":
-            with open("list.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(lines)
-
-    value = {"list": "list.txt", "odd": f'"{odd}"'}.get(what, path)
-    settings = [(key, value), ("data.on_error", random.choice(("stop", "skip")))]
-    return f"data, {what}", ["--config", "c.yaml", "--dry-run", *_sets(settings)], prepare
 
 
 def _resume(random):

@@ -113,17 +113,6 @@ def test_each_goes_on_from_a_snapshot_of_the_other(before, after, kinds):
     assert _saved(logs[0]) == _saved(logs[1])
 
 
-def test_the_file_has_the_entries_of_chainers_one_a_line(tmp_path):
-    observations = [{"main/loss": np.float32(1 / n), "lr": 0.1} for n in range(1, 7)]
-    for kind in (LogReport, extensions.LogReport):
-        log, trainer = kind(trigger=Every()), Trainer(str(tmp_path))
-        for trainer.observation in observations:
-            log(trainer)
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert list(map(json.loads, lines)) == json.loads((tmp_path / "log").read_text())
-    assert len(lines) == 2
-
-
 def test_a_number_that_json_lacks_is_null(tmp_path):
     log, trainer = LogReport(trigger=Every(), filename="{iteration}.jsonl"), Trainer(str(tmp_path))
     for value in (1.0, math.inf, -math.inf):
@@ -132,22 +121,6 @@ def test_a_number_that_json_lacks_is_null(tmp_path):
     assert math.isnan(log.log[0]["a"])
     entry = json.loads((tmp_path / "0.jsonl").read_text(), parse_constant=pytest.fail)
     assert (entry["a"], entry["b"], entry["c"]) == (None, None, 2)
-
-
-def test_a_resumed_run_replaces_the_file_by_that_of_its_snapshot(tmp_path):
-    observations = [{"a": float(n)} for n in range(6)]
-    log, trainer = LogReport(trigger=Every()), Trainer(str(tmp_path))
-    for trainer.observation in observations[:4]:
-        log(trainer)
-    saved = serializers.DictionarySerializer()
-    log.serialize(saved)
-    before = (tmp_path / "log.jsonl").read_bytes()
-    for trainer.observation in observations[4:]:
-        log(trainer)
-    resumed = LogReport(trigger=Every())
-    resumed.serialize(serializers.NpzDeserializer({name: np.asarray(value) for name, value in saved.target.items()}))
-    resumed.initialize(trainer)
-    assert (tmp_path / "log.jsonl").read_bytes() == before
 
 
 def test_a_value_that_is_overwritten_later_counts_as_it_was():
@@ -246,13 +219,6 @@ def test_a_later_copy_is_not_added_before_an_earlier_one(device):
     assert device.waited == [1]
 
 
-def test_weights_may_be_on_the_device_too(device):
-    summary = log_report.DictSummary()
-    summary.add({"a": (Number(np.float32(2)), 3), "b": (Number(np.float32(1)), Number(np.float32(4)))})
-    summary.add({"a": (5.0, 1), "b": (Number(np.float32(6)), 1)})
-    assert summary.compute_mean() == {"a": 11 / 4, "b": 2}
-
-
 def test_a_snapshot_in_the_middle_of_an_interval_holds_the_sums(device):
     losses = _losses(5)
     log = _log(LogReport, [{"main/loss": Number(loss)} for loss in losses])
@@ -337,21 +303,6 @@ def test_the_step_is_made_of_the_optimizer_the_loss_function_and_the_keywords(mo
     updater = _updater(CapturedUpdater, loss_func=len, device="@numpy", **others)
     assert updater.step.made == (updater.get_optimizer("main"), len, others)
     assert updater.device.xp is np
-
-
-@pytest.mark.parametrize("automatic", [True, False])
-def test_an_epoch_ends_where_it_does_for_chainer(monkeypatch, automatic):
-    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
-    epochs = []
-    for kind in (CapturedUpdater, training.StandardUpdater):
-        updater = _updater(kind, auto_new_epoch=automatic)
-        optimizer = updater.get_optimizer("main")
-        epochs.append([])
-        for _ in range(6):
-            updater.update()
-            epochs[-1].append((updater.epoch, updater.is_new_epoch, optimizer.epoch))
-    assert epochs[0] == epochs[1]
-    assert epochs[0][-1][2] == (2 if automatic else 0)
 
 
 @pytest.mark.parametrize(("form", "loss_func"), [("tuples", None), ("dicts", "twice"), ("arrays", None)])

@@ -453,6 +453,9 @@ def test_results_folder_is_chosen(tmp_path, monkeypatch):
         os.makedirs(os.path.join("results", "digits", name))
     assert output.choose(None, "auto", "configs/digits.yaml").endswith("20260101-000000")
     assert output.choose(None, "a/b/snapshot_iter_1.npz", "configs/digits.yaml") == "a/b"
+    for arguments in (("", None), (None, "")):  # as of a variable of the shell that is not set
+        with pytest.raises(output.OutputError, match="is empty; give a"):
+            output.choose(*arguments, "configs/digits.yaml")
 
 
 def test_results_folder_is_checked_without_leaving_anything(tmp_path):
@@ -483,14 +486,6 @@ def test_results_folder_is_checked_without_leaving_anything(tmp_path):
     ):
         with pytest.raises(output.OutputError, match=words):
             output.check_writable(path)
-
-
-def test_an_empty_name_of_a_folder_or_snapshot_is_refused():
-    """As of a variable of the shell that is not set."""
-    with pytest.raises(output.OutputError, match="--out is empty; give a folder"):
-        output.choose("", None, "configs/digits.yaml")
-    with pytest.raises(output.OutputError, match="--resume is empty; give auto or a snapshot"):
-        output.choose(None, "", "configs/digits.yaml")
 
 
 def test_what_earlier_runs_have_said_is_kept_under_numbers(tmp_path):

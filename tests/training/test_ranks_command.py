@@ -1,6 +1,5 @@
 """The training command under ``mpiexec``: what N ranks do is what one process does; how they stop, fail, and go on."""
 
-import itertools
 import json
 import re
 import shutil
@@ -9,8 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from mixprec.data.sources.folders import scan_folders
-from mixprec.data.sources.pack import pack
 from tests import ROOT, mpi
 from tests.cases import first
 from tests.training import finished_run, rank_runs
@@ -72,28 +69,21 @@ def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("part", "form"), [("train", "files"), ("val", "shards")])
-def test_other_images_under_the_same_names_are_refused(tmp_path, part, form):
+def test_other_images_under_the_same_names_are_refused(tmp_path):
     """On a machine of its own each rank has a folder of images at the same path."""
     for rank in "01":
         rank_runs.make_work(tmp_path / rank)
-    folder = tmp_path / "1" / "images" / part / "a"
+    folder = tmp_path / "1" / "images" / "train" / "a"
     first, second = sorted(folder.iterdir())[:2]
     contents = second.read_bytes() + b"\0", first.read_bytes()
     for path, content in zip((first, second), contents, strict=True):
         path.write_bytes(content)
-    settings = []
-    if form == "shards":
-        for rank, name in itertools.product("01", ("train", "val")):
-            out = tmp_path / rank / "packed" / name
-            pack(scan_folders(tmp_path / rank / "images" / name), out, form="tfrecord")
-        settings = ["--set", "data.train=packed/train", "--set", "data.val=packed/val"]
     command = [sys.executable, "-m", "tests.training.faulty_rank", "none", "--config", "small.yaml", "--out", "out"]
-    done = mpi.launch(2, ["/bin/sh", "-c", 'cd "$PMI_RANK" && exec "$@"', "sh", *command, *settings], tmp_path)
+    done = mpi.launch(2, ["/bin/sh", "-c", 'cd "$PMI_RANK" && exec "$@"', "sh", *command], tmp_path)
     assert done.returncode == 2
     number = "[0-9a-f]{64}"
     words = (
-        f"error: the SHA-256 of the images' sizes in bytes in data.{part} is {number} on rank 0 and {number} on rank 1"
+        f"error: the SHA-256 of the images' sizes in bytes in data.train is {number} on rank 0 and {number} on rank 1"
     )
     assert re.fullmatch(rf"{words}: all ranks must have the same\n", done.stderr)
 
@@ -149,18 +139,6 @@ def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     _assert_close(out, one)
 
 
-@pytest.mark.slow
-def test_another_number_of_ranks_in_the_middle_of_a_batch(work):
-    done = rank_runs.run(work, 2, "middle", fault="term:1:3")
-    assert done.returncode == 0
-    resumed = rank_runs.run(work, 4, "middle", arguments=RESUME)
-    assert resumed.returncode == 2
-    assert re.fullmatch(
-        r"error: middle/snapshot_iter_3.npz: of 2 ranks with 2 images each, after 3 batches of an epoch, .*\n",
-        resumed.stderr,
-    )
-
-
 REFUSED = {
     "version": r"error: the version of mixprec is \S+\+0 on rank 0 and \S+\+1 on rank 1: all ranks must have the same",
     "argument": r"error: optimizer.lr is 1.0 on rank 0 and 2.0 on rank 1: all ranks must have the same",
@@ -202,13 +180,6 @@ def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable
     code, words = BEFORE[variable]
     assert re.fullmatch(words + r"rank 1: ended before training began; all ranks end\n" + ABORTED, done.stderr)
     assert done.returncode == code
-
-
-@pytest.mark.slow
-def test_bad_images_of_all_ranks_are_one_line(work):
-    done = rank_runs.run(work, 2, "refused", "data.train=nowhere")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: nowhere: no such file or folder")
 
 
 FAILED = {

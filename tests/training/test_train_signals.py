@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed and resumed: log, snapshots and weights are those of a run that was left alone."""
+"""Promise 5: runs that are stopped, killed and resumed leave the log, snapshots and weights of a run left alone."""
 
 import json
 import os
@@ -15,7 +15,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixprec import files
 from mixprec.training import command, lock, snapshots, surroundings
 from mixprec.training.plots import Plots
 from tests import ROOT
@@ -191,18 +190,6 @@ def test_a_snapshot_of_a_longer_run_is_an_error(train, work, whole, capsys):
     _assert_same(out, whole)
 
 
-def test_a_log_that_cannot_be_written_is_one_line(train, work, capsys, monkeypatch):
-    def full(path, text, write=files.write_text):
-        if str(path).endswith("log.jsonl"):
-            raise OSError(28, "No space left on device")
-        write(path, text)
-
-    monkeypatch.setattr(files, "write_text", full)
-    assert train("--out", "log") == 1
-    message = "error: No space left on device; --resume auto goes on from the last snapshot\n"
-    assert capsys.readouterr().err == message
-
-
 # Signals that nobody can handle, in a process of its own
 
 
@@ -298,18 +285,6 @@ def test_kill_9_at_random_moments_and_resume(train, work, often, part):
         assert train("--out", out.name, "--resume", "auto", *OFTEN) == 0
         _assert_same(out, often, last=30)
         assert _files(out) == _files(often)
-
-
-@pytest.mark.slow
-def test_of_two_runs_that_start_at_the_same_time_in_one_folder_one_is_refused(work, whole):
-    out = work / "pair"
-    pair = [_start(work, out.name, signal.SIGTERM) for _ in range(2)]
-    errors = {process.communicate(timeout=300)[1].decode(): process.returncode for process in pair}
-    assert sorted(errors.values()) == [0, 2]
-    (line,) = (text for text, code in errors.items() if code == 2)
-    assert re.match(rf"error: {out.name}: (in use by another run, process \d+ on |already used; )", line), line
-    _assert_same(out, whole)
-    assert _files(out) == _files(whole)
 
 
 @pytest.mark.slow
