@@ -35,12 +35,9 @@ class _FixedScale(Patience):
         self._forget_count()
 
     def serialize(self, serializer: AbstractSerializer) -> None:
-        """Saves or loads the number of overflows in a row, 0 where it is not; all else comes from the program."""
+        """Saves or loads the number of overflows in a row; all else comes from the program."""
         check_serializer(serializer)
-        try:
-            self._serialize_count(serializer)
-        except (KeyError, ValueError):  # of Chainer's npz and HDF5 serializers: no such name
-            self._forget_count()
+        self._serialize_count(serializer)
 
 
 class NoLossScale(_FixedScale):

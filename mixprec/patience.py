@@ -26,12 +26,9 @@ class Patience:
 
     state: tuple[str, ...] = ("overflows_in_row",)
 
-    # Defaults of an object that an earlier version has pickled. An array on the host is replaced, and never written to.
-    patience: int | None = 50
-    _overflows_in_row: Any = np.array(0, np.int32)
-
     def __init__(self, patience: int | None) -> None:
-        self.patience = None if patience is None else arguments.whole("patience", patience, 1, INT32)
+        self.patience: int | None = None if patience is None else arguments.whole("patience", patience, 1, INT32)
+        self._forget_count()
 
     @property
     def overflows_in_row(self) -> int:
@@ -90,7 +87,7 @@ class Patience:
         return is_clean and type(self._overflows_in_row) is np.ndarray
 
     def _forget_count(self):
-        self._overflows_in_row = Patience._overflows_in_row
+        self._overflows_in_row: Any = np.array(0, np.int32)
 
     def _serialize_count(self, serializer):
         """Saves or loads the count."""

@@ -7,6 +7,6 @@ in a config is reported before anything heavy is imported.
 from mixprec.config.config_error import ConfigError, shown
 from mixprec.config.loader import load
 from mixprec.config.schema import Config
-from mixprec.config.writer import current, defaults, dump, flat, reference
+from mixprec.config.writer import defaults, dump, flat, reference
 
-__all__ = ["Config", "ConfigError", "current", "defaults", "dump", "flat", "load", "reference", "shown"]
+__all__ = ["Config", "ConfigError", "defaults", "dump", "flat", "load", "reference", "shown"]

@@ -56,39 +56,33 @@ class LossScale:
         65536.0,
         limit=power_of_two(),
         aliases=("scale", "value"),
-        formerly="init",
     )
     growth_factor: float = key(
         "The scale is multiplied by it after growth_interval steps in a row without an overflow.",
         2.0,
         limit=power_of_two("from 2 to 2^126", low=2.0),
-        formerly="growth",
     )
     backoff_factor: float = key(
         "The scale is multiplied by it on an overflow.",
         0.5,
         limit=power_of_two("from 2^-126 to 0.5", high=0.5),
-        formerly="backoff",
     )
     growth_interval: int = key(
         "Number of steps without an overflow, in a row, before the scale grows.",
         2000,
         limit=between(1, INT32),
-        formerly="interval",
     )
     min_scale: float | None = key(
         "The scale never falls below it; null switches that off.",
         2.0**-14,
         limit=power_of_two(),
-        aliases=("min", "min_loss_scale"),
-        formerly="floor",
+        aliases=("min", "min_loss_scale", "floor"),
     )
     max_scale: float | None = key(
         "The scale never rises above it; null switches that off.",
         2.0**24,
         limit=power_of_two(),
-        aliases=("max", "max_loss_scale"),
-        formerly="cap",
+        aliases=("max", "max_loss_scale", "cap"),
     )
     hysteresis: int = key(
         "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=between(1, INT32)
@@ -126,7 +120,6 @@ class Optimizer:
         None,
         limit=between(1, INT32),
         aliases=("lr_batch_size",),
-        formerly="lr_images",
     )
     momentum: float | None = key(
         f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",
@@ -231,7 +224,7 @@ class Update:
     fused: bool = key(
         "true updates all parameters together, on a GPU by two launches; false is Chainer's own loop over them.",
         True,
-        formerly="batched",
+        aliases=("batched",),
     )
 
 
@@ -270,7 +263,6 @@ class Cudnn:
     allow_tf32: bool = key(
         "Convolutions with precision.compute float32 may round their inputs to 10 bits, as Tensor cores want.",
         False,
-        formerly="tf32",
     )
 
 
@@ -290,16 +282,14 @@ class Capture:
         "goes.",
         4,
         limit=between(1, SEVERAL),
-        aliases=("cache_size",),
-        formerly="graphs",
+        aliases=("cache_size", "graphs"),
     )
     dynamic_shapes: str = key(
         "Steps of other shapes than the first, such as those of a smaller last batch: capture gives them graphs of "
         "their own; eager runs them without.",
         "capture",
         choices=("capture", "eager"),
-        aliases=("dynamic",),
-        formerly="other_shapes",
+        aliases=("dynamic", "other_shapes"),
     )
     evaluation: bool = key("The evaluation is captured, too.", True, aliases=("validation", "evaluate"))
     second_stream: bool = key(

@@ -102,7 +102,6 @@ class Key:
         other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
         synonyms: other names of choices, each with the choice that it means.
         aliases: names in other programs; an error about an unknown key proposes this one for them.
-        formerly: its name in the section in earlier versions, which is read still; or ``None``.
         switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
             where its other values mean themselves.
     """
@@ -116,7 +115,6 @@ class Key:
     other: Limit | None
     synonyms: dict[str, str]
     aliases: tuple[str, ...]
-    formerly: str | None
     switch: tuple[str, str] | None
 
     @property
@@ -169,12 +167,11 @@ def key(
     other=None,
     synonyms=None,
     aliases=(),
-    formerly=None,
     switch=None,
 ):
     """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
     metadata = {"help": help, "limit": limit, "choices": choices, "other": other, "switch": switch}
-    metadata |= {"synonyms": synonyms or {}, "aliases": aliases, "formerly": formerly}
+    metadata |= {"synonyms": synonyms or {}, "aliases": aliases}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -192,12 +189,6 @@ def keys(schema):
         for section, declaration in sections(schema).items()
         for field in dataclasses.fields(declaration)
     }
-
-
-def former_names(schema):
-    """Returns the dotted names that keys of a schema had in earlier versions, each with the name of today."""
-    named = {name: key.formerly for name, key in keys(schema).items() if key.formerly is not None}
-    return {f"{name.partition('.')[0]}.{former}": name for name, former in named.items()}
 
 
 def switch_of(section, known):

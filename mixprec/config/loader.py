@@ -7,26 +7,23 @@ import dataclasses
 import os
 
 from mixprec import files
-from mixprec.announcements import announce
 from mixprec.config.config_error import ConfigError, hint, nearest, shown
-from mixprec.config.declaration import former_names, keys, sections, switch_of
+from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
-from mixprec.messages import encoding_hint, one_line
+from mixprec.messages import encoding_hint
 from mixprec.recipes import config_names, config_path
 
 _SET = "--set"
-_FORMER_NAMES = former_names(Config)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Setting:
     value: object
     where: str
-    name: str  # the one in the file, which may be a former one
 
 
-def load(path, overrides=(), choices=None, *, say=announce):
+def load(path, overrides=(), choices=None):
     """Loads a config file.
 
     ``base: other.yaml`` at the top of a file inherits from another one, whose path is relative to the file that says
@@ -34,14 +31,10 @@ def load(path, overrides=(), choices=None, *, say=announce):
     of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files. Every value
     of every file is checked, also one that is overridden.
 
-    A key may have the name that it had in an earlier version, and may be one that is no longer a key. A warning, once
-    for each place, says so.
-
     Args:
         path: path of the YAML file.
         overrides: list of ``"section.key=value"``, the value written as in YAML; the last one wins.
         choices: allowed values that the schema cannot know: a dict from dotted key to a list of names.
-        say: called with each of these warnings, a text with a ``%s`` for each of the arguments after it.
 
     Returns:
         Config
@@ -56,9 +49,9 @@ def load(path, overrides=(), choices=None, *, say=announce):
         known[name] = dataclasses.replace(known[name], choices=tuple(names))
     settings = {}
     for entries in reversed(_chain(path)):
-        _put(settings, _file_settings(entries, known, say))
+        _put(settings, _file_settings(entries, known))
     for override in overrides:
-        _put(settings, _override(override, known, say))
+        _put(settings, _override(override, known))
     return _build(path, settings, known)
 
 
@@ -104,7 +97,7 @@ def _put(settings, later):
         settings[name] = setting
 
 
-def _file_settings(entries, known, say):
+def _file_settings(entries, known):
     settings = {}
     for section in entries:
         if section.key not in sections(Config):
@@ -115,39 +108,22 @@ def _file_settings(entries, known, say):
             settings.update(_switched(section, known, [keys_of_section]))
             continue
         for entry in mapping:
-            _take(settings, f"{section.key}.{entry.key}", entry, known, say)
+            name = f"{section.key}.{entry.key}"
+            if name not in known:
+                raise _unknown_key(name, entry.where, known)
+            settings[name] = _setting(known[name], entry)
     return settings
 
 
-def _override(override, known, say):
+def _override(override, known):
     name, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(_SET, f"{shown(override)} has no '='; allowed: SECTION.KEY=VALUE")
     if switch_of(name, known):
         return _switched(read_value(name, text, _SET), known)
-    if name not in {*known, *_FORMER_NAMES, *Config.CONSTANTS}:
+    if name not in known:
         raise _unknown_key(name, _SET, known)
-    settings = {}
-    _take(settings, name, read_value(name, text, _SET), known, say)
-    return settings
-
-
-def _take(settings, name, entry, known, say):
-    """Puts the value of a key into ``settings`` by the key's name of today, which may not be the one in the file."""
-    if name in Config.CONSTANTS:
-        value, constant = entry.value(), Config.CONSTANTS[name]
-        effect = "" if value == constant else f"{shown(value)} has no effect: "
-        say("%s: %s is no longer a key; %sit is always %s", one_line(entry.where), name, effect, shown(constant))
-        return
-    today = _FORMER_NAMES.get(name, name)
-    if today not in known:
-        raise _unknown_key(name, entry.where, known)
-    if today in settings:
-        first, line = settings[today].name, settings[today].where.rpartition(":")[2]
-        raise ConfigError(entry.where, f"duplicate key {name!r}: {first!r} is already on line {line}")
-    if today != name:
-        say("%s: %s is called %s now", one_line(entry.where), name, today)
-    settings[today] = _setting(known[today], entry, name)
+    return {name: _setting(known[name], read_value(name, text, _SET))}
 
 
 def _switched(section, known, others=()):
@@ -155,7 +131,7 @@ def _switched(section, known, others=()):
     key, value = switch_of(section.key, known), section.value()
     if key is not None:
         try:
-            return {key.name: _Setting(key.convert_switch(value), section.where, section.key)}
+            return {key.name: _Setting(key.convert_switch(value), section.where)}
         except ValueError:
             others = (f"true, false, {key.allowed}", *others)
     near = nearest(value, key.choices) if key is not None and isinstance(value, str) else None
@@ -163,10 +139,10 @@ def _switched(section, known, others=()):
     raise ConfigError(section.where, message)
 
 
-def _setting(key, entry, name):
+def _setting(key, entry):
     value = entry.scalars() if key.is_mapping else entry.value()
     try:
-        return _Setting(key.convert(value), entry.where, name)
+        return _Setting(key.convert(value), entry.where)
     except ValueError:
         near = nearest(value, key.choices) if isinstance(value, str) else None
         message = f"{key.name!r} is {shown(value)}; allowed: {key.allowed}{hint(near)}"

@@ -39,7 +39,7 @@ class Model:
         "nhwc",
         choices=LAYOUTS,
         synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
-        formerly="layout",
+        aliases=("layout",),
     )
     fuse: bool | None = key(
         "Compute a batch normalization together with the addition and the ReLU after it. Only with memory_format nhwc; "
@@ -132,7 +132,6 @@ class Training:
         1,
         limit=between(1, SUMMANDS),
         aliases=("accumulation", "gradient_accumulation", "gradient_accumulation_steps"),
-        formerly="accumulate",
     )
     epochs: int = key("Number of passes over the training images.", limit=between(1, MANY))
     seed: int = key(

@@ -35,14 +35,6 @@ class Config:
     log: Log
     export: Export
 
-    # Keys of earlier versions that are constants now, and their values.
-    CONSTANTS: ClassVar = {
-        "data.hw_decoder_load": 0.65,
-        "data.preallocate": True,
-        "data.decoded_cache_mib": 0,
-        "capture.warmup": 3,
-    }
-
     RULES: ClassVar = (
         Rule(
             ("loss_scale.min_scale", "loss_scale.init_scale", "loss_scale.max_scale"),

@@ -5,7 +5,7 @@ import inspect
 
 import yaml
 
-from mixprec.config.declaration import Pairs, former_names, keys, sections, switch_of
+from mixprec.config.declaration import Pairs, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
 from mixprec.messages import one_line
@@ -29,12 +29,6 @@ def _plain(value):
     if isinstance(value, Pairs):
         return [list(pair) for pair in value]  # a list, as the order counts
     return list(value) if isinstance(value, tuple) else value
-
-
-def current(values):
-    """Returns :func:`flat` values that another version has written, by the names that their keys have today."""
-    former = former_names(Config)
-    return {former.get(name, name): value for name, value in values.items()}
 
 
 def dump(config, *, source=None, overrides=(), version=None, changes=()):
@@ -80,10 +74,7 @@ def reference():
                 default = "required" if key.required else f"`{_scalar(key.default)}`"
                 parts.append(f"| `{name}` | {default} | {key.allowed} | {key.help} |")
         parts.append("")
-    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES), ""]
-    parts += ["## Names of earlier versions", "", "| Then | Now |", "|---|---|"]
-    parts += [f"| `{then}` | `{now}` |" for then, now in former_names(Config).items()]
-    parts += [f"| `{name}` | always `{_scalar(value)}` |" for name, value in Config.CONSTANTS.items()]
+    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES)]
     return "\n".join(parts) + "\n"
 
 

@@ -184,7 +184,7 @@ class Run:
         state = status.get("state")
         if state in _ENDED:
             return state
-        if not isinstance(state, str):  # None: of a version without heartbeat
+        if not isinstance(state, str):  # None: there is no status.json
             return "unknown" if self.changed("model.npz") is None else "done"
         if status.get("host") == platform.node():
             return state if state in RUNNING and is_alive(status) else "killed"

@@ -154,7 +154,7 @@ class MixedPrecisionOptimizer(Delegation):
             if self._preconditioner is not None:
                 self._preconditioner.attach(self, self._masters.index)
             self._start(scales)
-        self._watchdog.look_next_time()  # of an earlier version it may not know of any patience
+        self._watchdog.look_next_time()  # what was on its way from a device stays with the original
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
         """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.

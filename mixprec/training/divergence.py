@@ -98,11 +98,8 @@ class SoundLosses(extension.Extension):
         """Saves or loads the losses: a run that has come to its end has no further step to know them from."""
         if not isinstance(serializer, Deserializer):
             serializer("last", json.dumps(self._losses()))
-            return
-        try:
+        else:
             self._values = json.loads(str(serializer("last", None)))
-        except KeyError:  # of a version that kept none
-            self._values = {}
 
 
 def _value(observed):

@@ -26,15 +26,13 @@ from mixprec.training.networks import EXAMPLE
 _ROUNDS = 3  # in two of which a round is recorded
 
 
-def limit(config, trainer, report, images, val_images, out, ranks):
+def limit(config, trainer, report, out, ranks):
     """Does what the section ``memory`` says: marks blocks that are recomputed, and gives the updater what offloads.
 
     Args:
         config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
         report: of the conversion.
-        images: number of training images.
-        val_images: number of validation images, 0 if there is no evaluation.
         out: results folder.
         ranks: of :mod:`mixprec.training.processes`.
 
@@ -47,8 +45,7 @@ def limit(config, trainer, report, images, val_images, out, ranks):
     settings, updater, lines = config.memory, trainer.updater, []
     is_blocks = settings.recompute == "blocks"
     if settings.recompute == "auto" and settings.budget is None:
-        memory = estimates.memory(config, trainer, report, images, val_images, ranks)
-        is_blocks = memory.needed * memory.sharing > memory.available
+        is_blocks = not estimates.first_guess(config, trainer, report, ranks).fits
     if is_blocks:
         updater.blocks = _found(trainer, config.data.size)
         for block in updater.blocks.blocks:
@@ -127,7 +124,7 @@ def compared(config, trainer, arrays):
         arrays: a few images and their labels, on the device.
 
     Returns:
-        str: a table.
+        tuple: a table, and the bytes at the peak of a step as the config has it.
 
     Raises:
         OneLineError: no plan meets ``memory.budget``.
@@ -143,6 +140,7 @@ def compared(config, trainer, arrays):
             recording = _scaled(_recorded(trainer, arrays, to, scale), scale)
         kept = plan(recording, None, bus)
         ways = [Way("all kept", kept.peak, kept.seconds), *_recomputed(config, trainer, arrays, to, scale)]
+    own = [ways[0] if trainer.updater.blocks is None else ways[-1]]
     smallest = least(recording, smallest=SMALLEST)
     budget = config.memory.budget
     budget = smallest if budget is None else in_bytes(check_budget(budget), total)
@@ -159,6 +157,8 @@ def compared(config, trainer, arrays):
         raise OneLineError(
             f"memory.budget {config.memory.budget}: a step {ways[-1].note}; raise it, or lower training.batch_size"
         )
+    if config.memory.budget is not None:
+        own = [way for way in ways[-2:] if way.peak is not None]
     lines = [
         f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is that "
         "of the whole process on its device"
@@ -170,7 +170,7 @@ def compared(config, trainer, arrays):
             else f"{estimates.in_words(way.peak):>10}{way.seconds:11.3g} s  {way.seconds / kept.seconds:6.2f} x"
         )
         lines.append(f"  {way.name:50}{numbers}")
-    return "\n".join(lines)
+    return "\n".join(lines), min(way.peak for way in own)
 
 
 def _recorded(trainer, arrays, to, scale):

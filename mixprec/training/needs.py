@@ -1,7 +1,7 @@
 """The memory, disk space and time that a run needs.
 
-The training command checks memory before it tries the network, and the disk before a run begins. The dry run checks and
-prints all of them.
+The training command checks memory before it tries the network, and the disk before a run begins. The dry run tries some
+steps, and prints all of them.
 """
 
 import dataclasses
@@ -9,21 +9,19 @@ import os
 import shutil
 
 import numpy as np
+from chainer import links
 
 from mixprec.config.data import Progressive
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import kept_activations, output, snapshots, timing
 from mixprec.training.model import EXAMPLE, build_model
-from mixprec.training.stages import Steps, at_largest, largest_stage
+from mixprec.training.stages import Steps, at_largest, largest_stage, stages_of
 
 _ADVICE = {
-    "training.batch_size": "lower it, and raise training.accumulation_steps by as much to keep the step",
-    "model.arch": "choose a smaller network",
-    "optimizer.preconditioner": "set it to none, or lower kfac.largest",
-    "optimizer.name": "choose one with less state, such as SGD",
-    "training.ema_decay": "set it to null",
-    "capture.mode": "set it to off",
+    estimates.BATCH: "lower it, and raise training.accumulation_steps by as much to keep the step",
+    estimates.MODEL: "choose a smaller network",
+    estimates.OPTIMIZER: "choose one with less state, such as SGD",
 }
 _PIXEL = 256  # bytes that a large network keeps for a pixel of an image, more than ResNets
 _SMALL = 224  # pixels: a size for which a network can be looked at anywhere
@@ -98,15 +96,16 @@ def check_disk(config, trainer, images, out, ranks=1):
     )
 
 
-def dry_run(config, trainer, report, train, val, out, ranks):
-    """Estimates memory, disk space and time, with some real steps; the trainer is of no use afterwards.
+def dry_run(config, trainer, report, train, out, ranks):
+    """Measures memory and time with some real steps of the largest stage; the trainer is of no use afterwards.
+
+    A step that clearly does not fit is not tried. On a CPU it is cut to a few images, and computed from them.
 
     Args:
         config: :class:`mixprec.config.Config`.
         trainer: from :func:`mixprec.training.trainer.build_trainer`.
         report: of the conversion.
         train: training images.
-        val: validation images, or ``None``.
         out: results folder; it need not exist.
         ranks: of :mod:`mixprec.training.processes`; the trainer is one that talks to no other rank.
 
@@ -116,18 +115,47 @@ def dry_run(config, trainer, report, train, val, out, ranks):
     Raises:
         DoesNotFit: there is not enough memory, or disk space.
     """
-    memory = estimates.memory(config, trainer, report, len(train), 0 if val is None else len(val), ranks)
-    if memory.needed * memory.sharing > memory.available:
-        raise DoesNotFit(_too_much(config, memory))
+    memory = estimates.first_guess(config, trainer, report, ranks)
+    _check(config, memory)
     disk = check_disk(config, trainer, len(train), out, ranks.size)
     trainer.updater.memory = None  # its place is in the results folder
+    held, largest = estimates.held(trainer.updater.device), at_largest(config)
     try:
         time = timing.measure(config, trainer, train, ranks.size)
-        largest = at_largest(config)
-        activations = kept_activations.compared(largest, trainer, timing.some_images(largest, trainer, train, time))
+        some = timing.some_images(largest, trainer, train, time)
+        activations, peak = kept_activations.compared(largest, trainer, some)
+    except MemoryError as error:
+        key, value, advice = _blamed(config, estimates.BATCH)
+        raise DoesNotFit(f"{key} {value}: a step runs out of the memory of {memory.where}; {advice}") from error
     finally:
         trainer.updater.finalize()
-    return f"{memory}\n\n{activations}\n\n{disk}\n\n{time}"
+    measured = dataclasses.replace(memory, parts={estimates.BATCH: peak - held})
+    _check(config, measured)
+    return f"memory: {measured}\n\n{activations}\n\n{disk}\n\n{time}"
+
+
+def _check(config, memory):
+    """Raises :class:`DoesNotFit` if memory is not enough, with the key that most of it is for."""
+    if memory.fits:
+        return
+    key = max(memory.parts, key=memory.parts.get)
+    if key == estimates.BATCH:
+        stage = largest_stage(config)
+        one_image = memory.needed - memory.parts[key] * (stage.batch_size - 1) // stage.batch_size
+        if one_image * memory.sharing > memory.available:
+            key = "data.size"
+    key, value, advice = _blamed(config, key)
+    raise DoesNotFit(f"{key} {value}: {memory}; {advice}")
+
+
+def _blamed(config, key):
+    """Returns the key that says it for the stage of training which needs most, its value, and what to do."""
+    if key in (estimates.BATCH, "data.size") and largest_stage(config) != stages_of(config)[-1]:
+        is_of_batches = key == estimates.BATCH and config.progressive.batch_sizes
+        key = "progressive.batch_sizes" if is_of_batches else "progressive.sizes"
+    section, _, name = key.partition(".")
+    value = getattr(getattr(config, section), name)
+    return key, list(value) if isinstance(value, tuple) else value, _ADVICE.get(key, "lower it")
 
 
 def _snapshots(config, images, ranks):
@@ -138,41 +166,28 @@ def _snapshots(config, images, ranks):
     return -(-length // period)
 
 
-def _too_much(config, memory):
-    largest = memory.largest
-    key = largest.key
-    if largest.images is not None and key == "training.batch_size":
-        alone = memory.needed - sum(part.size - part.size // (part.images or 1) for part in memory.together)
-        if alone * memory.sharing > memory.available:  # one image is too much
-            key = "data.size"
-    if largest.when != "evaluation" and key in ("training.batch_size", "data.size"):
-        key = _of_stage(config, key)
-    section, _, name = key.partition(".")
-    value, free = getattr(getattr(config, section), name), estimates.in_words(memory.available)
-    value = list(value) if isinstance(value, tuple) else value
-    when = f" in the {largest.when}" if largest.when == "evaluation" else ""
-    when += f" for each of {memory.sharing} ranks" if memory.sharing > 1 else ""
-    return (
-        f"{key} {value}: needs about {estimates.in_words(memory.needed)}{when}, most of it for {largest.name}, and "
-        f"{memory.where} has {free} free; {_ADVICE.get(key, 'lower it')}"
-    )
-
-
-def _of_stage(config, key):
-    """Returns the key that says it for the stage of training which needs most."""
-    if largest_stage(config).first == max((0, *config.progressive.until)):
-        return key
-    is_of_batches = key == "training.batch_size" and config.progressive.batch_sizes
-    return "progressive.batch_sizes" if is_of_batches else "progressive.sizes"
-
-
 def _snapshot(config, trainer):
     """Number of bytes of a snapshot: state of the optimizer is not there before the first step."""
     optimizer = trainer.updater.get_optimizer("main")
     arrays = snapshots.contents(optimizer.target).values()
     size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
     size += estimates.state(optimizer)
-    size += 2 * 4 * estimates.curvature(optimizer) // 2  # of averages and inverses one triangle
+    size += 2 * 4 * _curvature(optimizer) // 2  # of averages and inverses one triangle
     if config.training.ema_decay is not None:
-        size += estimates.average(trainer)
+        size += 4 * sum(param.size for param in optimizer.target.params() if param.array is not None)
     return size
+
+
+def _curvature(optimizer):
+    """Returns the number of elements of K-FAC's second moments."""
+    if optimizer.preconditioner is None:
+        return 0
+    elements = 0
+    for link in optimizer.target.links():
+        if isinstance(link, (links.Convolution2D, links.Linear)) and link.W.array is not None:
+            groups = getattr(link, "groups", 1)
+            filters, inputs = len(link.W.array), link.W.size // len(link.W.array)
+            sizes = inputs + (link.b is not None), filters // groups
+            if max(sizes) <= optimizer.preconditioner.largest:
+                elements += groups * sum(size**2 for size in sizes)
+    return elements

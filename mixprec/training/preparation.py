@@ -111,11 +111,7 @@ class Run:
             ranks: those that the trainer is to talk to; in a dry run it is alone.
         """
         trainer = build_trainer(self.config, self.model, self.train, self.val, self.device, self.out, ranks)
-        val_images = 0 if self.val is None else len(self.val)
-        limited = kept_activations.limit(
-            self.config, trainer, self.report, len(self.train), val_images, self.out, ranks
-        )
-        self.limited.extend(limited)
+        self.limited.extend(kept_activations.limit(self.config, trainer, self.report, self.out, ranks))
         if self.snapshot is not None:
             self._load(trainer, ranks)
         history = trainer.get_extension(snapshot_settings.Settings.name).changes

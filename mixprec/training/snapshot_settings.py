@@ -4,16 +4,12 @@ The training command calls :func:`compare` before it resumes; the trainer has :c
 """
 
 import json
-import os
 
 import numpy as np
 from chainer import Deserializer
 from chainer.training import extension
 
 from mixprec import config as configs
-from mixprec.announcements import announce
-from mixprec.messages import one_line
-from mixprec.training.output import CONFIG
 from mixprec.training.snapshots import SnapshotError, read
 
 # The rest of a snapshot means something else with another value of these. The iterator compares the images, their order
@@ -33,8 +29,7 @@ _FIXED = {
 # Those which may change if the number of ranks does.
 _WITH_RANKS = ("training.batch_size", "training.accumulation_steps", "progressive.batch_sizes")
 _AVERAGE, _MOMENTUM = "training.ema_decay", "optimizer.momentum"
-_CONFIG, _CHANGES = "extensions/settings/config", "extensions/settings/changes"
-_RANKS = "extensions/settings/ranks"
+_CONFIG, _RANKS = "extensions/settings/config", "extensions/settings/ranks"
 _FIRST = ("loss_scale.init_scale", "loss_scale.search", "model.weights", "model.zero_init_residual")
 
 
@@ -66,10 +61,7 @@ class Settings(extension.Extension):
     def serialize(self, serializer):
         """Saves the config and its changes, as JSON; loads the changes, as a run has the config that it is given."""
         if isinstance(serializer, Deserializer):
-            try:
-                self.changes = _from_json(serializer("changes", None))
-            except KeyError:  # of a version that kept no settings
-                self.changes = []
+            self.changes = _from_json(serializer("changes", None))
         else:
             serializer("config", _to_json(configs.flat(self._config)))
             serializer("changes", _to_json(self.changes))
@@ -79,9 +71,6 @@ class Settings(extension.Extension):
 
 def compare(path, config, ranks=1):
     """Compares a config with the one that a snapshot was written with.
-
-    A snapshot of a version that kept no settings is compared with the ``config.yaml`` in its folder. Without one, or
-    with one that cannot be loaded, nothing is compared. A warning says which.
 
     Args:
         path: snapshot file.
@@ -94,12 +83,8 @@ def compare(path, config, ranks=1):
     Raises:
         SnapshotError: a key differs that must not; or the snapshot cannot be read, or has lost its settings.
     """
-    then = _settings(path)
-    if then is None:
-        return []
-    then = {**configs.defaults(), **then}  # an earlier version did as the default of a key says that it did not have
-    # A key that is a constant now differs if the snapshot has another value.
-    now = configs.flat(config) | {key: value for key, value in configs.Config.CONSTANTS.items() if key in then}
+    # A version that did not have a key did as its default says.
+    then, now = configs.defaults() | _settings(path), configs.flat(config)
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
     found = _member(path, _RANKS)
     ranks_then = 1 if found is None else int(found)
@@ -122,30 +107,16 @@ def compare(path, config, ranks=1):
 
 
 def _settings(path):
-    """Returns the flat config of a snapshot by today's names; ``None`` if it is not known."""
+    """Returns the flat config of a snapshot."""
     array = _member(path, _CONFIG)
-    if array is not None:
-        try:
-            return configs.current(_from_json(array))
-        except ValueError as error:
-            raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
-    if _member(path, _CHANGES) is not None:
+    if array is None:
         raise SnapshotError(
-            f"{path}: does not hold its settings, as snapshots of earlier versions and other programs; give another "
-            "--out to begin anew"
+            f"{path}: does not hold its settings, as snapshots of other programs; give another --out to begin anew"
         )
-    beside, old = os.path.join(os.path.dirname(path), CONFIG), f"{path}: of a version that kept no settings"
     try:
-        settings = configs.flat(configs.load(beside, say=_nothing))  # a file that no user writes
-    except configs.ConfigError as error:
-        announce("%s", one_line(f"{old}, and nothing tells whether they have changed: {error}"))
-        return None
-    announce("%s", one_line(f"{old}; those of {beside} are taken for them"))
-    return settings
-
-
-def _nothing(*_):
-    pass
+        return _from_json(array)
+    except ValueError as error:
+        raise SnapshotError(f"{path}: corrupt snapshot (its settings are not JSON)") from error
 
 
 def _member(path, name):

@@ -230,7 +230,7 @@ def read(path, names=None):
         raise SnapshotError(f"{path}: no such snapshot") from error
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except (OSError, Damaged) as error:
+    except (OSError, ValueError, Damaged) as error:  # a name may hold a null byte
         raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({error}){_instead(path)}") from error
 
 

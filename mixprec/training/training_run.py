@@ -78,7 +78,7 @@ def _dry_run(run):
     apart = run.ranks.apart()
     trainer, resolved = run.build(apart)
     described = run.describe(trainer)
-    estimate = needs.dry_run(run.config, trainer, run.report, run.train, run.val, run.out, apart)
+    estimate = needs.dry_run(run.config, trainer, run.report, run.train, run.out, apart)
     print("\n".join([*described, "", resolved, str(run.report), "", estimate, ""]))
     print(f"dry run: all is well; without --dry-run the results would go to {one_line(run.out)}")
 

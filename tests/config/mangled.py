@@ -4,7 +4,7 @@ import json
 import typing
 
 from mixprec.config import Config
-from mixprec.config.declaration import former_names, keys, sections
+from mixprec.config.declaration import keys, sections
 from mixprec.config.yaml_source import read_value
 
 KEYS = keys(Config)
@@ -149,12 +149,11 @@ def _damage_lines(random, text):
 
 
 def _rename(random, text):
-    """A section or key that is spelled in another way, has the name of an earlier version, or is another one."""
+    """A section or key that is spelled in another way, or is another one."""
     name = random.choice([*sections(Config), *(key.partition(".")[2] for key in KEYS)])
     aliases = [alias for key in KEYS.values() for alias in key.aliases]
-    former = [name.partition(".")[2] for name in (*former_names(Config), *Config.CONSTANTS)]
     other = random.choice(
-        (name.upper(), name[:-1], name + name[-1:], random.choice(aliases + former), "x" * 3000, '"\\n\\e"', "base")
+        (name.upper(), name[:-1], name + name[-1:], random.choice(aliases), "x" * 3000, '"\\n\\e"', "base")
     )
     return text.replace(f"{name}:", f"{other}:", 1)
 

@@ -1,4 +1,4 @@
-"""3,000 damaged configs: each loads, and comes back from what is written of it, or is refused in one line."""
+"""1,000 damaged configs: each loads, and comes back from what is written of it, or is refused in one line."""
 
 import os
 from random import Random
@@ -10,7 +10,7 @@ from tests.cases import first
 from tests.config import mangled
 from tests.guard import guarded
 
-SEEDS, CONFIGS = 12, 250
+SEEDS, CONFIGS = 4, 250
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def _loads(path, overrides):
     return True
 
 
-@pytest.mark.parametrize("seed", first(4, range(SEEDS), 4))
+@pytest.mark.parametrize("seed", first(1, range(SEEDS)))
 def test_a_damaged_config_loads_or_is_refused_in_one_line(work, seed):
     with guarded(120):
         loaded = tried(seed, CONFIGS)

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import gc
 import itertools
-import json
 import pickle
 import subprocess
 import sys
@@ -511,14 +510,6 @@ def test_snapshot_of_other_images_under_the_same_names_is_refused_and_named(make
     here = make(dataclasses.replace(noise, sizes=np.arange(len(noise)) + 1))
     with pytest.raises(DataError, match=r"settings: sizes of the images \(SHA-256\) is \w+ here, \w+ in the snapshot$"):
         serializers.NpzDeserializer(saved).load(here)
-
-
-def test_snapshot_of_before_there_were_sizes_goes_on(make, noise):
-    saved = serializers.npz.serialize(make(noise))
-    settings = json.loads(saved["settings"].tobytes())
-    del settings["sizes of the images (SHA-256)"]
-    saved["settings"] = np.frombuffer(json.dumps(settings).encode(), np.uint8)
-    serializers.NpzDeserializer(saved).load(make(dataclasses.replace(noise, sizes=np.arange(len(noise)))))
 
 
 def test_snapshot_without_the_iterator_leaves_it_alone_when_not_strict(make, noise):

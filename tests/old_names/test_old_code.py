@@ -9,10 +9,11 @@ import pytest
 
 from mixprec.compat import package_resources
 from mixprec.old_names.nms_gpu_post import _nms_gpu_post
+from tests.cases import first
 from tests.test_startup import run_python
 
 OLD_PROGRAM = """
-    {first}
+    {statement}
     import numpy as np, chainer, collections, inspect, time
     assert np.zeros(1, np.float).dtype == "float64" and np.int is int and np.alltrue([True])
     assert np.bool is np.bool_ and np.long(1).dtype == np.dtype("long")
@@ -21,13 +22,13 @@ OLD_PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(("first", "switch"), [("import mixprec.old_code", "0"), ("import mixprec", "1")])
-def test_old_program_runs(first, switch):
+@pytest.mark.parametrize(("statement", "switch"), first(1, [("import mixprec", "1"), ("import mixprec.old_code", "0")]))
+def test_old_program_runs(statement, switch):
     env = {**os.environ, "MIXPREC_OLD_CODE": switch}
-    assert run_python(OLD_PROGRAM.format(first=first), "-W", "error", env=env).strip() == "works"
+    assert run_python(OLD_PROGRAM.format(statement=statement), "-W", "error", env=env).strip() == "works"
 
 
-@pytest.mark.parametrize("switch", ["0", ""])
+@pytest.mark.parametrize("switch", first(1, ["0", ""]))
 def test_nothing_is_put_back_unless_it_is_asked_for(switch):
     code = "import mixprec, chainer, numpy, sys; print('float' in vars(numpy), 'mixprec.old_code' in sys.modules)"
     assert run_python(code, env={**os.environ, "MIXPREC_OLD_CODE": switch}).split() == ["False", "False"]

@@ -5,7 +5,6 @@ happens.
 """
 
 import argparse
-import asyncio
 import atexit
 import os
 import sys
@@ -16,8 +15,7 @@ from chainer.training import extension
 
 from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.optimizer import wrapper
-from mixprec.training import command, preparation, processes, snapshots, training_run, updater
-from mixprec.training.evaluation import Evaluator
+from mixprec.training import command, preparation, processes, training_run, updater
 from mixprec.training.rank_states import RankStates
 from tests.training import faulty_rank
 
@@ -35,20 +33,6 @@ class Speechless(Own, Exception):
 
 def _raise(error):
     raise error
-
-
-def _twice():
-    try:
-        sys.exit(3)
-    finally:
-        raise Own
-
-
-def _in_generator():
-    def end():
-        yield sys.exit(3)
-
-    next(end())
 
 
 def _parse():
@@ -70,16 +54,10 @@ WAYS = {
     "exit": sys.exit,
     "exit3": lambda: sys.exit(3),
     "exit256": lambda: sys.exit(256),
-    "text": lambda: sys.exit("too cold"),
     "parse": _parse,
     "generator": lambda: _raise(GeneratorExit()),
-    "in_generator": _in_generator,
     "own": lambda: _raise(Own()),
     "speechless": lambda: _raise(Speechless()),
-    "cancelled": lambda: _raise(asyncio.CancelledError()),
-    "interrupt": lambda: _raise(KeyboardInterrupt()),
-    "iteration": lambda: _raise(StopIteration()),
-    "twice": _twice,
 }
 STEP = 3
 
@@ -101,28 +79,11 @@ class Leaving(extension.Extension):
 
     priority = 50
 
-    def __init__(self, place):
-        self._place = place
-
     def trigger(self, trainer):
-        if self._place == "trigger" and trainer.updater.iteration == STEP:
-            leave()
         return True
 
     def __call__(self, trainer):
-        if self._place == "extension" and trainer.updater.iteration == STEP:
-            leave()
-
-    def initialize(self, trainer):
-        if self._place == "initialize":
-            leave()
-
-    def finalize(self):
-        if self._place == "finalize":
-            leave()
-
-    def serialize(self, serializer):
-        if self._place == "serialize" and not isinstance(serializer, chainer.Deserializer):
+        if trainer.updater.iteration == STEP:
             leave()
 
 
@@ -131,27 +92,10 @@ def _extend():
 
     def built(*args):
         trainer = build(*args)
-        trainer.extend(Leaving(PLACE), name="leaving")
+        trainer.extend(Leaving(), name="leaving")
         return trainer
 
     preparation.build_trainer = built
-
-
-def _hook():
-    class Hook(chainer.LinkHook):
-        name = "leaving"
-
-        def forward_preprocess(self, args):
-            if trained(STEP):
-                leave()
-
-    made = faulty_rank.Small.__init__
-
-    def init(self, *args, **kwds):
-        made(self, *args, **kwds)
-        self.linear.add_hook(Hook())
-
-    faulty_rank.Small.__init__ = init
 
 
 _steps = 0
@@ -175,27 +119,15 @@ def _count():
 PLACES = {
     "find": lambda: before(processes, "duplicate"),
     "parser": lambda: before(command.Parser, "parse_args"),
-    "build": lambda: before(faulty_rank.Small, "__init__"),
     "connect": lambda: before(processes.Together, "connect"),
-    "about": lambda: before(training_run, "_write_about"),
-    "rehearsal": lambda: before(training_run.rehearsal, "rehearse"),
     "forward": lambda: before(faulty_rank.Small, "forward", lambda *args: trained(STEP)),
-    "link hook": _hook,
     "update": lambda: before(wrapper.MixedPrecisionOptimizer, "update", lambda *args: trained(STEP)),
     "extension": _extend,
-    "trigger": _extend,
-    "initialize": _extend,
-    "finalize": _extend,
-    "serialize": _extend,
     "loader": lambda: before(ImageIterator, "__next__", lambda *args: trained(STEP)),
-    "evaluation": lambda: before(Evaluator, "evaluate"),
     "evaluation batch": lambda: before(
         faulty_rank.Small, "forward", lambda *args: trained(STEP) and not chainer.config.train
     ),
-    "writer": lambda: before(snapshots.AtomicWriter, "save"),
     "states": lambda: before(RankStates, "in_files"),
-    "best": lambda: before(snapshots.BestSnapshot, "__call__", lambda extension, trainer: trained(4)),
-    "finish": lambda: before(training_run, "_finish"),
     "weights": lambda: before(training_run, "_save_weights"),
 }
 

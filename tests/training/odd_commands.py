@@ -1,7 +1,6 @@
-"""Training commands that nobody means: arguments, configs, data and snapshots, all drawn from a ``random.Random``."""
+"""Training commands that nobody means: arguments, configs and snapshots, all drawn from a ``random.Random``."""
 
 import os
-import shutil
 
 import numpy as np
 from PIL import Image
@@ -38,48 +37,6 @@ EXTRA = {
     "data.synthetic_images": _SYNTHETIC,
     "training.batch_size": [*_SYNTHETIC, ("data.synthetic_images", "1000000")],
     "data.threads": [("data.loader", "pillow")],
-}
-# What each may be set to in a run that is to come to its end.
-GOOD = {
-    "data.loader": ("auto", "pillow"),
-    "data.last_batch": ("partial", "drop", "pad"),
-    "data.on_error": ("stop", "skip"),
-    "data.val_size": ("null", "8"),
-    "data.crop_area": ("[0.0001, 0.0001]", "[1, 1]"),
-    "data.augment": ("rand", "trivial"),
-    "data.erase": ("0.5", "1"),
-    "data.mean": ("[-65504, 0, 128]",),
-    "data.pad_channels": ("true", "false"),
-    "precision.compute": ("float16", "float32", "bfloat16"),
-    "loss_scale.mode": ("dynamic", "static", "none"),
-    "loss_scale.growth_interval": ("1", "2147483647"),
-    "loss_scale.hysteresis": ("2", "2147483647"),
-    "loss_scale.patience": ("2147483647",),
-    "loss_scale.search": ("true", "false"),
-    "optimizer.name": ("SGD", "MomentumSGD", "Adam", "LARS", "LAMB", "RMSprop", "AdaGrad", "SGDW"),
-    "optimizer.rates": ("{}", '{"*": 0.5, "*/W": 2}'),
-    "optimizer.freeze": ("[]", '["*/b"]'),
-    "optimizer.lr": ("1e-12", "0.001"),
-    "optimizer.base_batch_size": ("1", "2147483647"),
-    "optimizer.weight_decay": ("0", "0.001"),
-    "schedule.kind": ("constant", "cosine", "poly"),
-    "schedule.power": ("100", "1e-300"),
-    "schedule.decay_from": ("start", "warmup"),
-    "schedule.warmup_epochs": ("0.5", "1e-300"),
-    "training.accumulation_steps": ("1", "2", "16384"),
-    "training.batch_size": ("1", "6", "18"),
-    "training.seed": ("4294967295",),
-    "training.label_smoothing": ("0.1",),
-    "training.loss": ("bce",),
-    "training.mixup": ("0.2",),
-    "training.cutmix": ("1",),
-    "training.ema_decay": ("0.999999", "1e-300"),
-    "update.fused": ("true", "false"),
-    "capture": ("false", "auto"),
-    "snapshot.every": ("1 iteration", "999999999 iterations"),
-    "snapshot.keep": ("1", "3"),
-    "snapshot.best": ("true", "false"),
-    "log.every": ("1 iteration", "1 epoch"),
 }
 ODD_PATHS = (
     "",
@@ -129,8 +86,8 @@ def prepare(folder):
 
 def command(random):
     """Returns a name for the kind of command, its arguments, and a function that prepares the folder for it."""
-    kinds = _good, _dry, _huge, _set, _config, _arguments, _data, _resume
-    return random.choices(kinds, (2, 3, 2, 7, 4, 5, 4, 4))[0](random)
+    kinds = _huge, _set, _config, _arguments, _resume
+    return random.choices(kinds, (2, 7, 4, 5, 4))[0](random)
 
 
 def _sets(settings):
@@ -139,16 +96,6 @@ def _sets(settings):
 
 def _nothing():
     pass
-
-
-def _good(random):
-    settings = [(name, random.choice(GOOD[name])) for name in random.sample(sorted(GOOD), random.randrange(6))]
-    return "good", ["--config", "c.yaml", "--out", random.choice(("out", "ü\n数", "a/b/c")), *_sets(settings)], _nothing
-
-
-def _dry(random):
-    _, arguments, prepare = _good(random)
-    return "dry", [*arguments, "--dry-run"], prepare
 
 
 def _huge(random):
@@ -187,41 +134,6 @@ def _arguments(random):
     )
     random.shuffle(words)
     return "arguments", words, _nothing
-
-
-def _data(random):
-    path = random.choice(("images/train", "images/val"))
-    what = random.choice(("bytes", "empty", "class", "pipe", "folder", "list", "odd", "name"))
-    key, odd = path.replace("images/", "data."), random.choice(ODD_PATHS).replace("\0", "\\0")
-    lines = random.choice(
-        ("", "a.png\n", "a/0.png 0\n", "a/0.png 9999999999\n", "\0" * 9000, "a/0.png 0\na/0.png 1\n", "\udce4 0\n")
-    )
-    place = random.randrange(60)
-
-    def prepare():
-        image = f"{path}/b/0.png"
-        if what == "bytes":
-            with open(image, "r+b") as file:
-                file.seek(place)
-                file.write(bytes([place, 255 - place]))
-        elif what == "empty":
-            os.truncate(image, random.choice((0, place)))
-        elif what == "class":
-            shutil.rmtree(f"{path}/b")
-        elif what == "pipe":
-            os.remove(image)
-            os.mkfifo(image)
-        elif what == "folder":
-            os.makedirs(f"{path}/a/more/and more\n")
-        elif what == "name":
-            shutil.copy(image, f"{path}/b/\x1b[31m\udce4\n.png")
-        elif what == "list":
-            with open("list.txt", "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(lines)
-
-    value = {"list": "list.txt", "odd": f'"{odd}"'}.get(what, path)
-    settings = [(key, value), ("data.on_error", random.choice(("stop", "skip")))]
-    return f"data, {what}", ["--config", "c.yaml", "--dry-run", *_sets(settings)], prepare
 
 
 def _resume(random):

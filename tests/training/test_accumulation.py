@@ -176,8 +176,7 @@ def _state(optimizer):
     return {name: array.tobytes() for name, array in found.items()}
 
 
-@pytest.mark.parametrize("poisoned", range(3))
-@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(("poisoned", "batched"), [(0, True), (1, False), (2, True)])
 def test_an_overflow_in_any_batch_skips_the_whole_step(poisoned, batched):
     """Promise 2 of docs/numerics.md: running statistics, too, are those from before the first batch."""
     model = ImageClassifier(WithNorm())
@@ -221,13 +220,6 @@ def test_training_that_diverges_names_the_layer_that_the_second_batch_breaks():
     message = r"first layer whose activation is not finite: /predictor/hidden \(Linear"
     with pytest.raises(mixprec.LossScaleExhausted, match=message):
         optimizer.update(Accumulated(optimizer.target), batches)
-
-
-def test_a_batch_that_is_not_finite_is_named():
-    optimizer = _optimizer("float16", mixprec.DynamicLossScale(patience=1))
-    x, t = _images(np.random.RandomState(6), 4)
-    with pytest.raises(mixprec.LossScaleExhausted, match="the batch itself holds 48 inf, 0 NaN"):
-        optimizer.update(Accumulated(optimizer.target), [(x, t), (x * np.float32(np.inf), t)])
 
 
 # What is reported
@@ -358,18 +350,6 @@ def test_a_captured_step_of_several_batches_is_the_eager_one(side):  # noqa: F81
     expected = Eager(lossfun=_lossfun, side=side)
     for number in (*range(FIRST_REPLAY), *replayed):
         _group(expected, side.send, number, (4, 4, 4))
-    assert_same(captured, expected)
-
-
-@pytest.mark.slow
-@both_sides
-def test_a_smaller_group_at_the_end_of_an_epoch_has_a_graph_of_its_own(side):  # noqa: F811
-    captured, expected = Run(REQUIRED, lossfun=_lossfun, side=side), Eager(lossfun=_lossfun, side=side)
-    for number in range(16):
-        sizes = (4, 2) if number % 2 else (4, 4, 4)
-        _group(captured, np.copy, number, sizes)
-        _group(expected, side.send, number, sizes)
-    assert captured.step.replays == 3 + 2  # the fifth of the smaller groups overflows: there is nothing to compare
     assert_same(captured, expected)
 
 

@@ -18,6 +18,7 @@ from mixprec.training import command, surroundings
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
+from tests.cases import first
 from tests.training import finished_run, rank_runs, small_images
 from tests.training.signalling_network import Tiny
 
@@ -104,8 +105,7 @@ def _assert_sound(path):
     assert all(np.isfinite(array).all() and np.abs(array).max() < 1e4 for array in model.values())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize(("mode", "compute"), first(2, zip(MODES, DTYPES, strict=True)))
 def test_a_learning_rate_of_a_million(train, mode, compute):
     """It diverges within some steps, in float32 without an inf for long, and patience cannot run out in so few."""
     keys = (f"loss_scale.mode={mode}", "loss_scale.init_scale=1024", f"precision.compute={compute}")
@@ -117,8 +117,7 @@ def test_a_learning_rate_of_a_million(train, mode, compute):
             _assert_sound(out / name)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize(("mode", "compute"), first(2, zip(MODES[::-1], DTYPES, strict=True)))
 def test_patience_runs_out_in_any_mode(train, mode, compute):
     keys = (f"loss_scale.mode={mode}", "loss_scale.init_scale=1024", f"precision.compute={compute}")
     code, _, error, out = train(*keys, "loss_scale.patience=4", since=STEPS + 3)
@@ -132,16 +131,13 @@ def test_patience_runs_out_in_any_mode(train, mode, compute):
 DOOMS = [
     ({"since": 2 * STEPS + 4}, "the training loss is nan"),
     ({"since": 5, "training": False}, "the validation loss is nan"),
-    ({"since": 2 * STEPS + 4, "factor": math.inf}, "the training loss is (nan|inf)"),
     ({"since": 3 * STEPS, "factor": -1e20}, r"the training loss is \d\.\d+e\+\d\d, which is more than 65504"),
-    ({"since": 5, "training": False, "factor": -1e20}, r"the validation loss is .*, which is more than 65504"),
-    ({"since": 1}, "the training loss is nan"),
 ]
 OTHERS = [["training.ema_decay=0.9"], ["training.accumulation_steps=2"]]
-LAST_LOSSES = [*((*doom, []) for doom in DOOMS), *((*doom, keys) for keys in OTHERS for doom in DOOMS[:2])]
+LAST_LOSSES = [*((*doom, []) for doom in DOOMS), *((*doom, keys) for doom, keys in zip(DOOMS, OTHERS, strict=False))]
 
 
-@pytest.mark.parametrize(("doom", "words", "keys"), LAST_LOSSES)
+@pytest.mark.parametrize(("doom", "words", "keys"), first(3, LAST_LOSSES))
 def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     """Of fewer steps than patience has; in steps and in evaluations; of averaged weights, and of several batches."""
     code, _, error, out = train(*keys, **doom)
@@ -180,7 +176,6 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     ("link", "name", "value", "words"),
     [
         ("norm", "avg_var", math.inf, "norm/avg_var is not finite"),
-        ("norm", "avg_mean", math.nan, "norm/avg_mean is not finite"),
         ("linear", "W", -6e14, r"linear/W has 6e\+14 in it, which is more than 65504"),
     ],
 )
@@ -244,25 +239,11 @@ def test_a_run_that_has_diverged_is_not_done_when_it_is_resumed(train, stop):
 
 
 @pytest.mark.slow
-def test_a_snapshot_of_a_version_that_kept_no_losses(train):
-    code, _, _, out = train("training.epochs=1")
-    assert code == 0
-    path = out / f"snapshot_iter_{STEPS}.npz"
-    with np.load(path, allow_pickle=True) as arrays:
-        kept = {name: arrays[name] for name in arrays.files if name != "extensions/losses/last"}
-        assert len(kept) == len(arrays.files) - 1
-    np.savez(path, **kept)
-    code, _, error, out = train("training.epochs=1", arguments=("--resume", "auto"))
-    assert (code, error, _state(out)) == (0, "", "done")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_two_ranks(tmp_path, mode):
+def test_two_ranks(tmp_path):
     """All end, and one says why: of patience, and of a last loss."""
     rank_runs.make_work(tmp_path)
-    scale = (f"loss_scale.mode={mode}", "optimizer.lr=1000000", "optimizer.base_batch_size=null")
-    for ranks, patience in ((1, 1000), (2, 1000), (2, 2)):
+    scale = ("optimizer.lr=1000000", "optimizer.base_batch_size=null")
+    for ranks, patience in ((2, 1000), (2, 2)):
         out = f"{ranks}-{patience}"
         done = rank_runs.run(tmp_path, ranks, out, *scale, "training.epochs=6", f"loss_scale.patience={patience}")
         assert done.returncode == 1

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -66,26 +65,6 @@ def test_the_ends_of_the_regions(value, region, sign, scale):
     assert (total.values, total.zeros, total.not_finite) == (1, 0, int(not math.isfinite(value)))
 
 
-def test_counts_of_all_kinds_at_once():
-    values = _array(0, -0.0, 2**-35, -(2**-26), 2**-24, 1.5, -1, 65519, 65520, math.inf, math.nan)
-    summary = summarize([("/l/W", values.reshape(1, 11))], 2.0**10)
-    total = summary.total
-    assert (summary.scale, summary.shift) == (1024.0, 10)
-    assert (total.values, total.zeros, total.not_finite) == (11, 2, 2)
-    assert total.unscaled == Regions(flushed=2, subnormal=1, normal=3, overflow=3)
-    # Times 2^10: 2^-25, 2^-16, 2^-14, 1536, 1024, and two that leave the range.
-    assert total.scaled == Regions(flushed=1, subnormal=1, normal=3, overflow=4)
-    assert _binades(total) == {-35: 1, -26: 1, -24: 1, 0: 2, 15: 2}
-
-
-def test_binades_reach_from_the_smallest_to_the_largest_float32_at_any_scale():
-    ends = _array(2.0**-149, np.finfo(np.float32).max)
-    for scale in (2.0**-126, 2.0**126):
-        total = summarize([("/W", ends)], scale).total
-        assert _binades(total) == {-149: 1, 127: 1}
-        assert total.scaled == (Regions(1, 0, 1, 0) if scale < 1 else Regions(0, 1, 0, 1))
-
-
 @given(st.lists(st.floats(width=32), max_size=20), st.integers(-30, 30))
 def test_the_regions_are_those_of_numpys_rounding(values, exponent):
     scale = 2.0**exponent
@@ -140,12 +119,6 @@ def test_the_histogram_is_shifted_by_the_scale():
         assert drawn == {-20 + shift: 25, shift: 50, 1 + shift: 25}
 
 
-def test_tiny_shares_are_not_stated_as_none():
-    values = np.ones(1_000_000, np.float32)
-    values[0] = 2**-30
-    assert _texts(draw(summarize([("/W", values)], 1.0), "").axes[0])[1] == "< 0.001 %"
-
-
 def test_inf_and_nan_are_in_the_title_and_in_the_overflow_region():
     figure = draw(summarize([("/W", _array(1, 1, math.inf, math.nan))], 2.0), "Title")
     assert (
@@ -154,7 +127,7 @@ def test_inf_and_nan_are_in_the_title_and_in_the_overflow_region():
     assert _texts(figure.axes[0])[10:] == ["50 %", "50 %"]
 
 
-@pytest.mark.parametrize("layers", [1, 3, 110])
+@pytest.mark.parametrize("layers", [3, 110])
 def test_the_names_of_the_layers_do_not_overlap(layers):
     names = [f"/predictor/layer1/{index}/downsample/0/W" for index in range(layers)]
     figure = draw(summarize([(name, _array(1)) for name in names], 1.0), "Title")
@@ -246,7 +219,6 @@ def test_a_norm_that_is_not_finite_is_left_out(tmp_path, value):
     assert all("gradient_norm" not in entry for entry in log)
 
 
-@pytest.mark.slow
 def test_pictures_of_a_series_are_kept(tmp_path):
     optimizer = Optimizer(_array(1, 2**-30))
     _run(tmp_path, GradientHistogram(optimizer, "gradients_{.updater.iteration}.png"))
@@ -256,16 +228,13 @@ def test_pictures_of_a_series_are_kept(tmp_path):
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_by_default_there_is_one_picture(tmp_path):
     _run(tmp_path, GradientHistogram(Optimizer(_array(1))))
     assert set(os.listdir(tmp_path)) == {"log", "gradients.jsonl", "gradients.png"}
 
 
-def test_without_gradients_there_is_no_picture(tmp_path):
-    assert _run(tmp_path, GradientHistogram(Optimizer()), LossScaleLog(Optimizer()))[0]["gradient_norm"] == 0
-    assert set(os.listdir(tmp_path)) == {"log"}
-
-
+@pytest.mark.slow
 def test_importing_the_extensions_imports_neither_dali_nor_yaml():
     code = (
         "import sys; from mixprec.training import GradientHistogram, LossScaleLog; "
@@ -310,62 +279,14 @@ def test_norm_and_counts_of_the_real_optimizer(tmp_path):
     assert set(os.listdir(tmp_path)) == {"gradients.jsonl", "gradients.png"}
 
 
-def test_a_step_that_the_real_optimizer_skipped(tmp_path):
-    trainer = Trainer(tmp_path)
-    optimizer = _step([1000, 2])
-    LossScaleLog(optimizer)(trainer)
-    assert trainer.observation == {"loss_scale": 1024, "skipped": 1}
-    total = summarize(optimizer.unscaled_gradients(), optimizer.loss_scale).total
-    assert (total.not_finite, total.scaled.overflow, total.scaled.normal) == (1, 1, 1)
-
-
-class Batches(chainer.dataset.Iterator):
-    """The same batch of 2 images over and over, 3 times an epoch."""
-
-    epoch, epoch_detail, previous_epoch_detail, is_new_epoch = 0, 0.0, 0.0, False
-
-    def __init__(self, repeat):
-        self.repeat = repeat
-        self.count = 0
-
-    def __next__(self):
-        if not self.repeat and self.count == 3:
-            raise StopIteration
-        self.count += 1
-        self.previous_epoch_detail, self.epoch_detail = self.epoch_detail, self.count / 3
-        self.epoch, self.is_new_epoch = self.count // 3, self.count % 3 == 0
-        return np.ones((2, 8, 8, 3), np.float16), np.array([0, 1], np.int32)
-
-    next = __next__
-
-    def reset(self):
-        self.count = 0
-
-
 @pytest.mark.parametrize("every", [None, "4 iterations"])
 def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, monkeypatch, capsys, every):
-    sections = {
-        "model": configs.schema.Model(arch="linear", classes=2),
-        "data": configs.schema.Data(train="t", val="v", size=8),
-        "optimizer": configs.schema.Optimizer(lr=0.1),
-        "training": configs.schema.Training(batch_size=2, epochs=2),
-        "log": configs.schema.Log(gradient_histogram=every),
-    }
-    for name in (
-        "precision",
-        "loss_scale",
-        "progressive",
-        "kfac",
-        "cudnn",
-        "update",
-        "schedule",
-        "memory",
-        "capture",
-        "snapshot",
-        "export",
-    ):
-        sections[name] = configs.schema.Config.__dataclass_fields__[name].type()
-    config = configs.Config(**sections)
+    (tmp_path / "c.yaml").write_text(
+        "model: {arch: linear, classes: 2}\ndata: {format: synthetic, synthetic_images: 6, size: 8}\n"
+        "optimizer: {lr: 0.1}\ntraining: {batch_size: 2, epochs: 2}\nsnapshot: {best: false}\n"
+        "loss_scale: {init_scale: 1024}\n"
+    )
+    config = configs.load(tmp_path / "c.yaml", [] if every is None else [f"log.gradient_histogram={every}"])
     asked = []
     gradients = mixprec.MixedPrecisionOptimizer.unscaled_gradients
 
@@ -374,15 +295,13 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
         return gradients(optimizer)
 
     monkeypatch.setattr(mixprec.MixedPrecisionOptimizer, "unscaled_gradients", watched)
-    monkeypatch.setattr(trainers, "train_iterator", lambda config, images, device: Batches(repeat=True))
-    monkeypatch.setattr(trainers, "val_iterator", lambda config, images, device, one_shape: Batches(repeat=False))
     monkeypatch.setattr(Plots, "_draw", lambda self, *_: Figure())  # an empty one, which is quicker
     model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     out = tmp_path / "out"
-    trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(out)).run()
+    trainers.build_trainer(config, model, range(6), None, "@numpy", str(out)).run()
     log = finished_run.log(out)
     assert [entry["iteration"] for entry in log] == [3, 6]
-    assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**16 for entry in log)
+    assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**10 for entry in log)
     # At the end of each epoch for the log, after step 4 for the picture.
     assert asked == ([3, 6] if every is None else [3, 4, 6])
     assert (out / "gradients.png").exists() == (out / "gradients.jsonl").exists() == (every is not None)

@@ -2,10 +2,6 @@
 
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -53,7 +49,7 @@ def _weights(out):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recompute", "budget"),
-    first(2, [("blocks", "8 GB"), ("auto", None), ("blocks", None), ("auto", "8 GB"), ("none", "8 GB")], 2),
+    first(0, [("blocks", "8 GB"), ("auto", None), ("none", "8 GB")], 2),
 )
 def test_the_same_weights(work, recompute, budget, capsys):
     assert _main("plain") == 0
@@ -134,46 +130,3 @@ def test_a_dry_run_refuses_a_budget(work, capsys):
         r"memory\.budget 2 MB: a step does not fit, [0-9.]+ [MG]iB is the least that would do; raise it", error
     )
     assert os.listdir(work) == ["c.yaml"]
-
-
-@pytest.mark.long
-def test_killed_and_resumed(work):
-    """kill -9 in the middle leaves no file of what was moved, and the run goes on to the same weights."""
-    program = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-from mixprec.activation_memory import made_plans, planning
-from mixprec.training import command
-from models import MODELS
-
-def plan(recording, budget, bus, **wishes):
-    return planning.plan(recording, planning.least(recording, smallest=wishes["smallest"]), bus, **wishes)
-
-made_plans.plan = plan
-sys.exit(command.main(sys.argv[1:], MODELS))
-"""
-    settings = ["--config", "c.yaml", "--set", "memory.budget=8 GB", "--set", "memory.recompute=auto", "--set"]
-    settings += ["training.epochs=6"]
-    assert _main("whole", *settings[3::2]) == 0
-    for _ in range(2):
-        killed = subprocess.Popen(
-            [sys.executable, "-c", program, *settings, "--out", "killed", *_resume("killed")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        before = set(_snapshots("killed"))
-        while killed.poll() is None and len(set(_snapshots("killed")) - before) < 2:
-            time.sleep(0.02)
-        killed.send_signal(signal.SIGKILL)
-        killed.communicate()
-    assert not [name for name in os.listdir("killed") if name.startswith("tmp")]
-    assert _main("killed", *settings[3::2], arguments=_resume("killed")) == 0
-    assert _weights("killed") == _weights("whole")
-
-
-def _snapshots(out):
-    return [name for name in os.listdir(out) if name.startswith("snapshot")] if os.path.isdir(out) else []
-
-
-def _resume(out):
-    return ["--resume", "auto"] if _snapshots(out) else []

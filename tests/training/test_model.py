@@ -13,6 +13,7 @@ from mixprec.config import ConfigError
 from mixprec.training.label_accuracy import accuracy, top_k_accuracy, valid_images
 from mixprec.training.model import ImageClassifier, build_model
 from mixprec.training.optimizers import build_optimizer
+from tests.cases import first
 
 _EPS = {np.float16: 2.0**-11, np.float32: 2.0**-24}
 
@@ -109,11 +110,6 @@ def test_smoothing_is_that_of_torch_in_training_and_there_is_none_in_validation(
         assert observed["main/accuracy"] == np.float32((y.argmax(1) == t).sum() / 13)
 
 
-def test_with_five_classes_there_is_no_top_5():
-    y, t = _batch(np.random.RandomState(0), 8, 5)
-    assert "main/accuracy_top5" not in _observed(ImageClassifier(Logits()), y, t, train=False)[1]
-
-
 # From a config
 
 
@@ -126,8 +122,7 @@ def _config(tmp_path, *overrides, arch="resnet8"):
     return configs.load(path, overrides)
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("compute", ["float16", "float32"])
+@pytest.mark.parametrize(("layout", "compute"), first(1, [("nhwc", "float16"), ("nchw", "float32")]))
 def test_a_converted_classifier_has_the_smoothed_loss(tmp_path, layout, compute):
     """In training mode that of torch on the same logits, with the gradient of the mean over images that count."""
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
@@ -176,41 +171,11 @@ def test_a_config_keeps_links_in_float32(tmp_path):
     assert model.predictor.fc.W.dtype == np.float32
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_a_model_that_was_converted_for_32_pixels_evaluates_at_48(tmp_path, layout):
-    """FP32, against the plain network of Chainer with the same weights and statistics."""
-    settings = [
-        f"model.memory_format={layout}",
-        f"model.fuse={str(layout == 'nhwc').lower()}",
-        "precision.compute=float32",
-    ]
-    model, _ = build_model(_config(tmp_path, *settings), models.MODELS["resnet8"], "@numpy")
-    random = np.random.RandomState(0)
-    for _ in range(2):  # statistics move
-        model(random.normal(size=(8, 3, 32, 32)).astype(np.float32), np.zeros(8, np.int32))
-    plain = models.MODELS["resnet8"](10)
-    chainer.serializers.save_npz(tmp_path / "model.npz", model.predictor)
-    chainer.serializers.load_npz(tmp_path / "model.npz", plain)
-    for side in (48, 32, 40):
-        x = random.normal(size=(4, 3, side, side)).astype(np.float32)
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            model(x, np.zeros(4, np.int32))
-            expected = plain(x).array
-        np.testing.assert_allclose(model.y.array, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-
-
-_WITH_BLOCKS = [
-    pytest.param(name, marks=[] if name in ("resnet8", "resnet50") else pytest.mark.slow)  # one of each kind of block
-    for name in models.MODELS
-    if name in ("resnet8", "resnet18", "resnet50", "resnext50_32x4d")
-]
-
-
-@pytest.mark.parametrize("name", _WITH_BLOCKS)
+@pytest.mark.parametrize("name", ["resnet8", "resnet50"])  # of each kind of block
 def test_zero_initialized_blocks_start_as_their_shortcuts(name):
     plain, zero = (models.MODELS[name](10, **keywords) for keywords in ({}, {"zero_init_residual": True}))
     zeros = {path for path, param in zero.namedparams() if path.endswith("gamma") and not param.array.any()}
-    last = "bn2" if name in ("resnet8", "resnet18") else "bn3"
+    last = "bn2" if name == "resnet8" else "bn3"
     assert zeros == {path for path, _ in plain.namedparams() if path.endswith(f"{last}/gamma")}
     assert all(param.array.all() for path, param in plain.namedparams() if path.endswith("gamma"))
     block = zero.layer2[1] if name != "resnet8" else zero.layer1[0]

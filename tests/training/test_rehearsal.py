@@ -2,7 +2,6 @@
 
 import contextlib
 import random
-import re
 import shutil
 
 import chainer
@@ -22,18 +21,12 @@ from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from mixprec.training.rehearsal import Shape
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
+from tests.cases import first, pairs
 from tests.graph_capture.captured_runs import Run, assert_same, batch
-from tests.stand_ins import compiled
 from tests.stand_ins.capture_sides import gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.graph_on_host import GraphCuda
-from tests.training import finished_run, rank_runs, small_images
-
-
-def core_of(values, *core):
-    """Parameters, of which the others are slow."""
-    return [pytest.param(value, marks=[] if value in core else pytest.mark.slow) for value in values]
-
+from tests.training import finished_run, small_images
 
 # Shapes
 
@@ -51,10 +44,9 @@ SYNTHETIC = ("data.format=synthetic", "data.synthetic_images=22", "snapshot.best
 STAGES = ("progressive.until=[2, 3]", "progressive.sizes=[8, 10]", "progressive.batch_sizes=[7, 5]")
 
 
-@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("stages", [(), STAGES])
-@pytest.mark.parametrize("count", [22, 24, 25])
+@pytest.mark.parametrize(
+    ("last_batch", "ranks", "stages", "count"), pairs(["partial", "drop", "pad"], [1, 3], [(), STAGES], [22, 24, 25])
+)
 def test_the_shapes_of_training_are_those_of_its_batches(tmp_path, last_batch, ranks, stages, count):
     config = _config(tmp_path, f"data.last_batch={last_batch}", *SYNTHETIC, *stages)
     for rank in range(ranks):
@@ -71,8 +63,7 @@ def test_the_shapes_of_training_are_those_of_its_batches(tmp_path, last_batch, r
         assert {shape.size for shape in late} == {12}
 
 
-@pytest.mark.parametrize("one_shape", [True, False])
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("one_shape", "ranks"), [(True, 1), (False, 3)])
 def test_the_shapes_of_an_evaluation_are_those_of_its_batches(tmp_path, one_shape, ranks):
     small_images.make(tmp_path / "images")  # 7 for validation
     keys = ("data.loader=pillow", "data.threads=1", "data.val_size=8")
@@ -87,8 +78,7 @@ def test_the_shapes_of_an_evaluation_are_those_of_its_batches(tmp_path, one_shap
         assert set(rehearsal.evaluation_shapes(config, 7, one_shape, rank, ranks)) == found
 
 
-@pytest.mark.parametrize("pad_channels", [True, False])
-@pytest.mark.parametrize("compute", ["float16", "float32"])
+@pytest.mark.parametrize(("pad_channels", "compute"), [(True, "float16"), (False, "float32")])
 def test_a_batch_of_random_numbers_is_laid_out_as_those_of_the_run(tmp_path, pad_channels, compute):
     keys = f"data.pad_channels={str(pad_channels).lower()}", f"precision.compute={compute}"
     config = _config(tmp_path, *SYNTHETIC, *keys)
@@ -163,16 +153,14 @@ def _left(folder):
 
 WAYS = {
     "all": [],
+    "offload": ["memory.budget=8 GB"],
     "mixing": ["training.mixup=0.2", "training.loss=bce", "data.last_batch=drop"],
     "kfac": ["optimizer.preconditioner=kfac", "optimizer.lr=0.001", "training.ema_decay=null"],
-    "blocks": ["memory.recompute=blocks"],
-    "offload": ["memory.budget=8 GB"],
-    "float32": ["precision.compute=float32", "loss_scale.mode=none", "update.fused=false"],
     "capture": ["capture=true"],
 }
 
 
-@pytest.mark.parametrize("way", core_of(WAYS, "all", "offload"))
+@pytest.mark.parametrize("way", first(2, WAYS))
 def test_a_run_with_a_rehearsal_is_that_without_bit_for_bit(train, way, capsys):
     expected = train("without", *WAYS[way], rehearse=False)
     assert "rehearsal" not in capsys.readouterr().out
@@ -255,7 +243,7 @@ class Counter:
 
 
 @both_sides
-@pytest.mark.parametrize("kind", core_of((TimedUpdater, CapturedUpdater), CapturedUpdater))
+@pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
 def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(side, monkeypatch, kind):  # noqa: F811
     """In two stages, with a last smaller batch, in steps, captures and evaluations; and the run is the same."""
     cudnn.configure(autotune="measure", cache=None)
@@ -298,7 +286,7 @@ def _all(updater, evaluator, side):  # noqa: F811
                 evaluator()
 
 
-@pytest.mark.parametrize("kind", core_of((TimedUpdater, CapturedUpdater), CapturedUpdater))
+@pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
 def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F811
     cudnn.configure(autotune="heuristic", cache=None)
     run = Run(side=host)
@@ -312,31 +300,3 @@ def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F8
         for _ in range(13):
             updater.update()
     assert 0 < rehearsed.bytes <= trained.bytes
-
-
-# The command, on a stand-in for CuPy
-
-
-@pytest.mark.slow
-def test_the_command_measures_nothing_in_training(tmp_path):
-    """With the rehearsal all is built and measured before the trainer runs, without it all in training."""
-    compiled.need_compiler()
-    settings = ["model.arch=small_norm", "cudnn.autotune=measure", "progressive.until=[1]", "progressive.sizes=[16]"]
-    settings += ["training.device=gpu", "training.batch_size=4"]
-    left, counted = [], []
-    for how in ("with", "without"):
-        folder = tmp_path / how
-        folder.mkdir()
-        rank_runs.make_work(folder)
-        done = rank_runs.run(folder, 1, "out", *settings, program=("rehearsal_on_device", how))
-        assert (done.returncode, done.stderr) == (0, "")
-        words = "training 4 x 16x16, 2 x 16x16, 4 x 8x8, 2 x 8x8; evaluation 4 x 8x8, 3 x 8x8"
-        line = rf"^rehearsal: engines are chosen for batches of {words}, \d+\.\d s$"
-        assert bool(re.search(line, done.stdout, re.MULTILINE)) == (how == "with")
-        counted.append(re.search(r"^built (\d+) and (\d+), measured (\d+) and (\d+)$", done.stdout, re.MULTILINE))
-        left.append(_left(folder / "out"))
-    built, built_later, measured, measured_later = map(int, counted[0].groups())
-    assert built > 0 < measured
-    assert (built_later, measured_later) == (0, 0)
-    assert tuple(map(int, counted[1].groups())) == (0, built, 0, measured)
-    assert left[0] == left[1]

@@ -85,26 +85,6 @@ def test_a_warm_up_is_that_of_torch_and_the_schedule_begins_after_it(kind):
     assert rates.at(2.0) == pytest.approx(0.8)
 
 
-def test_poly_of_mlperf_ends_at_end_lr():
-    """The reference's own formula (mlperf/training, image_classification, lars_util.py), in steps."""
-    peak, end, warm, total = 7.4, 1e-4, 2 * _STEPS, 37 * _STEPS
-    rates = _rates("poly", peak=peak, end=end, epochs=37, warmup_epochs=2.0)
-    for step in range(warm, total, 7):
-        decayed = min(step - warm, total - warm)
-        expected = (peak - end) * (1 - decayed / (total - warm)) ** 2 + end
-        assert rates.at(step / _STEPS) == pytest.approx(expected, rel=1e-9)
-    assert rates.at(37) == end
-
-
-def test_the_cosine_after_a_warm_up():
-    rates = _rates(warmup_epochs=5.0, iteration_epochs=0.01)
-    assert rates.at(0) == pytest.approx(0.8 * 0.01 / 5)
-    assert rates.at(2.49) == pytest.approx(0.4)
-    assert rates.at(5) == 0.8
-    assert rates.at(47.5) == pytest.approx(0.4)  # half way between 5 and 90
-    assert rates.at(90) == rates.at(91) == 0
-
-
 @given(
     kind=st.sampled_from(sorted(_SCHEDULERS)),
     peak=st.floats(1e-3, 30),

@@ -1,5 +1,6 @@
-"""Runs that are stopped, killed and resumed: log, snapshots and weights are those of a run that was left alone."""
+"""Promise 5: runs that are stopped, killed and resumed leave the log, snapshots and weights of a run left alone."""
 
+import json
 import os
 import random
 import re
@@ -14,8 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixprec import files
-from mixprec.training import command, snapshots, surroundings
+from mixprec.training import command, lock, snapshots, surroundings
 from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.cases import first, tries
@@ -39,7 +39,7 @@ def work(tmp_path_factory):
         "loss_scale": {"growth_interval": 3, "init_scale": 2.0**20},
         "data": {"train": "images/train", "val": "images/val", "size": 8, "resize": 8, "threads": 1},
         "optimizer": {"lr": 0.02, "weight_decay": 0.001},
-        "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
+        "training": {"batch_size": 4, "epochs": 3, "device": "cpu", "ema_decay": 0.9},
         "snapshot": {"every": "5 iterations"},
         "log": {"every": "4 iterations"},  # never where an epoch ends, but at the end of training
     }
@@ -95,7 +95,7 @@ def test_the_run_that_was_left_alone(whole):
     assert _iterations(whole) == [10, 15, 18]
 
 
-@pytest.mark.parametrize("place", [1, 5, 22, *EVALUATIONS])
+@pytest.mark.parametrize("place", first(3, [5, EVALUATIONS[0], EVALUATIONS[-1], 1, EVALUATIONS[3]]))
 def test_sigterm_and_resume(train, work, whole, capsys, place):
     """At the end of a step; in an evaluation after it, which the resumed run does first."""
     out = work / f"stopped{place}"
@@ -108,6 +108,7 @@ def test_sigterm_and_resume(train, work, whole, capsys, place):
         f"stopped by SIGTERM {where} of iteration {step}; --resume auto goes on from "
         f"{out.name}/snapshot_iter_{step}.npz"
     )
+    assert json.loads((out / "status.json").read_text())["state"] == "stopped"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert _iterations(out)[-1] == step
     assert not (out / "model.npz").exists()
@@ -159,7 +160,7 @@ def test_sigterm_while_a_snapshot_is_written(train, work, whole, monkeypatch):
     _assert_same(out, whole)
 
 
-@pytest.mark.parametrize("place", [3, EVALUATIONS[0], None])
+@pytest.mark.parametrize("place", [3, EVALUATIONS[0]])
 def test_a_snapshot_that_cannot_be_written_is_one_line(train, work, capsys, monkeypatch, place):
     """The disk is full: that there is no snapshot must not look like success, also if the run is stopped."""
 
@@ -187,18 +188,6 @@ def test_a_snapshot_of_a_longer_run_is_an_error(train, work, whole, capsys):
     }
     assert train("--out", out.name, "--resume", "auto") == 0  # one that is over does nothing
     _assert_same(out, whole)
-
-
-def test_a_log_that_cannot_be_written_is_one_line(train, work, capsys, monkeypatch):
-    def full(path, text, write=files.write_text):
-        if str(path).endswith("log.jsonl"):
-            raise OSError(28, "No space left on device")
-        write(path, text)
-
-    monkeypatch.setattr(files, "write_text", full)
-    assert train("--out", "log") == 1
-    message = "error: No space left on device; --resume auto goes on from the last snapshot\n"
-    assert capsys.readouterr().err == message
 
 
 # Signals that nobody can handle, in a process of its own
@@ -243,13 +232,15 @@ def _start(work, out, number, place=None, filename=None, before="", settings=())
 
 @pytest.mark.parametrize(
     ("place", "filename", "last"),
-    [
-        (10, None, 5),
-        (EVALUATIONS[3], None, 10),
-        (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
-        (None, "snapshot_iter_15.npz", 10),
-        (None, "snapshot_best.npz", 5),
-    ],
+    first(
+        1,
+        [
+            (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
+            (10, None, 5),
+            (None, "snapshot_iter_15.npz", 10),
+            (None, "snapshot_best.npz", 5),
+        ],
+    ),
 )
 def test_kill_9_and_resume(train, work, whole, place, filename, last):
     """In a step, in an evaluation, and half way through the file of a snapshot."""
@@ -258,13 +249,16 @@ def test_kill_9_and_resume(train, work, whole, place, filename, last):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL, errors
     assert _iterations(out)[-1:] == [last]
+    status = json.loads((out / "status.json").read_text())
+    assert (status["state"] in ("training", "evaluating"), status["pid"]) == (True, process.pid)
+    assert lock.start_of(status["pid"]) != status["start"]  # by which the process is known to have gone
     assert train("--out", out.name, "--resume", "auto") == 0
     _assert_same(out, whole)
     assert _files(out) == _files(whole)
+    assert json.loads((out / "status.json").read_text())["state"] == "done"
 
 
 OFTEN = ("--set", "snapshot.every=3 iterations", "--set", "training.epochs=5")
-KFAC = ("--set", "optimizer.preconditioner=kfac", "--set", "kfac.factor_every=2", "--set", "kfac.inverse_every=4")
 
 
 @pytest.fixture(scope="module")
@@ -274,52 +268,23 @@ def often(train, work):
     return work / "often"
 
 
-@pytest.fixture(scope="module")
-def often_by_kfac(train, work):
-    """The same with K-FAC."""
-    assert train("--out", "often-kfac", *OFTEN, *KFAC) == 0
-    return work / "often-kfac"
-
-
-@pytest.mark.long
-def test_kill_9_at_random_moments_of_kfac_and_resume(train, work, often_by_kfac):
-    _kill_and_resume(train, work, often_by_kfac, 4, [*OFTEN, *KFAC])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("part", first(1, range(4), 1))
+@pytest.mark.parametrize("part", first(0, range(4), 1))
 def test_kill_9_at_random_moments_and_resume(train, work, often, part):
     """20 in all, 5 of them in CI, always the same ones."""
-    _kill_and_resume(train, work, often, part, OFTEN)
-
-
-def _kill_and_resume(train, work, often, part, settings):
     choose = random.Random(part if "CI" in os.environ else None)
     for number in range(5):
         out, last = work / f"moment{part}-{number}", choose.randrange(3, 25)
-        process = _start(work, out.name, signal.SIGKILL, settings=settings)
+        process = _start(work, out.name, signal.SIGKILL, settings=OFTEN)
         while max(_iterations(out), default=0) < last and process.poll() is None:
             time.sleep(0.005)
         time.sleep(choose.uniform(0, 0.02))  # in a step, an evaluation, or while a file is written
         process.kill()
         process.communicate()
         assert max(_iterations(out)) >= last - 2 or process.returncode == 0
-        assert train("--out", out.name, "--resume", "auto", *settings) == 0
+        assert train("--out", out.name, "--resume", "auto", *OFTEN) == 0
         _assert_same(out, often, last=30)
         assert _files(out) == _files(often)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", first(1, range(3), 1))
-def test_of_two_runs_that_start_at_the_same_time_in_one_folder_one_is_refused(work, whole, number):
-    out = work / f"pair{number}"
-    pair = [_start(work, out.name, signal.SIGTERM) for _ in range(2)]
-    errors = {process.communicate(timeout=300)[1].decode(): process.returncode for process in pair}
-    assert sorted(errors.values()) == [0, 2]
-    (line,) = (text for text, code in errors.items() if code == 2)
-    assert re.match(rf"error: {out.name}: (in use by another run, process \d+ on |already used; )", line), line
-    _assert_same(out, whole)
-    assert _files(out) == _files(whole)
 
 
 @pytest.mark.slow
@@ -335,6 +300,7 @@ def test_a_second_sigterm_ends_the_process_at_once(work):
     assert process.returncode == -signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_training_at_once(work):
     """The first comes in a step; what is to be ended after it never ends."""
     program = """

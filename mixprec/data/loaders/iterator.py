@@ -11,8 +11,6 @@ from mixprec.data.loaders.order import Order
 from mixprec.data.loaders.position import Position
 from mixprec.data.loaders.spec import BatchSpec, defaults, validate
 
-_SIZES = "sizes of the images (SHA-256)"
-
 
 class ImageIterator(Position):
     """Batches of decoded, augmented and normalized images; the part that all loaders have in common.
@@ -221,9 +219,7 @@ class ImageIterator(Position):
         stored = serializer("settings", None)
         if stored is None:  # load_npz(strict=False) of a snapshot without this iterator
             return
-        # Earlier versions kept no sizes.
-        known = {_SIZES: settings[_SIZES]}
-        _compare({**defaults(), **known, **json.loads(np.asarray(stored).tobytes())}, settings)
+        _compare({**defaults(), **json.loads(np.asarray(stored).tobytes())}, settings)
         self._rewind(int(serializer("delivered", 0)), np.asarray(serializer("state", None)).tobytes())
 
     def _rewind(self, delivered, state):
@@ -237,7 +233,7 @@ class ImageIterator(Position):
             **json.loads(json.dumps(dataclasses.asdict(self._spec))),
             "number of images": len(self._images),
             "files and labels (SHA-256)": self._images.fingerprint,
-            _SIZES: self._images.size_fingerprint,
+            "sizes of the images (SHA-256)": self._images.size_fingerprint,
             **self._loader_settings(),
         }
 

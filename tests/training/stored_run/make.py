@@ -1,4 +1,4 @@
-"""Makes the files beside it in a checkout of commit 9f731e5, see README.md; tests take its network and images."""
+"""Makes the files beside it, see README.md; the test takes its network, config and images."""
 
 import pathlib
 import sys
@@ -10,14 +10,11 @@ import numpy as np
 from PIL import Image
 
 CONFIG = """\
-model: {arch: tiny, classes: 3, layout: nhwc, fuse: true}
-data: {train: images/train, val: images/val, size: 16, resize: 16, loader: pillow, threads: 1, hw_decoder_load: 0.65}
-loss_scale: {init: 1024, growth: 4, backoff: 0.25, interval: 3, floor: 0.5, cap: 65536}
-optimizer: {lr: 0.01, lr_images: 4, momentum: 0.8, weight_decay: 0.001}
-update: {batched: true}
-training: {batch_size: 2, accumulate: 2, epochs: 3, seed: 5, device: cpu, label_smoothing: 0.1, ema_decay: 0.9}
-capture: {graphs: 2, other_shapes: eager, warmup: 3}
-cudnn: {tf32: true}
+model: {arch: tiny, classes: 3}
+data: {train: images/train, val: images/val, size: 16, resize: 16, loader: pillow, threads: 1}
+loss_scale: {init_scale: 1024, growth_factor: 4, growth_interval: 3, min_scale: 0.5}
+optimizer: {lr: 0.01, base_batch_size: 4, momentum: 0.8, weight_decay: 0.001}
+training: {batch_size: 2, accumulation_steps: 2, epochs: 3, seed: 5, device: cpu, label_smoothing: 0.1, ema_decay: 0.9}
 snapshot: {every: 2 iterations, keep: 5}
 log: {every: 1 iteration}
 """
