@@ -23,8 +23,7 @@ def make():
 
     def build(images, batch_size=4, **settings):
         defaults = {"train": True, "size": SIZE, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
-        defaults |= {"device_id": 0, "preallocate": False}
-        return DaliIterator(images, batch_size, **{**defaults, **settings})
+        return DaliIterator(images, batch_size, **{**defaults, "device_id": 0, **settings})
 
     return build
 
@@ -125,7 +124,7 @@ def test_jpegs_are_close_to_those_of_the_cpu(make, smooth):
     assert found.max() <= 16
 
 
-@pytest.mark.parametrize("settings", [{}, {"decode": "cpu"}, {"decoded_cache_mib": 16}])
+@pytest.mark.parametrize("settings", [{}, {"decode": "cpu"}])
 def test_every_image_comes_once_an_epoch(make, flat, settings):  # noqa: F811
     iterator = make(flat, flip=True, size=16, **settings, **PLAIN)
     orders = []
