@@ -107,14 +107,13 @@ def test_batches_do_not_matter():
     )
 
 
-@BOTH
-def test_nothing_is_printed_logged_or_left_behind(target, capfd, caplog, tmp_path, monkeypatch, only_minmax):
+def test_nothing_is_printed_logged_or_left_behind(capfd, caplog, tmp_path, monkeypatch, only_minmax):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     handlers = list(logging.getLogger().handlers)
     for name in NETWORKS:
         network = NETWORKS[name]()
         with caplog.at_level(logging.WARNING):
-            quantize(network, images(8, *shape_of(network)), target=target)
+            quantize(network, images(8, *shape_of(network)), target="cpu")
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
     assert logging.getLogger().handlers == handlers
@@ -196,8 +195,7 @@ def test_nodes_without_names_get_some(only_minmax):
     assert len(set(names)) == len(names)
 
 
-@BOTH
-@pytest.mark.parametrize("suffix", ["_scale", "_zero_point"])
+@pytest.mark.parametrize(("target", "suffix"), [("cpu", "_scale"), ("tensorrt", "_zero_point")])
 def test_constants_whose_names_the_quantizer_would_take(target, suffix, only_minmax):
     make = GraphMaker(16)
     x = make.linear("images", 16)
@@ -209,10 +207,3 @@ def test_constants_whose_names_the_quantizer_would_take(target, suffix, only_min
     assert report["errors"]["minmax"] < 0.01
     names = [tensor.name for tensor in model.graph.initializer]
     assert len(set(names)) == len(names)
-
-
-def test_weights_of_a_large_model_shrink_to_a_quarter(only_minmax):
-    network = residual(channels=64)
-    shape = 3, 8, 8
-    model, _ = quantize(network, images(8, *shape), target="tensorrt")
-    assert model.ByteSize() < 0.28 * network.ByteSize()

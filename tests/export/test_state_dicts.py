@@ -18,10 +18,7 @@ from models.resnet import Bottleneck, ResNet
 REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = [
     "resnet18",
-    *(
-        pytest.param(arch, marks=pytest.mark.slow)
-        for arch in ("resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
-    ),
+    *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnet50", "resnext50_32x4d")),
 ]
 
 
@@ -101,12 +98,6 @@ def test_another_structure_of_the_same_kind(twins, blocks, group_width):
 # The way back
 
 
-def test_a_round_trip_is_exact():
-    network, other = small(), MODELS["resnet8"](5)
-    load_torchvision(other, torchvision(network))
-    assert_equal(contents(other), contents(network))
-
-
 def test_arrays_are_copies_in_float32_and_counts_are_int64():
     network = small()
     state = torchvision(network)
@@ -126,8 +117,7 @@ def test_counts_may_be_missing():
     np.testing.assert_array_equal(other.bn1.avg_var, network.bn1.avg_var)
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize(("layout", "masters"), [("nhwc", True), ("nchw", False)])
 def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, masters):
     x = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
     model, other = L.Classifier(small()), L.Classifier(MODELS["resnet8"](5))
@@ -158,21 +148,12 @@ def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one(arch):
     assert_equal(contents(by_hand), contents(plain))
 
 
-@pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-def test_checkpoints_of_training_scripts(wrap, prefix):
+@pytest.mark.parametrize(("key", "prefix"), [("state_dict", "module."), ("model", ""), ("model", "module._orig_mod.")])
+def test_checkpoints_of_training_scripts(key, prefix):
     network, other = small(), MODELS["resnet8"](5)
-    load_torchvision(other, wrap({prefix + name: array for name, array in torchvision(network).items()}))
+    state = {prefix + name: array for name, array in torchvision(network).items()}
+    load_torchvision(other, {key: state, "epoch": 3, "optimizer": {}})
     assert_equal(contents(other), contents(network))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_dtypes_become_float32(torch, dtype):
-    network, other = small(), MODELS["resnet8"](5)
-    state = {name: torch.from_numpy(array) for name, array in torchvision(network).items()}
-    cast = {k: v.to(getattr(torch, dtype)) if v.is_floating_point() else v for k, v in state.items()}
-    load_torchvision(other, cast)
-    assert_equal(torchvision(other), {k: (v.float() if v.is_floating_point() else v).numpy() for k, v in cast.items()})
 
 
 def test_parameters_with_gradients_are_taken(torch):

@@ -104,20 +104,6 @@ def test_a_line_without_end_is_not_taken(tmp_path):
     assert (len(log), log.damaged) == (2, 0)
 
 
-def test_a_line_that_is_too_long_is_left_out(tmp_path):
-    path = tmp_path / "log.jsonl"
-    _write(path, [_entry(1), {"a": "x" * (3 << 20)}, _entry(3)])
-    log = Log(path)
-    log.refresh()
-    assert (list(log.values("iteration")), log.damaged) == ([1, 3], 1)
-
-
-def test_links_are_not_followed(tmp_path):
-    _write(tmp_path / "elsewhere", [_entry(1)])
-    (tmp_path / "log.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert not Log(tmp_path / "log.jsonl").refresh()
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -145,15 +131,6 @@ def test_of_very_many_gradients_some_stay_evenly(tmp_path):
     assert [entry["iteration"] for entry in log.entries] == list(range(0, 5000, 8))
 
 
-def test_of_very_many_names_the_first_are_columns(tmp_path):
-    path = tmp_path / "log.jsonl"
-    _write(path, [{str(name): 1 for name in range(start, start + 90)} for start in (0, 90, 180)])
-    log = Log(path)
-    log.refresh()
-    assert len(log.columns) == 100
-    assert {len(column) for column in log.columns.values()} == {3}
-
-
 _VALUES = st.lists(st.floats() | st.just(math.inf), max_size=400)
 
 
@@ -169,15 +146,6 @@ def test_few_points_stand_for_many_with_all_peaks(values, most):
         assert (min(heights), max(heights)) == (min(b for _, b in known), max(b for _, b in known))
     assert len(points) <= max(most, 3 * (most // 2 + 1))
     assert (None in [height for _, height in points]) == any(map(math.isinf, values))
-
-
-def test_a_long_curve_keeps_its_peaks():
-    y = [math.sin(number) for number in range(10_000)]
-    y[5_003], y[7_007] = 30.0, -40.0
-    points = sampled(list(map(float, range(10_000))), y)
-    assert len(points) <= 1000
-    assert [5003.0, 30.0] in points
-    assert [7007.0, -40.0] in points
 
 
 def test_a_short_curve_is_left_as_it_is():

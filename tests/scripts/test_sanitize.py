@@ -8,7 +8,6 @@ import pytest
 
 from mixprec import environment
 from tests import ROOT
-from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "sanitize.py"
 CLEAN = "120 passed, 600 deselected in 3.00s\\n========= {} SUMMARY: 0 {}\\n"
@@ -56,12 +55,6 @@ def test_all_tools_in_turn(script, answer, capsys):
             in line
         )
         assert line.endswith("tests/backends/nchw/test_nchw_pooling.py tests/backends/nchw/test_nchw_softmax.py")
-
-
-def test_chosen_tools(script, answer, capsys):
-    answer(*ANSWERS["racecheck"])
-    assert script.main(["--tool", "racecheck", "--tool", "memcheck"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["racecheck: clean, 120 tests", "memcheck: clean, 120 tests"]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +108,6 @@ def test_without_a_gpu(script, answer, monkeypatch, capsys):
     monkeypatch.setattr(environment, "resolve_device", refuse)
     assert script.main([]) == 2
     assert capsys.readouterr().err == "sanitize: device: found 'gpu', but no NVIDIA driver is installed\n"
-
-
-def test_an_unknown_tool(script):
-    process = call(script.main, "--tool", "leakcheck")
-    assert process.returncode == 2
-    assert "invalid choice: 'leakcheck'" in process.stderr
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from mixprec.data.data_error import DataError
 from mixprec.data.loaders.dali_operations import augment, erase
 from mixprec.data.loaders.readers import read
 
-# The share of the hardware decoder, if there is one, and the largest image of ImageNet: nothing is allocated later. From
-# NVIDIA's ResNet-50 example for PyTorch (DALI, docs/examples/use_cases/pytorch/resnet50/main.py). Device memory is per
-# thread, pinned memory twice that: about 200 and 270 MiB.
+# The share of the hardware decoder, if there is one, and the largest image of ImageNet: nothing is allocated later.
+# From NVIDIA's ResNet-50 example for PyTorch (DALI, docs/examples/use_cases/pytorch/resnet50/main.py). Device memory is
+# per thread, pinned memory twice that: about 200 and 270 MiB.
 _GPU_DECODER = {
     "device": "mixed",
     "hw_decoder_load": 0.65,
