@@ -34,7 +34,7 @@ COPIES = {
     "a copy of a copy": lambda model: copy.deepcopy(_pickled(model)),
     "to_device": lambda model: copy.deepcopy(model).to_device("@numpy"),
 }
-copies = pytest.mark.parametrize(("name", "mode"), first(5, pairs(COPIES, MODES)))
+copies = pytest.mark.parametrize(("name", "mode"), first(5, pairs([*COPIES], MODES)))
 
 
 class Net(chainer.Chain):

@@ -145,12 +145,6 @@ def test_root_that_is_wrong_is_said(root, tmp_path_factory):
     assert f"looked for in {path.parent}, root says where else" in message
 
 
-def test_label_of_which_no_image_is_left_is_named(root):
-    (root / "b.jpg").write_bytes(b"")
-    path = write(root, "a.jpg 0", "b.jpg 2", "c.jpg 1")
-    assert refused(path, None, "skip") == f"{path}: no image is left of class '2': {root}/b.jpg: the file is empty"
-
-
 def test_fingerprint_depends_on_files_labels_and_order(root):
     lists = [["a.jpg 0", "b.jpg 1"], ["b.jpg 1", "a.jpg 0"], ["a.jpg 0", "b.jpg 0"], ["a.jpg 0", "c.jpg 1"]]
     seen = {scan_list(write(root, *lines)).fingerprint for lines in lists}

@@ -12,7 +12,7 @@ from tests.export.graphs import chain, images, products, residual, shape_of, sha
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BOTH = pytest.mark.parametrize("target", TARGETS)
 NETWORKS = {"chain": chain, "residual": residual, "unet": unet, "products": products, "shared": shared}
-CASES = pytest.mark.parametrize(("name", "target", "half_ends"), pairs(NETWORKS, TARGETS, (False, True)))
+CASES = pytest.mark.parametrize(("name", "target", "half_ends"), pairs([*NETWORKS], TARGETS, (False, True)))
 _made = {}
 
 

@@ -1,7 +1,6 @@
 """mixprec.export.torchvision and load_torchvision: logits are PyTorch's, arrays come back bit for bit."""
 
 import doctest
-import functools
 
 import chainer
 import chainer.links as L
@@ -9,11 +8,9 @@ import numpy as np
 import pytest
 
 import mixprec
-from benchmarks import resnet_by_hand
 from mixprec.export import WeightsError, load_torchvision, state_dicts, torch_names, torchvision
 from mixprec.export.matching import contents
 from models import MODELS
-from models.resnet import Bottleneck, ResNet
 
 REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = [
@@ -80,21 +77,6 @@ def test_logits_are_those_of_pytorch_in_both_directions(twins, torch, arch):
     np.testing.assert_array_equal(twins.logits(other, x), expected)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "group_width"),
-    [
-        pytest.param((1, 4, 2, 1), 96, id="other blocks"),
-        pytest.param((3, 4, 6, 3), 128, id="wide ResNet-50-2", marks=pytest.mark.slow),
-    ],
-)
-def test_another_structure_of_the_same_kind(twins, blocks, group_width):
-    wide = type("Wide", (Bottleneck,), {"group_width": group_width})
-    here, there = ResNet(wide, blocks, 3), twins.wide_twin(blocks, 3, group_width)
-    load_torchvision(here, there.state_dict())
-    x = twins.images()
-    assert_agree(twins.logits(here, x), twins.logits(there, x))
-
-
 # The way back
 
 
@@ -138,14 +120,6 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
     assert_equal(torchvision(other), rounded)
     with chainer.using_config("train", False):
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
-
-
-@pytest.mark.parametrize("arch", ["resnet18", pytest.param("resnext50", marks=pytest.mark.slow)])
-def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one(arch):
-    plain = MODELS["resnext50_32x4d" if arch == "resnext50" else arch](3)
-    by_hand = getattr(resnet_by_hand, arch)(3, dtype=np.float32)
-    load_torchvision(by_hand, torchvision(plain))
-    assert_equal(contents(by_hand), contents(plain))
 
 
 @pytest.mark.parametrize(("key", "prefix"), [("state_dict", "module."), ("model", ""), ("model", "module._orig_mod.")])
@@ -229,24 +203,6 @@ def test_tensors_that_are_not_dense(torch):
     state["fc.weight"] = torch.empty(5, 64, device="meta")
     with pytest.raises(WeightsError, match=r"^fc\.weight is no dense tensor of numbers$"):
         load_torchvision(small(), state)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "message"),
-    [
-        ("resnet50", "resnet18", r"has layer1\.0\.bn3\.bias and \d+ more tensors, which ResNet here lacks: weights of"),
-        ("resnet18", "resnet50", r"lacks layer1\.0\.bn3\.running_mean \(256,\) and \d+ more tensors, which ResNet"),
-        ("resnet50", "resnext50_32x4d", r"layer1\.0\.bn1\.running_mean has shape \(64,\); ResNet here has \(128,\)"),
-    ],
-)
-def test_weights_of_another_architecture(source, target, message):
-    with pytest.raises(WeightsError, match=f"^{message}"):
-        load_torchvision(_network(target), torchvision(_network(source)))
-
-
-@functools.cache
-def _network(arch):
-    return MODELS[arch](10)
 
 
 @pytest.mark.parametrize("module", [state_dicts, torch_names])

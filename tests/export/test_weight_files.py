@@ -113,15 +113,6 @@ def test_files_in_other_dtypes_become_float32(work, suffix, dtype):
         assert array.dtype == np.float32 or name.endswith("tracked")
 
 
-def test_a_checkpoint_of_a_training_script(work):
-    torch = pytest.importorskip("torch", reason=REASON)
-    network, other = net(), net()
-    state = {f"module.{name}": torch.from_numpy(array) for name, array in torchvision(network).items()}
-    torch.save({"epoch": 3, "arch": "net", "state_dict": state, "optimizer": {"lr": 0.1}}, "a.pt")
-    WeightFile("a.pt").load_into(other)
-    assert_equal(other, network)
-
-
 def test_a_snapshot_of_a_run_holds_weights(work):
     network, other = net(), net()
     arrays = {f"updater/model:main/predictor/{name}": array for name, array in contents(network).items()}

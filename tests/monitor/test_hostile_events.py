@@ -8,7 +8,6 @@ import math
 import pytest
 from nicegui import ui
 
-from mixprec.monitor import log_limit
 from mixprec.monitor.access import Access, Guard
 from mixprec.monitor.connections import Connections
 from mixprec.monitor.jobs import Jobs
@@ -149,12 +148,3 @@ def test_messages_of_different_places_are_printed(once):
         logger.error("second %d", number)
         logger.debug("of no interest")
     assert [line.partition(" (more")[0] for line in printed] == ["first 0", "second 0"]
-
-
-def test_loggers_are_there_that_are_limited():
-    import engineio.base_server
-    import nicegui.logging
-    import socketio.base_server
-
-    names = {nicegui.logging.log.name, engineio.base_server.default_logger.name}
-    assert names | {socketio.base_server.default_logger.name} <= set(log_limit._LOGGERS)

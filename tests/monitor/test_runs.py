@@ -90,15 +90,12 @@ def test_a_config_that_cannot_be_read_says_nothing(tmp_path, config):
         ("status.json", b'{"state": "\\ud800", "host": "x"}'),
         ("status.json", b'{"state": "training", "pid": "../x", "start": 1, "host": "%s"}' % platform.node().encode()),
         ("config.yaml", b'a:\n  b: !!int ""\n'),
-        ("config.yaml", b"a:\n  b: !!timestamp x\n"),
-        ("config.yaml", b"a:\n  b: !!bool x\n"),
         ("config.yaml", b"training:\n  epochs: 1" + b"0" * 400),
         ("config.yaml", b"model:\n  x: 0x" + 60_000 * b"f"),
-        ("config.yaml", b"- " * 30_000),
         ("config.yaml", b"{a: " * 15_000),
         ("config.yaml", b"- " * 200_000),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_no_file_of_a_run_hides_the_other_runs(tmp_path, file, content):
     make_run(tmp_path / "good")
