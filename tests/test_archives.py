@@ -47,7 +47,7 @@ def arrays():
     return {"W": np.arange(3, dtype=np.float32).reshape(3, 1), "b": np.zeros(3, np.float32)}
 
 
-@pytest.mark.parametrize(("kind", "reader"), zip(KINDS, 2 * [*READERS], strict=True))
+@pytest.mark.parametrize(("kind", "reader"), [*zip(KINDS, 2 * [*READERS], strict=True)])
 def test_every_compression_is_read_and_its_damages_are_one_line(tmp_path, kind, reader):
     content, path = compressed(arrays(), KINDS[kind]), tmp_path / "a.npz"
     assert tried(READERS[reader], path, [content]) == 1

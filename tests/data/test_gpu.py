@@ -112,22 +112,6 @@ def test_jpegs_are_close_to_those_of_the_cpu(make, smooth):
     assert found.max() <= 16
 
 
-@pytest.mark.parametrize("settings", [{}, {"decode": "cpu"}])
-def test_every_image_comes_once_an_epoch(make, flat, settings):  # noqa: F811
-    iterator = make(flat, flip=True, size=16, **settings, **PLAIN)
-    orders = []
-    for epoch in range(4):
-        order = []
-        while iterator.epoch == epoch:
-            ((x, t),) = on_host([next(iterator)])
-            images = (x[:, 0, 0, 0] / 10).round().astype(int)
-            np.testing.assert_array_equal(t, flat.labels[images])
-            order += images.tolist()
-        assert sorted(order) == list(range(COUNT))
-        orders.append(tuple(order))
-    assert len(set(orders)) == 4
-
-
 @pytest.mark.parametrize("settings", [{}, {"decode": "cpu"}, {"augment": "trivial", "erase": 0.5}])
 def test_a_snapshot_goes_on_bit_for_bit(make, smooth, settings):
     iterator = make(smooth["jpg"], 5, flip=True, dtype="float16", **settings)
