@@ -89,6 +89,7 @@ def test_to_pytorch_and_back_is_exact_and_the_network_is_found(work, arch, class
     serializers.load_npz("c.npz", MODELS[arch](classes))  # as plain Chainer does
 
 
+@pytest.mark.slow
 def test_the_script_as_a_process(work):
     save("a.npz", "resnet8", 10)
     command = [sys.executable, ROOT / "scripts" / "convert_weights.py", "a.npz", "a.safetensors", "--arch", "resnet8"]

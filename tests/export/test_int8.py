@@ -17,7 +17,7 @@ from mixprec.export import int8
 from mixprec.export.int8 import has_vnni, quantize, session
 from mixprec.messages import OneLineError
 from tests.export.graphs import GraphMaker, images, residual, shape_of, unet
-from tests.export.quantized import BOTH, NETWORKS, run
+from tests.export.quantized import NETWORKS, run
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,10 @@ def test_value_too_large_for_float16_is_refused():
     quantize(network, images(8, 4), target="tensorrt")
 
 
-@BOTH
-def test_results_are_the_same_and_the_model_stays(target):
+def test_results_are_the_same_and_the_model_stays():
     network = residual()
     before = network.SerializeToString(deterministic=True)
-    models = [quantize(network, images(8, 3, 8, 8), target=target)[0] for _ in range(2)]
+    models = [quantize(network, images(8, 3, 8, 8), target="cpu")[0] for _ in range(2)]
     assert network.SerializeToString(deterministic=True) == before
     assert len({model.SerializeToString(deterministic=True) for model in models}) == 1
 

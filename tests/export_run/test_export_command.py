@@ -25,6 +25,7 @@ from mixprec.export_run import export_command, predict
 from mixprec.export_run.validation_images import Files, ValidationImages
 from models import MODELS
 from tests import ROOT
+from tests.cases import first
 from tests.export_run.runs import ALL, export
 
 
@@ -98,7 +99,7 @@ def test_files_that_take_pixels(work, exported, tmp_path):
         np.testing.assert_allclose(found, expected, rtol=0, atol=bound * np.abs(expected).max())
 
 
-@pytest.mark.parametrize(("target", "half_ends"), [("tensorrt", True), ("cpu", False)])
+@pytest.mark.parametrize(("target", "half_ends"), first(1, [("tensorrt", True), ("cpu", False)]))
 def test_int8_for(target, half_ends, work, tmp_path):
     options = ("--int8", "--images", "16", "--for", target, *(["--half-ends"] if half_ends else []))
     code, found = export(work, tmp_path, *options)
@@ -236,6 +237,7 @@ def test_weights_of_7_bits_are_told(work, tmp_path, monkeypatch, capsys):
     assert "weights of 7 bits, as this processor has no VNNI\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_output_that_is_full_is_not_the_folders_fault(work, tmp_path, monkeypatch, capfd):
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr("sys.stdout", full)
