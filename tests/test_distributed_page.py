@@ -91,10 +91,6 @@ def test_the_loop_trains(processes):
     assert found == pytest.approx(printed, abs=2e-3)
 
 
-def test_five_lines_are_numbered():
-    assert re.findall(r"# (\d)", LOOP) == list("12345")
-
-
 def test_the_manifest_has_fields_that_the_operator_knows():
     job = yaml.safe_load(MANIFEST)
     _check(job, JOB_FIELDS)

@@ -72,17 +72,6 @@ def test_every_epoch_has_every_image_once_in_a_new_order(make, flat_shards, wind
         assert len(set(map(tuple, orders))) == len(orders)
 
 
-@pytest.mark.parametrize("window", [1, 4])
-def test_without_a_window_shards_are_read_as_they_are_one_after_the_other(make, flat_shards, window):  # noqa: F811
-    order = images_of(epochs_of(make(flat_shards, shuffle_window=window, **PLAIN), 1)[0])
-    starts = [0, *itertools.accumulate(PARTS[:-1])]
-    sizes = dict(zip(starts, PARTS, strict=True))
-    one_after_the_other = [
-        image for start in sorted(starts, key=order.index) for image in range(start, start + sizes[start])
-    ]
-    assert (order == one_after_the_other) == (window == 1)
-
-
 def test_validation_has_the_images_in_order(make, flat_shards):  # noqa: F811
     iterator = make(flat_shards, train=False, **PLAIN)
     for _ in range(2):

@@ -66,8 +66,9 @@ def differences(one, other):
     return np.concatenate(found)
 
 
-@pytest.mark.parametrize("policy", [{"augment": "rand", "augment_deviation": 3.0}, {"augment": "trivial"}])
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize(
+    ("policy", "repeats"), [({"augment": "rand", "augment_deviation": 3.0}, 2), ({"augment": "trivial"}, 1)]
+)
 def test_augmentation_is_that_of_the_cpu(make, smooth, policy, repeats):
     """The same operations and rectangles. After two operations levels may be two apart, and a few pixels elsewhere."""
     settings = {"crop_area": (1, 1), "aspect": (1, 1), "erase": 0.5, "repeats": repeats, **policy}
@@ -87,8 +88,7 @@ def test_crops_of_png_are_those_of_the_cpu(make, smooth):
     assert differences(device, host).max() <= bound
 
 
-@pytest.mark.parametrize("decode", ["gpu", "cpu"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("train", "decode"), [(True, "gpu"), (False, "cpu")])
 def test_resized_png_are_those_of_the_cpu(make, smooth, train, decode):
     """Both round to 8 bits after the filter, whose sums may differ in their last places: by one level."""
     settings = {"train": train, "flip": train, "last_batch": "pad", "num_shards": 2, **PLAIN}
