@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from tests import ROOT, mpi
+from tests.cases import first
 
 PAGE = (ROOT / "docs/distributed.md").read_text()
 (LOOP,), (MANIFEST,), (BATCH,) = (
@@ -79,9 +80,7 @@ def _check(value, fields, path="manifest"):
         assert type(value) is fields, path
 
 
-@pytest.mark.parametrize(
-    "processes", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("processes", first(1, [2, 1]))
 def test_the_loop_trains(processes):
     """As printed, and only the first process prints it; with any number of them to the same loss."""
     done = mpi.start(processes, code=[LOOP])
@@ -90,10 +89,6 @@ def test_the_loop_trains(processes):
     assert line.startswith(f"{processes} processes: loss ")
     printed, found = (float(re.search(r"processes: loss ([\d.]+), loss scale 65536", text)[1]) for text in (PAGE, line))
     assert found == pytest.approx(printed, abs=2e-3)
-
-
-def test_five_lines_are_numbered():
-    assert re.findall(r"# (\d)", LOOP) == list("12345")
 
 
 def test_the_manifest_has_fields_that_the_operator_knows():

@@ -117,37 +117,18 @@ def test_gpu_that_is_not_there_is_a_clear_error(machine, count, index, there):
         environment.resolve_device(f"gpu:{index}")
 
 
-@pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:-1", "gpu:x", "GPU", "", None, 0, "@cupy:0", "cpu\n"])
+@pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:-1", "gpu:x", "", None, 0, "cpu\n"])
 def test_other_specifiers_are_errors(wanted):
     with pytest.raises(ValueError, match="expected 'auto', 'cpu', 'gpu' or 'gpu:N'"):
         environment.resolve_device(wanted)
-
-
-def test_device_is_one_that_chainer_takes():
-    import chainer
-
-    device, _ = environment.resolve_device("cpu")
-    assert chainer.get_device(device).xp.__name__ == "numpy"
 
 
 def test_report_lists_everything_aligned(machine):
     machine(stub_cupy(1))
     lines = environment.report().splitlines()
     names = ["Python", "NumPy", "Chainer", "start-up hook", "native library", "CuPy", "CUDA runtime"]
-    names += [
-        "CUDA driver",
-        "GPU 0",
-        "cuDNN",
-        "cuDNN frontend",
-        "Chainer's cuDNN",
-        "NCCL",
-        "mpi4py",
-        "DALI",
-        "Pillow",
-        "matplotlib",
-        "ONNX",
-    ]
-    names.append("device 'auto'")
+    names += ["CUDA driver", "GPU 0", "cuDNN", "cuDNN frontend", "Chainer's cuDNN", "NCCL", "mpi4py", "DALI", "Pillow"]
+    names += ["matplotlib", "ONNX", "device 'auto'"]
     width = max(map(len, names)) + 2
     assert [line[:width].rstrip() for line in lines] == names
     assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}

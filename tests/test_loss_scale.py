@@ -93,47 +93,11 @@ def test_the_sequence_is_exact_at_floor_and_cap_and_with_hysteresis(overflows, i
         assert (scale.value, scale.overflows_in_row) == (reference.step(overflow), in_row)
 
 
-@given(overflows=st.lists(st.booleans(), max_size=300), interval=st.integers(1, 5), hysteresis=st.integers(1, 4))
-def test_scale_stays_a_power_of_two_between_floor_and_cap(overflows, interval, hysteresis):
-    scale = DynamicLossScale(2.0**4, interval=interval, floor=2.0**1, cap=2.0**6, hysteresis=hysteresis)
-    for overflow in overflows:
-        before = scale.value
-        scale.adjust(overflow)
-        assert 2.0 <= scale.value <= 64.0
-        assert math.frexp(scale.value)[0] == 0.5
-        assert scale.value <= before if overflow else scale.value >= before
-
-
-def test_floor_and_cap_are_reached_and_left_again():
-    scale = DynamicLossScale(init=4.0, interval=1, floor=2.0, cap=8.0)
-    values = []
-    for overflow in (False, False, True, True, True, False):
-        scale.adjust(overflow)
-        values.append(scale.value)
-    assert values == [8.0, 8.0, 4.0, 2.0, 2.0, 4.0]
-
-
-def test_hysteresis_tolerates_overflows_until_it_is_used_up_and_is_refilled_by_growth():
-    scale = DynamicLossScale(init=16.0, interval=2, hysteresis=3)
-    values = []
-    for overflow in (True, True, False, True, True, False, False, True, True, True):
-        scale.adjust(overflow)
-        values.append(scale.value)
-    assert values == [16, 16, 16, 8, 4, 4, 8, 8, 8, 4]
-
-
 def test_exhausted_after_patience_overflows_in_a_row_and_not_before():
     scale = DynamicLossScale(patience=3)
-    for overflow, exhausted in (
-        (True, False),
-        (True, False),
-        (False, False),
-        (True, False),
-        (True, False),
-        (True, True),
-    ):
+    for number, overflow in enumerate((True, True, False, True, True, True)):
         scale.adjust(overflow)
-        assert scale.exhausted is exhausted
+        assert scale.exhausted is (number == 5)
     scale.adjust(False)
     assert not scale.exhausted
 
@@ -159,17 +123,11 @@ def test_every_field_of_the_state_survives_a_snapshot(before, after):
     ("arguments", "message"),
     [
         ({"init": 3.0}, "init must be a positive power of two from .*; found 3.0"),
-        ({"init": 0}, "init must be"),
         ({"init": math.inf}, "init must be"),
-        ({"init": "65536"}, "init must be"),
         ({"growth": 1}, "growth must be greater than 1"),
-        ({"growth": 0.5}, "growth must be greater than 1"),
         ({"growth": 3}, "growth must be a positive power of two"),
         ({"backoff": 1.0}, "backoff must be between 0 and 1"),
-        ({"backoff": -0.5}, "backoff must be"),
         ({"interval": 0}, "interval must be a whole number from 1 to 2147483647; found 0"),
-        ({"interval": 1.5}, "interval must be"),
-        ({"interval": True}, "interval must be"),
         ({"hysteresis": 0}, "hysteresis must be"),
         ({"patience": 0}, "patience must be"),
         ({"floor": 2.0**17}, "floor must not be greater than init"),
@@ -181,11 +139,6 @@ def test_every_field_of_the_state_survives_a_snapshot(before, after):
 def test_impossible_settings_are_errors_that_name_the_argument(arguments, message):
     with pytest.raises(ValueError, match=message):
         DynamicLossScale(**arguments)
-
-
-def test_static_scale_must_be_a_power_of_two():
-    with pytest.raises(ValueError, match=r"value must be a positive power of two from .*; found 1000"):
-        StaticLossScale(1000)
 
 
 def _fixed(**settings):

@@ -10,19 +10,11 @@ import pytest
 
 from tests import ROOT
 
-PRIMITIVES = (ROOT / "docs/primitives.md").read_text()
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-RUN = (
-    "README.md",
-    "docs/capture.md",
-    "docs/getting-started.md",
-    "docs/convert.md",
-    "docs/export.md",
-    "docs/primitives.md",
-)
+RUN = ("README.md", *(f"docs/{page}.md" for page in ("capture", "getting-started", "convert", "export", "primitives")))
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) for page in RUN}
 FOLDERS = "benchmarks|configs|docs|mixprec|models|scripts|tests"
 PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # benchmarks/results/DATE-bars-MACHINE.json
@@ -33,7 +25,11 @@ NOT_IN_THE_REPOSITORY = {
     "docs/config.md": {"configs/mine.yaml"},
     "docs/numerics.md": {"mixprec/dropout_state0", "mixprec/last_step_skipped", "mixprec/skipped"},
 }
-NUMBERED = [pytest.param(block, id=f"{page}-{i}") for page in RUN for i, block in enumerate(BLOCKS[page])]
+NUMBERED = [
+    pytest.param(block, id=f"{page}-{i}", marks=() if page == "docs/getting-started.md" else pytest.mark.slow)
+    for page in RUN
+    for i, block in enumerate(BLOCKS[page])
+]
 
 
 def _run(block, folder):
@@ -42,10 +38,6 @@ def _run(block, folder):
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def test_there_is_python_to_run():
-    assert all(BLOCKS.values())
 
 
 @pytest.mark.parametrize("block", NUMBERED)
@@ -84,12 +76,6 @@ def test_every_file_it_names_exists(page):
     for name in names - NOT_IN_THE_REPOSITORY.get(page, set()):
         places = (ROOT / name, ROOT / f"{name}.py", ROOT / "mixprec" / name)
         assert PLACEHOLDER.search(name) or any(place.exists() for place in places), name
-
-
-def test_every_file_that_the_primitives_name_exists():
-    folders = "benchmarks|backends|models|scripts|tests"
-    for name in re.findall(rf"(?<![\w/-])((?:mixprec/)?(?:{folders})/[\w./]+\.\w+)", PRIMITIVES):
-        assert (ROOT / name).exists() or (ROOT / "mixprec" / name).exists(), name
 
 
 def test_every_name_is_there_after_a_plain_import():

@@ -42,8 +42,8 @@ def test_another_value_is_one_line(monkeypatch, name, value):
         variables.check()
 
 
-@pytest.mark.parametrize("name", variables.VARIABLES)
-def test_the_import_of_chainer_raises(name):
+def test_the_import_of_chainer_raises():
+    name = "MIXPREC_NATIVE"
     done = python(["-c", "import mixprec; print('imported'); import chainer"], **{name: "x"})
     assert (done.returncode, done.stdout) == (1, "imported\n")
     assert done.stderr.splitlines()[-1].startswith(f"mixprec.variables.VariableError: {name}=x: allowed: ")

@@ -274,16 +274,7 @@ def _loader(data, device):
     loader = _loader_class(data)
     if loader is PillowIterator or not _is_gpu(device):
         return loader
-
-    def on_gpu(*args, **kwargs):
-        return loader(
-            *args,
-            device_id=device.device.id,
-            decode=data.decode,
-            **kwargs,
-        )
-
-    return on_gpu
+    return functools.partial(loader, device_id=device.device.id, decode=data.decode)
 
 
 def _loader_class(data):

@@ -144,5 +144,3 @@ def test_a_capture_ends_with_what_cuda_cannot_capture(do, text):
     with pytest.raises(RuntimeError, match=text):
         graphs_of(x).capture(lambda: do(x))
     do(x)
-
-

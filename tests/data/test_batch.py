@@ -101,13 +101,6 @@ def test_the_input_of_a_captured_step_keeps_the_channel_of_zeros(batch):
     assert graphs.copies == 2
 
 
-def test_a_small_last_batch_has_the_channel_too(batch):
-    x, t = batch
-    padded, _ = to_padded_nchw((x[:1], t[:1]))
-    assert padded.shape == (1, 4, SIZE, SIZE)
-    np.testing.assert_array_equal(padded[:, :3], x[:1].transpose(0, 3, 1, 2))
-
-
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_images_without_a_fourth_channel_are_refused(channels):
     with pytest.raises(ValueError, match=r"have no fourth channel: the iterator needs pad_channels=True"):

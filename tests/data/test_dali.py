@@ -191,13 +191,6 @@ def test_labels_belong_to_their_images(make, flat):
         np.testing.assert_array_equal(t, flat.labels[levels((x, t))])
 
 
-def test_batch_as_large_as_the_data_set_is_an_epoch(make, flat):
-    iterator = make(flat, COUNT, **PLAIN)
-    for epoch in (1, 2):
-        assert sorted(levels(next(iterator))) == list(range(COUNT))
-        assert (iterator.epoch, iterator.is_new_epoch) == (epoch, True)
-
-
 def test_random_crops_stay_inside_the_area_range(make, tmp_path):
     """A horizontal ramp: the spread of a crop's values tells its width. Crops of a quarter of a square image with
     aspect 1 are half as wide."""
@@ -240,13 +233,9 @@ def test_flip_mirrors_some_images_and_no_flip_none(make, tmp_path, flip):
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_same_seed_gives_the_same_batches_whatever_the_threads(make, noise, seed):
-    """Seed 0 too: DALI takes a negative seed, not 0, as 'choose one'."""
+    """And however many are made ahead. Seed 0 too: DALI takes a negative seed, not 0, as 'choose one'."""
     one = take(make(noise, flip=True, seed=seed, threads=1), 15)
-    assert_same(one, take(make(noise, flip=True, seed=seed, threads=3), 15))
-
-
-def test_other_seed_gives_another_order(make, flat):
-    assert levels(next(make(flat, seed=1, **PLAIN))) != levels(next(make(flat, seed=2, **PLAIN)))
+    assert_same(one, take(make(noise, flip=True, seed=seed, threads=3, prefetch=4), 15))
 
 
 def test_training_reset_repeats_the_beginning(make, noise):
@@ -258,7 +247,7 @@ def test_training_reset_repeats_the_beginning(make, noise):
 
 @pytest.mark.parametrize(
     ("train", "delivered"),
-    [*((True, delivered) for delivered in (0, 1, 3, 5, 6, 8, 12)), *((False, delivered) for delivered in (0, 3, 5, 6))],
+    [(True, 0), (True, 3), (True, 5), (True, 6), (True, 8), (False, 3), (False, 6)],
 )
 def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, tmp_path, train, delivered):
     """At the very start, in the middle of an epoch, before its last batch, at its end, in the second and third."""
@@ -274,23 +263,6 @@ def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, tmp_path, train, de
     assert_same(take(iterator, following), take(fresh, following))
     if not train:
         assert list(fresh) == []
-
-
-def test_snapshot_of_a_loaded_snapshot_is_the_same(make, noise):
-    iterator = make(noise)
-    take(iterator, 4)
-    saved = serializers.npz.serialize(iterator)
-    fresh = make(noise)
-    serializers.NpzDeserializer(saved).load(fresh)
-    again = serializers.npz.serialize(fresh)
-    assert saved.keys() == again.keys()
-    for key in saved:
-        np.testing.assert_array_equal(saved[key], again[key])
-
-
-def test_snapshot_holds_plain_arrays_only(make, noise):
-    for value in serializers.npz.serialize(make(noise)).values():
-        assert value.dtype != object
 
 
 def test_loading_into_a_running_iterator_rewinds_it(make, noise):
@@ -336,8 +308,6 @@ def images_of(batches):
     ("batch_size", "last_batch", "counts"),
     [
         (4, "partial", ([4, 4, 2], [4, 4, 3])),
-        (4, "drop", ([4, 4], [4, 4])),
-        (4, "pad", ([4, 4, 2], [4, 4, 3])),
         (5, "partial", ([5, 5, 0], [5, 5, 1])),
         (5, "drop", ([5, 5], [5, 5])),
         (5, "pad", ([5, 5, 0], [5, 5, 1])),
@@ -365,15 +335,6 @@ def test_two_shards_over_three_epochs(make, flat, batch_size, last_batch, counts
     assert len({frozenset(images_of(batches)) for batches in shards[0]}) > 1
 
 
-def test_dropped_images_are_others_in_each_epoch(make, flat):
-    shards = [epochs_of(iterator) for iterator in two_shards(make, flat, 8, last_batch="drop", **PLAIN)]
-    left_out = [
-        set(range(COUNT)) - {image for shard in shards for image in images_of(shard[epoch])} for epoch in range(EPOCHS)
-    ]
-    assert [len(images) for images in left_out] == [5] * EPOCHS
-    assert left_out[0] != left_out[1] or left_out[1] != left_out[2]
-
-
 @pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
 def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_batch):
     for shard, places in zip(
@@ -389,8 +350,7 @@ def test_shards_of_validation_are_parts_of_the_whole_in_order(make, flat, last_b
             shard.reset()
 
 
-@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
-@pytest.mark.parametrize("shard", [0, 1])
+@pytest.mark.parametrize(("last_batch", "shard"), [("partial", 0), ("drop", 1), ("pad", 1)])
 def test_a_shard_goes_on_after_any_batch(make, noise, last_batch, shard):
     """More than two epochs, with batches made ahead that nobody has seen when the snapshot was taken."""
     settings = {"flip": True, "last_batch": last_batch, "shard": shard, "num_shards": 2}
@@ -415,13 +375,7 @@ def test_crops_and_flips_differ_between_shards(make, tmp_path):
     assert not np.array_equal(next(first)[0], next(second)[0])
 
 
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_batches_do_not_depend_on_how_many_are_made_ahead(make, noise, prefetch):
-    assert_same(take(make(noise, flip=True), 15), take(make(noise, flip=True, prefetch=prefetch), 15))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(("train", "dtype"), [(True, "float16"), (False, "float32")])
 def test_a_fourth_channel_is_zero_and_changes_nothing_else(make, noise, train, dtype):
     plain, padded = (make(noise, train=train, dtype=dtype, pad_channels=pad, last_batch="pad") for pad in (False, True))
     for _ in range(6):
@@ -439,38 +393,8 @@ def test_a_fourth_channel_is_zero_and_changes_nothing_else(make, noise, train, d
         assert not whole[:, 3].any()
 
 
-def test_snapshot_goes_on_with_or_without_the_fourth_channel(make, noise):
-    padded, plain = make(noise, pad_channels=True), make(noise)
-    take(padded, 4)
-    serializers.NpzDeserializer(serializers.npz.serialize(padded)).load(plain)
-    assert_same(take(padded, 4), take(plain, 4))
-
-
-def test_process_killed_in_the_middle_of_an_epoch_is_continued_by_another(make, noise, tmp_path):
-    """The snapshot is all that is left of a process that went on, prefetching, and was killed."""
-    script = f"""
-import os, pickle, signal, sys
-from chainer import serializers
-from mixprec.data.loaders.dali import DaliIterator
-images = pickle.load(sys.stdin.buffer)
-iterator = DaliIterator(
-    images, 4, train=True, size=16, flip=True, mean={MEAN}, std={STD}, dtype="float32", seed=1, threads=2)
-for step in range(12):
-    if step == 9:
-        serializers.save_npz({str(tmp_path / "snapshot")!r}, iterator)
-    next(iterator)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    ended = subprocess.run([sys.executable, "-c", script], input=pickle.dumps(noise), capture_output=True)
-    assert ended.returncode == -9, ended.stderr.decode()
-    fresh, uninterrupted = make(noise, flip=True), make(noise, flip=True)
-    serializers.load_npz(str(tmp_path / "snapshot"), fresh)
-    take(uninterrupted, 9)
-    assert_same(take(uninterrupted, 12), take(fresh, 12))
-
-
-def test_float32_snapshot_goes_on_in_float16(make, noise):
-    wide, half = make(noise, dtype="float32"), make(noise, dtype="float16")
+def test_float32_snapshot_with_a_fourth_channel_goes_on_in_float16_without(make, noise):
+    wide, half = make(noise, dtype="float32", pad_channels=True), make(noise, dtype="float16")
     take(wide, 8)
     serializers.NpzDeserializer(serializers.npz.serialize(wide)).load(half)
     assert_same([(x.astype(np.float16), *rest) for x, *rest in take(wide, 7)], take(half, 7))
@@ -480,12 +404,7 @@ def test_float32_snapshot_goes_on_in_float16(make, noise):
     ("changed", "named"),
     [
         ({"batch_size": 5}, "batch_size is 5 here, 4 in the snapshot"),
-        ({"seed": 2}, "seed is 2 here, 1 in the snapshot"),
-        ({"size": 8}, "size is 8 here, 16 in the snapshot"),
-        ({"flip": True}, "flip is True here, False in the snapshot"),
         ({"crop_area": (0.5, 1)}, "crop_area is [0.5, 1.0] here, [0.08, 1.0] in the snapshot"),
-        ({"last_batch": "pad"}, "last_batch is pad here, partial in the snapshot"),
-        ({"num_shards": 2}, "num_shards is 2 here, 1 in the snapshot"),
         ({"num_shards": 2, "shard": 1}, "shard is 1 here, 0 in the snapshot"),
         ({"mean": (0, 0, 0), "seed": 3}, "seed is 3 here, 1 in the snapshot"),
         ({"train": False}, "train is False here, True in the snapshot"),
@@ -537,7 +456,7 @@ def test_batches_are_contiguous_and_stay_valid_as_long_as_they_are_kept(make, no
         np.testing.assert_array_equal(t, t_then)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda iterator: pickle.loads(pickle.dumps(iterator))])
+@pytest.mark.parametrize("copied", [copy.copy, lambda iterator: pickle.loads(pickle.dumps(iterator))])
 def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
     expected = take(make(noise), 12)
     iterator = make(noise)
@@ -548,8 +467,7 @@ def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
     other.finalize()
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("when", ["run", "made"])
+@pytest.mark.parametrize(("train", "when"), [(True, "run"), (False, "made")])
 def test_ctrl_c_loses_no_batch(noise, monkeypatch, train, when):
     """Raised when DALI has run, or when the batch is made, but is not out yet."""
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
@@ -582,7 +500,6 @@ def test_finalized_iterator_keeps_its_position(make, noise):
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size 0: must be 1 to 21"),
-        ({"batch_size": -4}, "batch_size -4: must be 1 to 21"),
         ({"batch_size": 22}, "batch_size 22: must be 1 to 21"),
         ({"size": 0}, "size 0: "),
         ({"resize": 20}, "resize 20: only for validation"),
@@ -655,6 +572,7 @@ def test_without_dali_the_error_says_what_to_install(monkeypatch, flat):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_importing_the_modules_does_not_import_dali():
     script = "import sys, mixprec.data.loaders.dali, mixprec.data.loaders.batch; sys.exit('nvidia.dali' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -706,31 +624,13 @@ def test_chainers_updater_and_evaluator_see_every_image(make, noise):
 
 def _staged(make, images, last_batch="partial", dtype="float32", **settings):
     """Two epochs of 16 pixels in batches of 4, then one of 24 in batches of 8, then 20 pixels in batches of 5."""
-    chosen, epochs, before = [(0, 16, 4), (2, 24, 8), (3, 20, 5)], [], (0, 0)
-    for first, _, batch_size in chosen:
-        before = (first, epochs[-1].begin(first)) if epochs else before
-        epochs.append(
-            Epochs(
-                images=len(images),
-                batch_size=batch_size,
-                last_batch=last_batch,
-                epochs_before=before[0],
-                batches_before=before[1],
-            )
-        )
-    made = [
-        functools.partial(
-            make,
-            images,
-            batch_size,
-            size=size,
-            last_batch=last_batch,
-            before=(each.epochs_before, each.batches_before),
-            dtype=dtype,
-            **settings,
-        )
-        for (_, size, batch_size), each in zip(chosen, epochs, strict=True)
-    ]
+    epochs, made = [], []
+    for first, size, batch_size in ((0, 16, 4), (2, 24, 8), (3, 20, 5)):
+        before = (first, epochs[-1].begin(first)) if epochs else (0, 0)
+        own = {"epochs_before": before[0], "batches_before": before[1], "last_batch": last_batch}
+        epochs.append(Epochs(images=len(images), batch_size=batch_size, **own))
+        own = {"size": size, "before": before, "last_batch": last_batch, "dtype": dtype, **settings}
+        made.append(functools.partial(make, images, batch_size, **own))
     return StagedIterator(Stages(tuple(epochs)), made)
 
 
@@ -755,7 +655,7 @@ def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_b
     iterator.finalize()
 
 
-@pytest.mark.parametrize("delivered", [0, 1, 11, 12, 13, 14, 15, 16, 20])
+@pytest.mark.parametrize("delivered", [12, 14])
 def test_a_snapshot_of_any_stage_goes_on_bit_for_bit(make, noise, tmp_path, delivered):
     """6 batches an epoch for 2 epochs, then 3, then 5: stages begin after 12 and 15 batches."""
     whole = _staged(make, noise)

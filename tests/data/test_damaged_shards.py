@@ -85,26 +85,24 @@ def test_packing_goes_on_with_no_damaged_manifest(folder, images):
         tried(folder, lambda out: pack(images, out, form=content["format"]))
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(250, marks=pytest.mark.slow)])
-def test_damaged_shards(folder, count):
+def test_damaged_shards(folder):
     (folder / "manifest.json").unlink()
     (shard,) = [path for path in folder.iterdir() if path.suffix in (".tar", ".tfrecord")]
-    for content in damaged(shard.read_bytes(), count, count):
+    for content in damaged(shard.read_bytes(), 60, 60):
         shard.write_bytes(content)
         tried(folder, scan_shards)
         tried(folder, scan_shards, on_error="skip")
 
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.slow)])
-def test_damaged_headers_of_long_names_whose_checksums_fit(tmp_path, form, count):
+def test_damaged_headers_of_long_names_whose_checksums_fit(tmp_path, form):
     draw, path = random.Random(0), tmp_path / "a.tar"
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w", format=form) as archive:
         member = tarfile.TarInfo("a" * 200 + ".jpg")
         member.size, member.pax_headers = 10, {"GNU.sparse.map": "1,2", "comment": "x"}
         archive.addfile(member, io.BytesIO(b"x" * 10))
-    for _ in range(count):
+    for _ in range(80):
         content = bytearray(whole.getvalue())
         for _ in range(draw.randrange(1, 4)):
             content[512 * draw.randrange(4) + draw.randrange(120)] = draw.randrange(256)

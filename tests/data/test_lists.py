@@ -1,9 +1,6 @@
 """mixprec.data.sources.file_list and .sources: lists are read as Chainer reads them, and refused by line."""
 
-import os
-import re
 import tarfile
-import tracemalloc
 
 import chainer
 import numpy as np
@@ -13,8 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.sources.file_list import _digests, _read, scan_list
-from mixprec.data.sources.folders import ImageFiles
+from mixprec.data.sources.file_list import _read, scan_list
 from mixprec.data.sources.opening import open_images
 
 
@@ -94,32 +90,17 @@ def test_empty_lines_spaces_in_paths_windows_lines_and_byte_order_mark(root):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "a.jpg",
-        "0",
-        "a.jpg,0",
-        "a.jpg zero",
-        "a.jpg 0.0",
-        "a.jpg +1",
-        "a.jpg 1_0",
-        "# comment",
-        "a.jpg \N{SUPERSCRIPT TWO}",
-    ],
+    "line", ["a.jpg", "a.jpg,0", "a.jpg zero", "a.jpg 0.0", "a.jpg +1", "a.jpg 1_0", "a.jpg \N{SUPERSCRIPT TWO}"]
 )
 def test_line_that_is_not_path_and_label_is_named(root, line):
     path = write(root, "b.jpg 0", "", line)
     assert refused(path) == f"{path}:3: {line!r}: a line must be 'path label'"
 
 
-@pytest.mark.parametrize("label", [-1, 10**6, 10**30])
+@pytest.mark.parametrize("label", [-1, 10**30])
 def test_label_that_cannot_be_is_named(root, label):
     path = write(root, "b.jpg 0", f"a.jpg {label}")
     assert refused(path) == f"{path}:2: label {label}: must be 0 to 999999"
-
-
-def test_number_too_long_for_python_is_no_label(root):
-    assert refused(write(root, "a.jpg " + "1" * 5000)).endswith("...': a line must be 'path label'")
 
 
 def test_file_that_is_no_list_is_refused_in_one_short_line(root):
@@ -162,23 +143,6 @@ def test_root_that_is_wrong_is_said(root, tmp_path_factory):
     message = refused(path)
     assert message.startswith(f"{path}:1: {path.parent}/a.jpg: no such file, nor any other of the list")
     assert f"looked for in {path.parent}, root says where else" in message
-
-
-def test_label_of_which_no_image_is_left_is_named(root):
-    (root / "b.jpg").write_bytes(b"")
-    path = write(root, "a.jpg 0", "b.jpg 2", "c.jpg 1")
-    assert refused(path, None, "skip") == f"{path}: no image is left of class '2': {root}/b.jpg: the file is empty"
-
-
-def test_name_with_a_null_character_is_bad(root):
-    path = write(root, "a.jpg 0", "b\0.jpg 0")
-    assert refused(path) == f"{root}/b\\x00.jpg: not a path"
-
-
-def test_name_that_is_not_utf8_is_bad(root):
-    name = os.fsdecode(b"\xe9.jpg")
-    (root / "a.jpg").rename(root / name)
-    assert refused(write(root, f"{name} 0", "b.jpg 0")) == f"{root}/\\udce9.jpg: the path is not valid UTF-8"
 
 
 def test_fingerprint_depends_on_files_labels_and_order(root):
@@ -245,23 +209,3 @@ def test_open_images_says_what_is_wrong(root, arguments, expected):
     write(root, "a.jpg 0")
     name, *rest = arguments
     assert refused(root / name, *rest, scan=open_images) == expected.format(root=root)
-
-
-@pytest.mark.parametrize("form", ["folders", "tfrecord", "webdataset"])
-def test_open_images_says_that_a_file_is_no_folder(root, form):
-    message = refused(root / "a.jpg", form, scan=open_images)
-    assert re.match(rf"{root}/a.jpg: cannot be read as a folder of \w+ \(Not a directory\)$", message)
-
-
-def test_what_is_known_of_each_file_takes_few_bytes(root):
-    count = 5000
-    images = ImageFiles(str(root), ("0",), ("a.jpg",) * count, np.zeros(count, np.int32), line_numbers=np.arange(count))
-    tracemalloc.start()
-    try:
-        digests, sizes = _digests(images)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert np.all(digests == digests[0])
-    assert np.all(sizes == os.path.getsize(root / "a.jpg"))
-    assert peak < 300 * count

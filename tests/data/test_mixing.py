@@ -70,20 +70,6 @@ def test_boxes_are_timms(height, width):
         assert mixing.draw(number, height, width).box == (top, left, bottom, right)
 
 
-def _statistics(alpha, count=4000):
-    mixing = Mixing(mixup=alpha, seed=1)
-    shares = np.array([mixing.draw(number, 8, 8).share for number in range(count)])
-    return shares.mean(), shares.var()
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0])
-def test_shares_are_of_the_beta_distribution(alpha):
-    mean, variance = _statistics(alpha)
-    expected = 1 / (4 * (2 * alpha + 1))
-    assert abs(mean - 0.5) < 4 * math.sqrt(expected / 4000)
-    assert abs(variance / expected - 1) < 0.1
-
-
 def test_probabilities():
     mixing = Mixing(0.2, 1.0, cutmix_probability=0.3, probability=0.6, seed=5)
     drawn = [mixing.draw(number, 32, 32) for number in range(4000)]

@@ -1,6 +1,6 @@
 """mixprec.data.loaders.pillow: the tests of the DALI loader, pixels like DALI's, and what can happen to processes.
 
-DALI's tests are run here once more with the other iterator, except those that are about DALI itself.
+DALI's tests are run here once more with the other iterator, except those that say nothing about it.
 """
 
 import io
@@ -24,14 +24,27 @@ from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pillow_worker import random_crop
 from mixprec.data.sources.shards import scan_shards
+from tests.cases import first
 from tests.data import test_dali as test_data_dali
 from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, one_pass, take
+from tests.data.test_image_check import GOOD
 
 cache_home, flat, noise = test_data_dali.cache_home, test_data_dali.flat, test_data_dali.noise
 
-_ABOUT_DALI = {
-    "test_process_killed_in_the_middle_of_an_epoch_is_continued_by_another",
-    "test_images_of_the_batch_are_named_when_none_is_broken",
+_NOT_HERE = {
+    "test_images_of_the_batch_are_named_when_none_is_broken",  # about DALI itself
+    # About the class that both have in common:
+    "test_impossible_argument_is_named",
+    "test_snapshot_with_other_settings_is_refused_and_named",
+    "test_snapshot_of_other_files_is_refused_and_named",
+    "test_snapshot_of_other_images_under_the_same_names_is_refused_and_named",
+    "test_snapshot_of_before_there_were_sizes_goes_on",
+    "test_snapshot_without_the_iterator_leaves_it_alone_when_not_strict",
+    "test_a_snapshot_of_other_stages_is_refused",
+    "test_shards_of_validation_are_parts_of_the_whole_in_order",
+    "test_two_shards_over_three_epochs",
+    "test_finalized_iterator_keeps_its_position",
+    "test_a_shard_goes_on_after_any_batch",
 }
 
 
@@ -42,7 +55,7 @@ def _takes_make(test):
 globals().update(
     (name, test)
     for name, test in vars(test_data_dali).items()
-    if name.startswith("test_") and name not in _ABOUT_DALI and _takes_make(test)
+    if name.startswith("test_") and name not in _NOT_HERE and _takes_make(test)
 )
 
 # With 21 small images most of a test's time is that of starting processes.
@@ -75,47 +88,13 @@ def make_dali():
 # The same pictures as DALI
 
 
-def _encoded(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def _orientation(value):
-    exif = Image.Exif()
-    exif[0x112] = value
-    return exif.tobytes()
-
-
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory):
-    """Smooth pictures of 53 x 37 pixels in all the ways in which both loaders read them."""
-    y, x = np.mgrid[:37, :53]
-    rgb = Image.fromarray(np.stack([y * 6, x * 4, 255 - (x + y) * 2], -1).astype(np.uint8))
-    clear = rgb.convert("RGBA")
-    clear.putalpha(Image.fromarray((x * 4).astype(np.uint8)))
-    files = {
-        **{f"turned{value}.jpg": _encoded(rgb, "JPEG", exif=_orientation(value)) for value in range(1, 9)},
-        "not_turned_by_xmp.jpg": _encoded(rgb, "JPEG", xmp=b'<x:xmpmeta tiff:Orientation="6"/>'),
-        "turned.png": _encoded(rgb, "PNG", exif=_orientation(6)),
-        "gray.jpg": _encoded(rgb.convert("L"), "JPEG"),
-        "cmyk.jpg": _encoded(rgb.convert("CMYK"), "JPEG"),
-        "progressive.jpg": _encoded(rgb, "JPEG", progressive=True),
-        "palette.png": _encoded(rgb.quantize(16), "PNG"),
-        "palette_transparent.png": _encoded(rgb.quantize(16), "PNG", transparency=3),
-        "alpha.png": _encoded(clear, "PNG"),
-        "gray_alpha.png": _encoded(clear.convert("LA"), "PNG"),
-        "bits.png": _encoded(rgb.convert("1"), "PNG"),
-        "palette.bmp": _encoded(rgb.quantize(16), "BMP"),
-        "lossy.webp": _encoded(rgb, "WEBP"),
-        "alpha.webp": _encoded(clear, "WEBP", lossless=True),
-        "rgb.tif": _encoded(rgb, "TIFF"),
-        "gray.pgm": _encoded(rgb.convert("L"), "PPM"),
-    }
+    """Pictures in all the ways in which both loaders read them."""
     root = tmp_path_factory.mktemp("kinds")
     (root / "0").mkdir()
-    for name, content in files.items():
-        (root / "0" / name).write_bytes(content)
+    for name in GOOD.keys() - {"wide.jpg", "tall.png"}:
+        (root / "0" / name).write_bytes(GOOD[name])
     return fake_scan(root)
 
 
@@ -126,11 +105,15 @@ def test_decoded_pixels_are_those_of_dali(make, make_dali, kinds, size):
     x, _ = one_pass(make(kinds, **settings))
     expected, _ = one_pass(make_dali(kinds, **settings))
     for index, (found, wanted) in enumerate(zip(x, expected, strict=True)):
-        np.testing.assert_array_equal(found, wanted, err_msg=kinds.name(index))
+        # Of CMYK Pillow rounds the product of colour and black, which DALI cuts off.
+        is_cmyk = kinds.files[index] in ("0/cmyk.jpg", "0/ycck.jpg")
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1 if is_cmyk else 0, err_msg=kinds.name(index))
 
 
-@pytest.mark.parametrize(("width", "height"), [(53, 37), (37, 53), (500, 375), (333, 501), (60, 60)])
-@pytest.mark.parametrize(("resize", "size"), [(20, 15), (24, 16), (70, 61)])
+@pytest.mark.parametrize(
+    ("width", "height", "resize", "size"),
+    [(53, 37, 20, 15), (37, 53, 70, 61), (500, 375, 24, 16), (333, 501, 70, 61), (60, 60, 20, 15)],
+)
 def test_resized_pixels_are_those_of_dali(make, make_dali, tmp_path, width, height, resize, size):
     """Also where the longer side has to be rounded. Pillow rounds between its two passes, too: two levels at most."""
     (tmp_path / "0").mkdir()
@@ -220,8 +203,7 @@ def test_image_that_is_smaller_than_the_crop_is_named(make, flat):
     assert str(caught.value) == f"{flat.paths()[0]}: 24x20 pixels: smaller than the crop of 64x64"
 
 
-@pytest.mark.parametrize("num_shards", [2, 4])
-@pytest.mark.parametrize("last_batch", ["partial", "drop"])
+@pytest.mark.parametrize(("last_batch", "num_shards"), [("partial", 4), ("drop", 2)])
 def test_batches_of_all_shards_are_those_of_one_process(make, noise, last_batch, num_shards):
     """Bit for bit, as crops belong to the image and the epoch."""
     one = take(make(noise, 2 * num_shards, flip=True, last_batch=last_batch), 12)
@@ -233,16 +215,6 @@ def test_batches_of_all_shards_are_those_of_one_process(make, noise, last_batch,
         parts = [(x[t >= 0], t[t >= 0]) for x, t, *_ in parts]
         np.testing.assert_array_equal(np.concatenate([x for x, _ in parts]), x)
         np.testing.assert_array_equal(np.concatenate([t for _, t in parts]), t)
-
-
-def test_dali_gives_shards_the_same_images(make, noise):
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.loaders.dali import DaliIterator
-
-    settings = {**DEFAULTS, "resize": None, "crop_area": (1, 1), "aspect": (1, 1), "num_shards": 2, "shard": 1}
-    own, dali = take(make(noise, 4, **settings), 12), take(DaliIterator(noise, 4, **settings), 12)
-    for expected, found in zip(own, dali, strict=True):
-        np.testing.assert_array_equal(found[1], expected[1])
 
 
 def test_images_of_shards_are_those_of_their_files(make, noise, tmp_path):
@@ -343,6 +315,7 @@ def test_signals_to_all_are_for_the_trainer(make, noise):
     assert_same(take(other, 14), found + take(iterator, 12))
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_time_loses_and_repeats_nothing(make, noise):
     """Raised by a timer, in a batch or between two of them."""
     expected = take(make(noise), 24)
@@ -423,7 +396,7 @@ def _is_there(pid):
         return False
 
 
-@pytest.mark.parametrize("end", ["returns", "killed", "interrupted"])
+@pytest.mark.parametrize("end", first(1, ["killed", "interrupted", "returns"]))
 def test_processes_end_with_the_script(noise, tmp_path, end):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "images").write_bytes(pickle.dumps(noise))
@@ -431,7 +404,7 @@ def test_processes_end_with_the_script(noise, tmp_path, end):
     command = [sys.executable, "-W", "error", tmp_path / "train.py", tmp_path / "images", settings, end]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
-        first, second = process.stdout.readline(), process.stdout.readline()
+        started, second = process.stdout.readline(), process.stdout.readline()
         if end == "interrupted":
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         try:
@@ -439,7 +412,7 @@ def test_processes_end_with_the_script(noise, tmp_path, end):
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    pids = list(map(int, first.split()))
+    pids = list(map(int, started.split()))
     assert len(pids) == 2
     assert (second, rest) == ("still there\n", "")
     if end == "interrupted":

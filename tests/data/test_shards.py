@@ -2,10 +2,8 @@
 
 import io
 import os
-import re
 import struct
 import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -83,27 +81,8 @@ def refused(folder, on_error="stop"):
 # CRC-32C and the framing of TFRecord
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", 0),
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (bytes(range(31, -1, -1)), 0x113FDB5C),
-        (
-            bytes.fromhex("01c00000" + "00" * 12 + "14000000000004000000001400000018280000000000000002" + "00" * 7),
-            0xD9963A56,
-        ),
-    ],
-)
-def test_crc32c_of_rfc_3720(data, expected):
-    """The examples of appendix B.4, and the check value of the CRC catalogue."""
-    assert crc32c(data) == expected
-
-
 def test_crc32c_of_any_length_is_the_remainder_bit_by_bit():
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the CRC catalogue
     data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes()
     register, expected = 0xFFFFFFFF, []
     for byte in data:
@@ -291,21 +270,6 @@ def test_path_that_is_not_utf8(tmp_path):
     assert refused(tmp_path) == f"{tmp_path}/\\udcff.tar: the path is not valid UTF-8"
 
 
-def test_index_is_that_of_dalis_own_tools(folder, form, tmp_path_factory):
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    theirs = tmp_path_factory.mktemp("index") / "theirs.idx"
-    tool = os.path.join(os.path.dirname(sys.executable), {"tfrecord": "tfrecord2idx", "webdataset": "wds2idx"}[form])
-    subprocess.run([sys.executable, tool, first_shard(folder), theirs], check=True, capture_output=True)
-    lines = [FORMATS[form].encode(number, IMAGES[number], LABELS[number], f"pic_{number}.x") for number in range(5)]
-    offsets = np.cumsum([0, *(len(record) for record, _ in lines)]).tolist()
-    own = FORMATS[form].index_text([line(offset) for (_, line), offset in zip(lines, offsets, strict=False)])
-    assert own == theirs.read_text()
-    index = scan_shards(folder).index_files()[0]
-    with open(index) as file:
-        # All images are called jpg for DALI.
-        assert file.read() == re.sub(r"png (?=\d)", "jpg ", own)
-
-
 def read_by_dali(images):
     """Lists of bytes and of labels, in the order in which DALI's reader delivers them."""
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
@@ -376,15 +340,6 @@ def test_fingerprint_knows_labels_and_names_and_not_where_they_lie(folder, form,
     assert scan_shards(folder).fingerprint != before
 
 
-def test_class_of_which_no_image_is_left_is_named(folder, form):
-    images = list(IMAGES)
-    images[0] = images[4] = b"text"  # all with label 2
-    write(first_shard(folder), form, range(5), images)
-    message = refused(folder, "skip")
-    assert message.startswith(f"{folder}: no image is left of class '2': {first_shard(folder)}: ")
-    assert message.endswith("(and 1 more)")
-
-
 # The cache
 
 
@@ -430,8 +385,7 @@ def test_index_that_cannot_be_written_says_where(folder, cache_home, monkeypatch
 # What is refused: whole shards
 
 
-@pytest.mark.parametrize("on_error", ["stop", "skip"])
-@pytest.mark.parametrize("cut", [600, 1100, 2000])
+@pytest.mark.parametrize(("cut", "on_error"), [(600, "stop"), (1100, "skip"), (2000, "skip")])
 def test_truncated_shard_is_an_error_in_either_mode(folder, cut, on_error):
     """1,100 bytes are more than what ends an archive; of that, one zero block is enough."""
     shard = first_shard(folder)
@@ -457,15 +411,11 @@ def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [
-        ("", "the file is empty"),
-        ("x" * 600, "not an "),
-        ("gzip", "not an "),
-    ],
+    [(b"", "the file is empty"), (b"x" * 600, "not an "), (b"\x1f\x8b\x08" + bytes(range(200)), "not an ")],
 )
 def test_shard_that_is_none(folder, content, reason):
     shard = first_shard(folder)
-    shard.write_bytes(b"\x1f\x8b\x08" + bytes(range(200)) if content == "gzip" else content.encode())
+    shard.write_bytes(content)
     assert refused(folder).startswith(f"{shard}: {reason}")
 
 
@@ -475,9 +425,8 @@ def test_archive_of_nothing(tmp_path):
         assert refused(tmp_path) == f"{tmp_path}/x.tar: no samples in this shard"
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_missing_shard_is_named(folder, number):
-    shard = sorted(folder.iterdir())[number]
+def test_missing_shard_is_named(folder):
+    shard = first_shard(folder)
     shard.unlink()
     assert refused(folder) == f"{shard}: this shard is missing"
 
@@ -532,13 +481,11 @@ def tar_of(path, members):
     ("members", "reason"),
     [
         ([("a.jpg", IMAGES[1])], "a sample of 1 images and 0 labels (.cls); must be one of each"),
-        ([("a.cls", b"1")], "a sample of 0 images and 1 labels (.cls); must be one of each"),
         (
             [("a.jpg", IMAGES[1]), ("a.png", IMAGES[0]), ("a.cls", b"1")],
             "a sample of 2 images and 1 labels (.cls); must be one of each",
         ),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"cat")], "its label (.cls) is 'cat'; must be a number"),
-        ([("a.jpg", IMAGES[1]), ("a.cls", b"")], "its label (.cls) is ''; must be a number"),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"-1")], "label -1: must be 0 to 999999"),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"9" * 32)], f"label {'9' * 32}: must be 0 to 999999"),
         ([("a.jpg", b""), ("a.cls", b"2")], "the file is empty"),
@@ -555,12 +502,6 @@ def test_bad_sample_of_an_archive(tmp_path, members, reason):
     assert images.read(0) == IMAGES[2]
     assert read_by_dali(images) == ([IMAGES[2]], [2])
     assert len(images.skipped) == 1
-
-
-def test_images_and_labels_that_do_not_follow_each_other(tmp_path):
-    tar_of(tmp_path / "x.tar", [("a.jpg", IMAGES[1]), ("b.jpg", IMAGES[2]), ("a.cls", b"1"), ("b.cls", b"2")])
-    assert "a sample of 1 images and 0 labels (.cls); must be one of each (and 3 more)" in refused(tmp_path)
-    assert refused(tmp_path, "skip").endswith("(and 3 more); no image is left")
 
 
 @pytest.mark.parametrize(
@@ -604,9 +545,3 @@ def test_image_whose_shard_is_gone_or_cut_after_the_scan_is_named(folder):
     shard.unlink()
     with pytest.raises(DataError, match=r"pic_4\.\w+: No such file or directory$"):
         images.read(4)
-
-
-def test_numbers_of_classes_are_not_made_of_what_is_no_label(tmp_path):
-    """A label of two billion does not make two billion names."""
-    write(tmp_path / "x.tar", "webdataset", [0], labels=[2_000_000_000])
-    assert refused(tmp_path).endswith("label 2000000000: must be 0 to 999999")

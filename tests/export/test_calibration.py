@@ -136,16 +136,6 @@ def test_entropy_is_that_of_the_slow_form(kind):
     assert found == expected
 
 
-def test_entropy_clips_an_outlier_that_minmax_keeps():
-    values = np.random.RandomState(3).normal(size=50_000)
-    values[17] = 60
-    statistics = of(values)
-    assert statistics.limits("minmax") == (np.float32(values.min()), 60)
-    lowest, highest = statistics.limits("entropy")
-    assert 3 < highest < 10
-    assert lowest == max(-highest, np.float32(values.min()))
-
-
 def test_entropy_of_a_flat_histogram_keeps_all():
     assert entropy_threshold(np.full(BINS, 7)) == BINS
 

@@ -73,7 +73,6 @@ def assert_same_bits(path, other):
     [
         ("resnet8", 10, 56),
         ("resnet10_small", 3, 74),
-        pytest.param("resnet50", 1000, 320, marks=pytest.mark.long),
         pytest.param("resnext50_32x4d", 7, 320, marks=pytest.mark.long),
     ],
 )
@@ -90,6 +89,7 @@ def test_to_pytorch_and_back_is_exact_and_the_network_is_found(work, arch, class
     serializers.load_npz("c.npz", MODELS[arch](classes))  # as plain Chainer does
 
 
+@pytest.mark.slow
 def test_the_script_as_a_process(work):
     save("a.npz", "resnet8", 10)
     command = [sys.executable, ROOT / "scripts" / "convert_weights.py", "a.npz", "a.safetensors", "--arch", "resnet8"]
@@ -120,12 +120,10 @@ def test_a_network_of_the_users_own(work):
     ("arguments", "message"),
     [
         (("a.npz", "b.npz"), "a.npz and b.npz: both are of one kind; one of them must be .npz, which is Chainer's"),
-        (("a.pt", "b.safetensors"), "a.pt and b.safetensors: both are of one kind; one of them must be .npz, which"),
         (("a.npz", "b.onnx"), "b.onnx: the suffix says what a file of weights is; allowed: .npz, .safetensors, .pt"),
         (("a.npz", "no/b.safetensors"), "no/b.safetensors: cannot be written (No such file or directory)"),
         (("none.npz", "b.pt"), "none.npz: no such file"),
         (("bad.npz", "b.pt"), "bad.npz: damaged, or no .npz file (BadZipFile: File is not a zip file)"),
-        (("a.npz",), "the following arguments are required: OUT"),
         (("a.npz", ""), "argument OUT: it is empty; give a file"),
         (
             ("a.npz", "b.safetensors", "--arch", "resnet14"),
@@ -135,7 +133,6 @@ def test_a_network_of_the_users_own(work):
             ("a.npz", "b.safetensors", "--arch", "resnet"),
             "--arch is 'resnet'; allowed: resnet8, resnet14, ",
         ),
-        (("a.npz", "b.safetensors", "--arch", "x:y:z"), "--arch is 'x:y:z'; allowed: resnet8"),
         (
             ("a.npz", "b.safetensors", "--arch", "nets_to_convert:no"),
             "--arch is 'nets_to_convert:no': nets_to_convert has no attribute no",
@@ -147,14 +144,6 @@ def test_a_network_of_the_users_own(work):
         (
             ("a.npz", "b.safetensors", "--arch", "nets_to_convert:number"),
             "--arch is 'nets_to_convert:number': called with the number of classes it returns int; wanted: a chainer",
-        ),
-        (
-            ("a.npz", "b.safetensors", "--arch", "nets_to_convert:NETS"),
-            "--arch is 'nets_to_convert:NETS': nets_to_convert has no attribute NETS",
-        ),
-        (
-            ("a.npz", "b.safetensors", "--arch", "nets_to_convert:__name__"),
-            "--arch is 'nets_to_convert:__name__': called with the number of classes it raises TypeError: 'str' object",
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """FP32 graphs in ONNX: the numbers of Chainer, whatever was done to the model, and their structure."""
 
 import contextlib
-import re
 
 import chainer
 import chainer.functions as F
@@ -22,6 +21,7 @@ from mixprec.export.export_error import ExportError
 from mixprec.export.onnx_file import IR_VERSION, OPSET
 from mixprec.export.sessions import session as session_of
 from models import MODELS
+from tests.cases import pairs
 from tests.export.networks import Everything, trained
 from tests.zoo.models import CASES
 
@@ -63,13 +63,13 @@ def operators(graph):
     return [node.op_type for node in graph.graph.node]
 
 
-@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("reference", [False, True])
-def test_most_of_what_networks_are_made_of(batch, reference):
+def test_most_of_what_networks_are_made_of(reference):
     model, images = trained(lambda: Everything(for_reference=reference), 3, 16, 16)
     graph = mixprec.export.onnx(model, images[:1])
-    rows = batch_of(images, batch)
-    assert_close(found(graph, rows, reference=reference), expected(model, rows))
+    for batch in BATCHES:
+        rows = batch_of(images, batch)
+        assert_close(found(graph, rows, reference=reference), expected(model, rows))
 
 
 @pytest.mark.slow
@@ -157,8 +157,7 @@ def test_the_zoo_is_exported_or_refused(name):
         assert_close(found(graph, *rows), expected(model, *rows))
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("has_optimizer", [True, False])
+@pytest.mark.parametrize(("compute", "has_optimizer"), [("float16", True), ("bfloat16", False), ("float32", True)])
 def test_a_converted_model_has_the_graph_of_the_plain_one(compute, has_optimizer):
     """Bit for bit that of the float32 masters; without an optimizer that of the rounded weights."""
     model, images = trained(lambda: L.Classifier(MODELS["resnet8"](10)).predictor, 3, 16, 16)
@@ -247,9 +246,7 @@ def test_outputs_are_those_of_the_model_in_its_order():
     assert_close(found(graph, images), expected(model, images))
 
 
-@pytest.mark.parametrize("outsize", [(7, 7), (8, 7), (8, 8)])
-@pytest.mark.parametrize("pad", [0, 1])
-@pytest.mark.parametrize("dilate", [1, 2])
+@pytest.mark.parametrize(("outsize", "pad", "dilate"), pairs([(7, 7), (8, 7), (8, 8)], [0, 1], [1, 2]))
 def test_transposed_convolutions(outsize, pad, dilate):
     """Where the output is larger than the smallest possible one, Chainer adds at the ends."""
     outsize = [size + 2 * (dilate - 1) - 2 * pad for size in outsize]
@@ -260,13 +257,14 @@ def test_transposed_convolutions(outsize, pad, dilate):
     assert_close(found(graph, images), expected(model, images))
 
 
-@pytest.mark.parametrize("kind", ["max", "average"])
-@pytest.mark.parametrize("cover_all", [True, False])
+WINDOWS = [(2, 2, 0), (3, 2, 1), (3, 2, 0), ((3, 2), (2, 3), (1, 0)), (2, 3, 0)]
+
+
 @pytest.mark.parametrize(
-    ("ksize", "stride", "pad"), [(2, 2, 0), (3, 2, 1), (3, 2, 0), ((3, 2), (2, 3), (1, 0)), (2, 3, 0)]
+    ("window", "kind", "cover_all", "size"), pairs(WINDOWS, ["max", "average"], [True, False], [7, 8])
 )
-@pytest.mark.parametrize("size", [7, 8])
-def test_poolings(kind, cover_all, ksize, stride, pad, size):
+def test_poolings(window, kind, cover_all, size):
+    ksize, stride, pad = window
     if kind == "max":
         pool = lambda x: F.max_pooling_2d(x, ksize, stride, pad, cover_all=cover_all)  # noqa: E731
     else:  # the switch is of other borders
@@ -289,10 +287,6 @@ def _sent(h):
 BAD = {
     "a number that was read": (
         lambda: chainer.Sequential(L.Linear(4, 3), _sent),
-        "MulConstant of / has a constant that depends on the batch",
-    ),
-    "an array that was read": (
-        lambda: chainer.Sequential(L.Linear(4, 3), lambda h: chainer.as_variable(h.array) * 2),
         "MulConstant of / has a constant that depends on the batch",
     ),
     "a function without a trace": (
@@ -335,8 +329,8 @@ BAD = {
         "the model cannot be called on the example: TypeError: it returns no chainer.Variable",
     ),
     "a function without a converter": (
-        lambda: chainer.Sequential(L.Linear(4, 3), F.cumprod),
-        "Cumprod of / cannot be exported: nothing in ONNX is known for it",
+        lambda: chainer.Sequential(chainer.Sequential(L.Linear(4, 3), F.cumprod)),
+        "Cumprod of /0 cannot be exported: nothing in ONNX is known for it",
     ),
     "another shape": (lambda: L.Linear(5, 3), "the model cannot be called on the example: InvalidType"),
 }
@@ -524,28 +518,3 @@ def _fail(model, path):
     with contextlib.suppress(FileNotFoundError), open(path, "wb") as file:
         file.write(b"half")
     raise OSError("full")
-
-
-def test_recurrent_state_is_left_alone():
-    model = L.LSTM(4, 3)
-    model(np.ones((5, 4), "f"))
-    state = model.h
-    graph = mixprec.export.onnx(model, np.ones((2, 4), "f"))
-    assert model.h is state
-    rows = np.random.RandomState(0).normal(size=(3, 4)).astype("f")
-    assert_close(found(graph, rows), expected(model, rows))
-
-
-def test_messages_name_the_link():
-    class Net(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.block = chainer.Sequential(L.Linear(4, 3), F.cumprod)
-
-        def forward(self, x):
-            return self.block(x)
-
-    with pytest.raises(ExportError) as caught:
-        mixprec.export.onnx(Net(), np.ones((1, 4), "f"))
-    assert re.match("Cumprod of /block cannot", str(caught.value))

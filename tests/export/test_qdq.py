@@ -13,6 +13,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from mixprec.export.int8 import TARGETS, quantize
+from tests.cases import first
 from tests.export.graphs import GraphMaker, images, random_network, residual, shape_of
 from tests.export.quantized import BOTH, CASES, LAYERS, NETWORKS, kinds, of_kind, quantized, run, tensors
 
@@ -74,11 +75,10 @@ def test_outputs_are_near_and_the_batch_is_free(name, target, half_ends):
             np.testing.assert_allclose(found, wanted[start : start + number], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("half_ends", [False, True])
-@BOTH
-@pytest.mark.parametrize("seed", range(30))
-def test_random_networks(seed, target, half_ends, only_minmax):
+@pytest.mark.parametrize("seed", first(12, range(40)))
+def test_random_networks(seed, only_minmax):
     """A ReLU that is lost, or an input that is rounded twice, is a large error."""
+    target, half_ends = TARGETS[seed % 2], seed % 4 > 1
     network = random_network(seed)
     model, _ = quantize(network, images(16, 16, 8, 8), target=target, half_ends=half_ends)
     array = np.concatenate(images(16, 16, 8, 8))

@@ -1,7 +1,6 @@
 """mixprec.export.torchvision and load_torchvision: logits are PyTorch's, arrays come back bit for bit."""
 
 import doctest
-import functools
 
 import chainer
 import chainer.links as L
@@ -12,16 +11,11 @@ import mixprec
 from mixprec.export import WeightsError, load_torchvision, state_dicts, torch_names, torchvision
 from mixprec.export.matching import contents
 from models import MODELS
-from models.resnet import Bottleneck, ResNet
-from tests.links.nhwc_resnet import ResNet18
 
 REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = [
     "resnet18",
-    *(
-        pytest.param(arch, marks=pytest.mark.slow)
-        for arch in ("resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
-    ),
+    *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnet50", "resnext50_32x4d")),
 ]
 
 
@@ -83,28 +77,7 @@ def test_logits_are_those_of_pytorch_in_both_directions(twins, torch, arch):
     np.testing.assert_array_equal(twins.logits(other, x), expected)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "group_width"),
-    [
-        pytest.param((1, 4, 2, 1), 96, id="other blocks"),
-        pytest.param((3, 4, 6, 3), 128, id="wide ResNet-50-2", marks=pytest.mark.slow),
-    ],
-)
-def test_another_structure_of_the_same_kind(twins, blocks, group_width):
-    wide = type("Wide", (Bottleneck,), {"group_width": group_width})
-    here, there = ResNet(wide, blocks, 3), twins.wide_twin(blocks, 3, group_width)
-    load_torchvision(here, there.state_dict())
-    x = twins.images()
-    assert_agree(twins.logits(here, x), twins.logits(there, x))
-
-
 # The way back
-
-
-def test_a_round_trip_is_exact():
-    network, other = small(), MODELS["resnet8"](5)
-    load_torchvision(other, torchvision(network))
-    assert_equal(contents(other), contents(network))
 
 
 def test_arrays_are_copies_in_float32_and_counts_are_int64():
@@ -126,8 +99,7 @@ def test_counts_may_be_missing():
     np.testing.assert_array_equal(other.bn1.avg_var, network.bn1.avg_var)
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize(("layout", "masters"), [("nhwc", True), ("nchw", False)])
 def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, masters):
     x = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
     model, other = L.Classifier(small()), L.Classifier(MODELS["resnet8"](5))
@@ -150,27 +122,12 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
 
 
-def test_a_network_written_for_nhwc_has_the_weights_of_the_plain_one():
-    plain, by_hand = MODELS["resnet18"](3), ResNet18(3, np.float32)
-    load_torchvision(by_hand, torchvision(plain))
-    assert_equal(contents(by_hand), contents(plain))
-
-
-@pytest.mark.parametrize("wrap", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-def test_checkpoints_of_training_scripts(wrap, prefix):
+@pytest.mark.parametrize(("key", "prefix"), [("state_dict", "module."), ("model", ""), ("model", "module._orig_mod.")])
+def test_checkpoints_of_training_scripts(key, prefix):
     network, other = small(), MODELS["resnet8"](5)
-    load_torchvision(other, wrap({prefix + name: array for name, array in torchvision(network).items()}))
+    state = {prefix + name: array for name, array in torchvision(network).items()}
+    load_torchvision(other, {key: state, "epoch": 3, "optimizer": {}})
     assert_equal(contents(other), contents(network))
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_other_dtypes_become_float32(torch, dtype):
-    network, other = small(), MODELS["resnet8"](5)
-    state = {name: torch.from_numpy(array) for name, array in torchvision(network).items()}
-    cast = {k: v.to(getattr(torch, dtype)) if v.is_floating_point() else v for k, v in state.items()}
-    load_torchvision(other, cast)
-    assert_equal(torchvision(other), {k: (v.float() if v.is_floating_point() else v).numpy() for k, v in cast.items()})
 
 
 def test_parameters_with_gradients_are_taken(torch):
@@ -246,24 +203,6 @@ def test_tensors_that_are_not_dense(torch):
     state["fc.weight"] = torch.empty(5, 64, device="meta")
     with pytest.raises(WeightsError, match=r"^fc\.weight is no dense tensor of numbers$"):
         load_torchvision(small(), state)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "message"),
-    [
-        ("resnet50", "resnet18", r"has layer1\.0\.bn3\.bias and \d+ more tensors, which ResNet here lacks: weights of"),
-        ("resnet18", "resnet50", r"lacks layer1\.0\.bn3\.running_mean \(256,\) and \d+ more tensors, which ResNet"),
-        ("resnet50", "resnext50_32x4d", r"layer1\.0\.bn1\.running_mean has shape \(64,\); ResNet here has \(128,\)"),
-    ],
-)
-def test_weights_of_another_architecture(source, target, message):
-    with pytest.raises(WeightsError, match=f"^{message}"):
-        load_torchvision(_network(target), torchvision(_network(source)))
-
-
-@functools.cache
-def _network(arch):
-    return MODELS[arch](10)
 
 
 @pytest.mark.parametrize("module", [state_dicts, torch_names])

@@ -45,20 +45,7 @@ def test_names_are_torchvisions(arch):
     assert len(names) == len(set(names.values()))
 
 
-@pytest.mark.parametrize(
-    "arch", [*(pytest.param(a, marks=pytest.mark.slow) for a in [*BLOCKS][:3:2]), "resnext50_32x4d"]
-)
-def test_shapes_are_those_of_the_module_in_pytorch(arch):
-    pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
-    from tests.export import torch_twins
-
-    network = MODELS[arch](10)
-    here = contents(network)
-    shapes = {other: here[name].shape for name, other in file_names(network, torch=True).items()}
-    assert shapes == {name: tuple(value.shape) for name, value in torch_twins.twin(arch, 10).state_dict().items()}
-
-
-@pytest.mark.parametrize("arch", sorted(MODELS.keys() - BLOCKS.keys()))
+@pytest.mark.parametrize("arch", ["resnet8", "resnet10_small"])
 def test_small_networks_have_a_name_for_each_array(arch):
     network = MODELS[arch](10)
     names = file_names(network, torch=True)

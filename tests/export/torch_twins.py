@@ -13,12 +13,6 @@ def twin(arch, classes, seed=0):
     return _randomized(torch_resnet.network(arch, classes), seed)
 
 
-def wide_twin(blocks, classes, group_width, seed=0):
-    """Returns a bottleneck ResNet with other numbers of blocks, and other widths in them, likewise."""
-    block = type("Wide", (torch_resnet._Bottleneck,), {"group_width": group_width})
-    return _randomized(torch_resnet._ResNet(block, blocks, classes), seed)
-
-
 def logits(network, images):
     """Returns the logits of a Chainer link or a module of PyTorch in evaluation mode, as an array."""
     if isinstance(network, nn.Module):

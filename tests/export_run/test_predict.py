@@ -76,11 +76,10 @@ def test_the_best_classes_come_first(capsys):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[("classes", value) for value in (3, {"a": 1}, [1, 2, 3], [["a"], ["b"], ["c"]], [], "null", '"abc"')],
-        *[("mean", value) for value in ([[1], [2], [3]], [1, 2], 1, [1, 2, True], ["1", "2", "3"], [10**400, 1, 1])],
-        *[("mean", value) for value in ("[1, 2, NaN]", "[1, 2, -Infinity]")],
-        *[("std", value) for value in ([0, 0, 0], [1, 1, -1], [1, 1, 1e-300], "[1, 1, Infinity]", {"0": 1})],
-        *[("size", value) for value in (True, 8.0, 0, -8, [8], 10**9)],
+        *[("classes", value) for value in (3, [1, 2, 3], [["a"], ["b"], ["c"]], [], "null")],
+        *[("mean", value) for value in ([1, 2], 1, [1, 2, True], ["1", "2", "3"], [10**400, 1, 1], "[1, 2, NaN]")],
+        *[("std", value) for value in ([0, 0, 0], [1, 1, 1e-300], "[1, 1, Infinity]")],
+        *[("size", value) for value in (True, 8.0, 0, 10**9)],
         *[("resize", value) for value in (True, None, 0, 10**30)],
         *[("input", value) for value in ("null", ["float32 NCHW"], '"NCHW"', {})],
     ],

@@ -174,29 +174,9 @@ def test_a_token_in_the_address_is_for_pages_only():
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example",
-        "evil.example:80",
-        "localhost.evil.example",
-        "",
-        "127.0.0.1.evil",
-        "a:b:c",
-        "127.0.0.1:80:90",
-        "127.0.0.1:",
-        "127.0.0.1:x",
-        "127.0.0.1:123456",
-        "127.0.0.1:8080@evil.example",
-        "user@127.0.0.1:8080",
-        "127.0.0.1/evil",
-        "127.0.0.1 ",
-        "127.0.0.1\n",
-        "127.0.0.2",
-        "127.1",
-        "::1",
-        "[::1",
-        "[::1]]",
-        "[",
-        "localhost.",
-        "0.0.0.0:8080",
+        *("evil.example", "localhost.evil.example", "127.0.0.1.evil", "127.0.0.2", "127.1", "0.0.0.0:8080", ""),
+        *("a:b:c", "127.0.0.1:80:90", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:123456", "127.0.0.1:8080@evil.example"),
+        *("user@127.0.0.1:8080", "127.0.0.1/evil", "127.0.0.1 ", "127.0.0.1\n", "::1", "[::1", "[", "localhost."),
     ],
 )
 def test_a_name_that_leads_here_is_not_enough(host):
@@ -228,16 +208,8 @@ def test_names_of_this_machine(host):
 @pytest.mark.parametrize(
     "origin",
     [
-        "http://evil.example",
-        "http://localhost:9999",
-        "null",
-        "",
-        "[",
-        "http://[",
-        "localhost:8080",
-        "http://localhost:8080@evil.example",
-        "http://user@localhost:8080",
-        "ftp://localhost:8080",
+        *("http://evil.example", "http://localhost:9999", "null", "", "[", "http://[", "localhost:8080"),
+        *("http://localhost:8080@evil.example", "http://user@localhost:8080", "ftp://localhost:8080"),
     ],
 )
 def test_pages_of_other_sites_are_refused(kind, origin):

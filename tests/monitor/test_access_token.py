@@ -3,8 +3,6 @@
 import os
 import re
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -138,10 +136,3 @@ def test_the_folder_of_another_account_is_not_taken(file, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(TokenError, match="it belongs to another account"), kept(GIVEN, file):
         raise AssertionError
-
-
-def test_the_check_costs_a_work_process_no_server():
-    # LARGEST_UPLOAD stands beside it, which the process that decodes images wants.
-    code = "import sys, mixprec.monitor.access; print('uvicorn' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

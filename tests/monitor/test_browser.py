@@ -150,21 +150,6 @@ def test_all_pages(results, watched):
     assert "Traceback" not in server.printed
 
 
-def test_narrow_and_dark(results, watched):
-    opened, problems = watched
-    with Server(results / "results") as server:
-        page = opened(server.address, viewport={"width": 360, "height": 740}, color_scheme="dark")
-        pages = ["/", "/before", *(f"/{name}?name=digits/a" for name in ("run", "compare", "evaluate", "inside"))]
-        for path in pages:
-            page.goto(f"{server.address}{path}")
-            page.get_by_role("link", name="Runs", exact=True).wait_for()
-            page.wait_for_timeout(1000)
-            assert page.evaluate("document.documentElement.scrollWidth") == 360, path
-            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert max(map(int, background.strip("rgba()").split(",")[:3])) < 64, background
-        assert problems == []
-
-
 def test_a_token(results, browser):
     with Server(results / "results") as server:
         page = browser.new_page()

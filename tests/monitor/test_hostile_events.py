@@ -8,12 +8,12 @@ import math
 import pytest
 from nicegui import ui
 
-from mixprec.monitor import log_limit
 from mixprec.monitor.access import Access, Guard
 from mixprec.monitor.connections import Connections
 from mixprec.monitor.jobs import Jobs
 from mixprec.monitor.log_limit import Once
 from mixprec.monitor.pages import frame
+from tests.cases import first
 from tests.monitor.test_pages import EVALUATION, INSIDE, PNG
 
 ODD = [
@@ -54,7 +54,7 @@ def _forge(client, odd):
     return count
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", first(2, PAGES))
 def test_a_page_goes_on_after_odd_events_of_all_kinds(browse, results, path):
     (results / "digits" / "a" / "model.npz").write_bytes(b"")
     (results / "digits" / "a" / "conversion.txt").write_text("a report")
@@ -148,12 +148,3 @@ def test_messages_of_different_places_are_printed(once):
         logger.error("second %d", number)
         logger.debug("of no interest")
     assert [line.partition(" (more")[0] for line in printed] == ["first 0", "second 0"]
-
-
-def test_loggers_are_there_that_are_limited():
-    import engineio.base_server
-    import nicegui.logging
-    import socketio.base_server
-
-    names = {nicegui.logging.log.name, engineio.base_server.default_logger.name}
-    assert names | {socketio.base_server.default_logger.name} <= set(log_limit._LOGGERS)

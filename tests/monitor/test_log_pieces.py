@@ -35,16 +35,15 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Log, GradientLog])
-@pytest.mark.parametrize("gigabytes", [10, 100])
-def test_of_a_huge_file_without_lines_a_piece_is_read(tmp_path, kind, gigabytes):
+def test_of_a_huge_file_without_lines_a_piece_is_read(tmp_path, kind):
     path = tmp_path / "log.jsonl"
     path.touch()
-    os.truncate(path, gigabytes << 30)
+    os.truncate(path, 100 << 30)
     log = kind(str(path))
     for count in range(1, 4):
         log.refresh()
         assert log.cost <= logs.PIECE
-        assert log.share == pytest.approx(count * logs.PIECE / (gigabytes << 30))
+        assert log.share == pytest.approx(count * logs.PIECE / (100 << 30))
     assert (log.last, log.damaged) == ({}, 0)
 
 
@@ -116,8 +115,7 @@ def test_a_file_that_is_replaced_or_cut_while_it_is_read_is_read_anew(tmp_path, 
     assert len(log) == 0
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE])
-@pytest.mark.parametrize("where", ["opening", "reading"])
+@pytest.mark.parametrize(("number", "where"), [(errno.EMFILE, "opening"), (errno.EIO, "reading")])
 def test_an_error_that_says_nothing_about_the_log_leaves_it_as_it_was(tmp_path, monkeypatch, number, where):
     path = tmp_path / "log.jsonl"
     path.write_text(_lines(range(5)))

@@ -186,16 +186,6 @@ def test_before_the_start(browse, results):
     browse(story)
 
 
-def test_what_other_processes_cannot_do_is_one_line(browse):
-    async def story(user, monitor):
-        monitor.tasks.answers = {"schedule": TaskError("no such config"), "data": TaskError("no <b>such</b> images")}
-        await user.open("/before?run=digits/a")
-        await user.should_see("no such config")
-        await user.should_see("no <b>such</b> images")
-
-    browse(story)
-
-
 def test_weights_are_evaluated(browse, results):
     (results / "digits" / "a" / "model.npz").touch()
 

@@ -76,15 +76,14 @@ def test_a_huge_file_of_a_run_is_none_or_its_start(tmp_path, name):
     assert isinstance(run.config, dict)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
-def test_what_cannot_be_read_now_stays_as_it_was(tmp_path, monkeypatch, number):
+def test_what_cannot_be_read_now_stays_as_it_was(tmp_path, monkeypatch):
     make_run(tmp_path / "deep" / "a", status={"state": "done"})
     make_run(tmp_path / "b")
     runs = Runs(tmp_path)
     rows = runs.refresh()
 
     def refuse(*arguments, **keywords):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     for name in ("open", "scandir"):
         with monkeypatch.context() as patch:

@@ -108,11 +108,9 @@ def test_the_script_imports_from_the_current_directory(folder):
 
 
 GOOD = [
-    ("nets:Net", "--input", "2x3x8x8"),
     ("nets:Net(5, channels=8)", "--input", "2x3x8x8:float16"),
     ("nets:net", "--input", "4x3x8x8:float32", "--strict"),
     ("nets:classifier", "--input", "2x3x8x8"),
-    ("nets:Net()",),  # 2x3x224x224
 ]
 
 
@@ -161,29 +159,21 @@ def test_strict_prints_the_report_and_says_what_is_left(run):
 
 
 BAD = {
-    (
-        "nowhere:Net",
-    ): "there is no module 'nowhere' in the working directory, in PYTHONPATH, or among the installed packages",
     ("ill:Net",): "importing ill failed: RuntimeError: ill (ill.py, line 2)",
     ("nets:Nets",): "nets has no attribute Nets in nets.py; did you mean 'net'?",
-    ("nets:Net.Inner",): "nets has no attribute Net.Inner in nets.py",
     ("nets:seven",): "nets:seven must be a chainer.Link or make one; found int",
     ("nets:number",): "nets:number must return a chainer.Link; found int",
     ("nets:broken",): "nets:broken cannot be called: LookupError: nothing here (nets.py, line 52)",
     ("nets:Net(kind=3)",): "nets:Net cannot be called: TypeError: ",
     ("nets:Net(classes=len([]))",): "MODEL must be module:callable or module:callable(arguments), with Python literals",
-    ("nets",): "MODEL must be ",
     ("nets:Net", "--input", "2x3x"): "--input must be SHAPE[:DTYPE], such as 2x3x224x224",
-    ("nets:Net", "--input", "2x3:int31"): "found '2x3:int31'",
     (
         "nets:Fails",
         "--input",
         "2x3",
     ): "Fails called on (2, 3) float32: ArithmeticError: no good: this number (nets.py, line 48)",
     ("nets:Net", "--layout", "nchw", "--compute", "bfloat16"): "compute='bfloat16' needs layout='nhwc'",
-    ("nets:Net", "--compute", "float8"): "invalid choice: 'float8'",
     ("nets:Net", "--input", "2x3x8x8", "--keep-float32", "/cov"): "'/cov' matches no link; did you mean '/conv'",
-    ("nets:Net", "--compile"): "unrecognized arguments: --compile",
     ("nets:Net", "--input", "2x3x8x8", "--json", "no/r.json"): "cannot write no/r.json: No such file or directory",
 }
 

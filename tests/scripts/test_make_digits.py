@@ -156,11 +156,6 @@ def test_file_of_the_user_inside_a_set_is_not_deleted(small):
     assert (small / "train" / "notes.txt").read_text() == "mine"
 
 
-def test_empty_folder_is_filled(small):
-    small.mkdir()
-    assert digits.make_digits(small)[2]
-
-
 def test_interrupted_run_leaves_nothing_behind(small, monkeypatch):
     original, written = generated_set._write, []
 

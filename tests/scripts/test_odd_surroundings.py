@@ -81,19 +81,9 @@ def test_the_script_in_a_removed_folder(work):
 
 TRAIN = ["--config", "{work}/c.yaml"]
 RELATIVE = [
-    ("train_imagenet", [*TRAIN, "--out", "r"], f"error: r: {GONE}"),
-    (
-        "train_imagenet",
-        [*TRAIN, "--set", "model.arch=mine:net"],
-        "there is no module 'mine' in",
-    ),
-    (
-        "train_imagenet",
-        [*TRAIN, "--out", "{work}/o", "--set", "data.train=i"],
-        "error: i: no such file or folder",
-    ),
+    ("train_imagenet", [*TRAIN, "--set", "model.arch=mine:net"], "there is no module 'mine' in"),
+    ("train_imagenet", [*TRAIN, "--out", "{work}/o", "--set", "data.train=i"], "error: i: no such file or folder"),
     ("make_digits", ["--out", "digits"], f"make_digits: digits: {GONE}"),
-    ("make_textures", ["--out", "textures"], f"make_textures: textures: {GONE}"),
     ("pack_dataset", ["--verify", "packed"], f"pack_dataset: packed: {GONE}"),
     ("pack_dataset", ["--source", "s", "--out", "o", "--format", "tfrecord"], f"pack_dataset: s: {GONE}"),
     ("pack_dataset", ["--source", "{work}/val", "--out", "o", "--format", "tfrecord"], f"pack_dataset: o: {GONE}"),
@@ -105,7 +95,7 @@ RELATIVE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "arguments", "expected"), first(7, RELATIVE, 7))
+@pytest.mark.parametrize(("name", "arguments", "expected"), first(4, RELATIVE, 4))
 def test_a_relative_path_in_a_removed_folder_is_one_line(work, name, arguments, expected):
     assert expected in one_line(script(work, name, *(each.format(work=work) for each in arguments)))
 
@@ -143,6 +133,7 @@ def test_a_dali_that_does_not_start_is_one_line(monkeypatch):
         require_dali()
 
 
+@pytest.mark.slow
 def test_converting_without_docstrings():
     code = """
         import mixprec, mixprec.patches, chainer.links as L, numpy as np
@@ -161,7 +152,7 @@ HELP = sorted(path.stem for path in (ROOT / "scripts").glob("[a-z]*.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", first(3, HELP, 3))
+@pytest.mark.parametrize("name", first(1, HELP, 1))
 def test_help_without_docstrings(work, name):
     done = script(work, name, "--help", cwd=work, options=["-OO"])
     assert (done.returncode, done.stderr) == (0, "")
@@ -170,10 +161,8 @@ def test_help_without_docstrings(work, name):
 
 NOWHERE = {
     "no HOME": {"HOME": "", "XDG_CACHE_HOME": ""},
-    "HOME is not there": {"HOME": "/nonexistent", "XDG_CACHE_HOME": ""},
     "HOME cannot be written": {"HOME": "/proc", "XDG_CACHE_HOME": ""},
     "the cache is a file": {"XDG_CACHE_HOME": str(ROOT / "setup.cfg")},
-    "TMPDIR is not there": {"TMPDIR": "/nonexistent"},
     "matplotlib's folder is a file": {"MPLCONFIGDIR": str(ROOT / "setup.cfg")},
 }
 

@@ -8,7 +8,6 @@ import pytest
 
 from mixprec import environment
 from tests import ROOT
-from tests.called import call
 
 SCRIPT = ROOT / "scripts" / "sanitize.py"
 CLEAN = "120 passed, 600 deselected in 3.00s\\n========= {} SUMMARY: 0 {}\\n"
@@ -58,12 +57,6 @@ def test_all_tools_in_turn(script, answer, capsys):
         assert line.endswith("tests/backends/nchw/test_nchw_pooling.py tests/backends/nchw/test_nchw_softmax.py")
 
 
-def test_chosen_tools(script, answer, capsys):
-    answer(*ANSWERS["racecheck"])
-    assert script.main(["--tool", "racecheck", "--tool", "memcheck"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["racecheck: clean, 120 tests", "memcheck: clean, 120 tests"]
-
-
 @pytest.mark.parametrize(
     ("text", "status", "verdict"),
     [
@@ -83,20 +76,6 @@ def test_what_is_not_clean(script, answer, capsys, text, status, verdict):
     assert f"memcheck: {verdict}" in out
 
 
-@pytest.mark.parametrize("place", ["CUDA_HOME", "wheel"])
-def test_where_it_is_looked_for(script, answer, tmp_path, monkeypatch, place):
-    if place == "CUDA_HOME":
-        monkeypatch.setenv("CUDA_HOME", str(tmp_path / "toolkit"))
-        folder = "toolkit/bin"
-    else:
-        found = importlib.util.spec_from_loader("nvidia", None, is_package=True)
-        found.submodule_search_locations[:] = [str(tmp_path / "nvidia")]
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
-        folder = "nvidia/cu13/bin"
-    answer("", 0, folder)
-    assert script.find() == str(tmp_path / folder / "compute-sanitizer")
-
-
 def test_where_it_is_not_installed(script, answer, monkeypatch, capsys):
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -105,22 +84,6 @@ def test_where_it_is_not_installed(script, answer, monkeypatch, capsys):
     assert script.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sanitize: compute-sanitizer is not installed: pip install nvidia-cuda-sanitizer-api")
-
-
-def test_without_a_gpu(script, answer, monkeypatch, capsys):
-    def refuse(wanted):
-        raise ValueError(f"device: found {wanted!r}, but no NVIDIA driver is installed")
-
-    answer("", 0)
-    monkeypatch.setattr(environment, "resolve_device", refuse)
-    assert script.main([]) == 2
-    assert capsys.readouterr().err == "sanitize: device: found 'gpu', but no NVIDIA driver is installed\n"
-
-
-def test_an_unknown_tool(script):
-    process = call(script.main, "--tool", "leakcheck")
-    assert process.returncode == 2
-    assert "invalid choice: 'leakcheck'" in process.stderr
 
 
 @pytest.mark.slow

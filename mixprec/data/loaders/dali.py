@@ -35,36 +35,15 @@ class DaliIterator(ImageIterator):
         batch_size (int): Images a batch.
         device_id (int or None): Number of the GPU; None is the CPU, and what follows has no meaning there.
         decode (str): ``'gpu'`` or ``'cpu'``.
-        hw_decoder_load (float): Share of the images that the GPU's hardware decoder takes, if there is one.
-        preallocate (bool): Allocate at the start what ImageNet's largest images need: about 200 MiB of the GPU and 270
-            of pinned memory for each thread.
-        decoded_cache_mib (int): Training: MiB of the GPU in which decoded images are kept; 0 keeps none.
         **settings: As of :class:`~mixprec.data.loaders.iterator.ImageIterator`.
 
     Raises:
         DataError: As there; DALI is missing, or has no GPU.
     """
 
-    def __init__(
-        self,
-        images,
-        batch_size,
-        *,
-        device_id=None,
-        decode="gpu",
-        hw_decoder_load=0.65,
-        preallocate=True,
-        decoded_cache_mib=0,
-        **settings,
-    ):
+    def __init__(self, images, batch_size, *, device_id=None, decode="gpu", **settings):
         super().__init__(images, batch_size, **settings)
-        self._device = DaliDevice(
-            device_id=device_id,
-            decode=decode,
-            hw_decoder_load=hw_decoder_load,
-            preallocate=preallocate,
-            decoded_cache_mib=decoded_cache_mib,
-        )
+        self._device = DaliDevice(device_id=device_id, decode=decode)
         self._device.validate()
         self._dali_version = require_dali().__version__
         self._on_device = None if device_id is None else DeviceBatches(device_id, _KEPT)
@@ -153,7 +132,7 @@ class DaliIterator(ImageIterator):
     def _loader_settings(self):
         settings = {"loader": f"DALI {self._dali_version}", "device": "cpu"}
         if self._device.device_id is not None:
-            settings |= {"device": "gpu", "decode": self._device.decode, "decoded images are kept": self._device.caches}
+            settings |= {"device": "gpu", "decode": self._device.decode}
         if self._spec.train and isinstance(self._images, ImageShards) and not self._is_ordered:
             settings["shuffle_window"] = self._shuffle_window
         return settings

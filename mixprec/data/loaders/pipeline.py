@@ -7,9 +7,12 @@ from mixprec.data.data_error import DataError
 from mixprec.data.loaders.dali_operations import augment, erase
 from mixprec.data.loaders.readers import read
 
-# The largest image of ImageNet: nothing is allocated later. From NVIDIA's ResNet-50 example for PyTorch
-# (DALI, docs/examples/use_cases/pytorch/resnet50/main.py). Device memory is per thread, pinned memory twice that.
-_LARGEST = {
+# The share of the hardware decoder, if there is one, and the largest image of ImageNet: nothing is allocated later.
+# From NVIDIA's ResNet-50 example for PyTorch (DALI, docs/examples/use_cases/pytorch/resnet50/main.py). Device memory is
+# per thread, pinned memory twice that: about 200 and 270 MiB.
+_GPU_DECODER = {
+    "device": "mixed",
+    "hw_decoder_load": 0.65,
     "preallocate_width_hint": 5980,
     "preallocate_height_hint": 6430,
     "device_memory_padding": 211025920,
@@ -23,45 +26,22 @@ class DaliDevice:
 
     device_id: int | None = None
     decode: str = "gpu"
-    hw_decoder_load: float = 0.65
-    preallocate: bool = True
-    decoded_cache_mib: int = 0
 
     def validate(self):
         """Raises :class:`DataError` for the first argument that is impossible."""
-        checks = (
-            (self.device_id is None or self.device_id >= 0, f"device_id {self.device_id}: must be None, 0, 1..."),
-            (self.decode in ("gpu", "cpu"), f"decode {self.decode!r}: must be 'gpu' or 'cpu'"),
-            (0 <= self.hw_decoder_load <= 1, f"hw_decoder_load {self.hw_decoder_load}: must be 0 to 1"),
-            (self.decoded_cache_mib >= 0, f"decoded_cache_mib {self.decoded_cache_mib}: must be at least 0"),
-            (
-                self.decode == "gpu" or not self.decoded_cache_mib,
-                f"decoded_cache_mib {self.decoded_cache_mib}: only with decode 'gpu'",
-            ),
-        )
-        for possible, message in checks:
-            if not possible:
-                raise DataError(message)
+        if self.device_id is not None and self.device_id < 0:
+            raise DataError(f"device_id {self.device_id}: must be None, 0, 1...")
+        if self.decode not in ("gpu", "cpu"):
+            raise DataError(f"decode {self.decode!r}: must be 'gpu' or 'cpu'")
 
     @property
     def decodes(self):
         """Whether the GPU takes part in decoding."""
         return self.device_id is not None and self.decode == "gpu"
 
-    @property
-    def caches(self):
-        """Whether decoded images stay on the GPU."""
-        return self.decodes and self.decoded_cache_mib > 0
-
     def decoder(self):
         """Returns arguments that all decoders take."""
-        if not self.decodes:
-            return {"device": "cpu"}
-        return {"device": "mixed", "hw_decoder_load": self.hw_decoder_load, **(_LARGEST if self.preallocate else {})}
-
-    def cache(self):
-        """Returns arguments of the decoder of whole images that keeps them."""
-        return {"cache_size": self.decoded_cache_mib, "cache_type": "threshold"} if self.caches else {}
+        return _GPU_DECODER if self.decodes else {"device": "cpu"}
 
 
 def require_dali():
@@ -106,14 +86,14 @@ def define_pipeline(
     # Every operator that has a state has a name: a checkpoint finds them by it.
     def graph():
         files, labels = read(dali, images, spec, window) if encoded is None else _external(dali, encoded)
-        pixels = _random_crop(dali, files, spec, device) if spec.train else _plain(dali, files, spec, device)
+        pixels = _random_crop(dali, files, spec, device) if spec.train else _plain(dali, files, device)
         if device.device_id is not None:
             if not device.decodes:
                 pixels = pixels.gpu()
             if encoded is not None or getattr(images, "format", None) != "webdataset":
                 labels = labels.gpu()
         if spec.train:
-            pixels = _resized(dali, pixels, spec, device)
+            pixels = fn.resize(pixels, size=(spec.size, spec.size), **_filter(types))
         elif spec.resize is not None:
             pixels = fn.resize(pixels, resize_shorter=spec.resize, **_filter(types))
         mirror = fn.random.coin_flip(name="mirror", probability=0.5) if spec.flip else 0
@@ -165,9 +145,7 @@ def _external(dali, encoded):
 
 
 def _random_crop(dali, encoded, spec, device):
-    """Decodes only what the random crop (Szegedy et al. 2015) needs; all of it if it is to be kept."""
-    if device.caches:
-        return _plain(dali, encoded, spec, device)
+    """Decodes only what the random crop (Szegedy et al. 2015) needs."""
     return dali.fn.decoders.image_random_crop(
         encoded,
         name="decode",
@@ -178,24 +156,9 @@ def _random_crop(dali, encoded, spec, device):
     )
 
 
-def _resized(dali, pixels, spec, device):
-    """Resizes the crop to size x size; crops first what was decoded as a whole."""
-    size = (spec.size, spec.size)
-    if not device.caches:
-        return dali.fn.resize(pixels, size=size, **_filter(dali.types))
-    return dali.fn.random_resized_crop(
-        pixels,
-        size=size,
-        random_area=list(spec.crop_area),
-        random_aspect_ratio=list(spec.aspect),
-        **_filter(dali.types),
-    )
-
-
-def _plain(dali, encoded, spec, device):
+def _plain(dali, encoded, device):
     """Decodes the image. In validation the centre crop comes with the normalization."""
-    cache = device.cache() if spec.train else {}
-    return dali.fn.decoders.image(encoded, name="decode", output_type=dali.types.RGB, **device.decoder(), **cache)
+    return dali.fn.decoders.image(encoded, name="decode", output_type=dali.types.RGB, **device.decoder())
 
 
 def _filter(types):

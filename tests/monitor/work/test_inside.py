@@ -2,7 +2,6 @@
 
 import base64
 import io
-import itertools
 import struct
 import zlib
 
@@ -175,29 +174,15 @@ def test_bad_uploads_are_one_line(what, work):
 def test_uploads_that_are_too_large(work, monkeypatch):
     assert len(base64.b64encode(bytes(20_000_000))) == uploaded_image.LONGEST
     text = "A" * (uploaded_image.LONGEST + 4)
-    assert "'image' is 'AAAA" in error("inside", run=str(work / "run"), image=text)
+    for long in (text, ""):
+        told = error("inside", run=str(work / "run"), image=long)
+        assert f"'image' is '{long[:4]}" in told
     monkeypatch.setattr(uploaded_image, "_BYTES", 50)
     told = error("inside", run=str(work / "run"), image=_encoded(_saved(SMALL, "PNG")))
     assert "bytes; wanted: at most 50" in told
 
 
-@pytest.mark.parametrize(
-    ("form", "mode"), [*itertools.product(("PNG", "BMP"), ("1", "L", "P", "RGB")), ("PNG", "RGBA"), ("JPEG", "L")]
-)
+@pytest.mark.parametrize(("form", "mode"), [("PNG", "P"), ("PNG", "RGBA"), ("BMP", "1"), ("JPEG", "L")])
 def test_good_uploads(form, mode, work):
     image = _encoded(_saved(SMALL.convert(mode), form))
     assert len(answer("inside", run=str(work / "run"), image=image)["top"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({"run": "nowhere"}, "nowhere: no such folder"),
-        ({"weights": "other.npz"}, "other.npz: no such file"),
-        ({"weights": "/etc/x.npz"}, "'weights' is /etc/x.npz; wanted: the name of a .npz file in"),
-        ({"image": ""}, "'image' is ''; wanted: an image file of at most 20 MB in base64"),
-    ],
-)
-def test_bad_requests_are_one_line(request_, message, work):
-    request = {"run": str(work / "run"), "image": _encoded(_saved(SMALL, "PNG")), **request_}
-    assert message in error("inside", **request)

@@ -32,7 +32,8 @@ def _request(task, root, work):
     }[task] | {"root": str(root)}
 
 
-TASKS = ["evaluate", "inside", "images", "data", "schedule", pytest.param("augment", marks=pytest.mark.slow)]
+TASKS = ["evaluate", "inside", "images", "data", "schedule", "augment"]
+TWO = ["images", "schedule"]  # of a run, and of a config
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -45,7 +46,7 @@ def test_a_config_that_is_a_link_is_refused_and_nothing_of_it_shown(root, tmp_pa
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TWO)
 @pytest.mark.parametrize("name", ["deep", "deep/run"])
 def test_a_folder_that_is_a_link_is_refused(root, tmp_path, work, task, name):
     (root / name).rename(tmp_path / "elsewhere")
@@ -53,7 +54,7 @@ def test_a_folder_that_is_a_link_is_refused(root, tmp_path, work, task, name):
     assert "Not a directory" in error(task, **_request(task, root, work))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TWO)
 @pytest.mark.parametrize("above", [False, True])
 def test_a_config_of_a_run_has_no_base(root, tmp_path, work, task, above):
     config = root / "deep" / "run" / "config.yaml"
@@ -65,8 +66,7 @@ def test_a_config_of_a_run_has_no_base(root, tmp_path, work, task, above):
     assert "hunter2" not in message
 
 
-@pytest.mark.parametrize("task", ["evaluate", "inside"])
-@pytest.mark.parametrize("name", ["model.npz", "snapshot_iter_7.npz"])
+@pytest.mark.parametrize(("task", "name"), [("evaluate", "model.npz"), ("inside", "snapshot_iter_7.npz")])
 def test_weights_that_are_a_link_are_refused(root, tmp_path, work, task, name):
     run = root / "deep" / "run"
     (run / "model.npz").rename(tmp_path / "weights.npz")
@@ -108,8 +108,7 @@ def test_the_root_and_the_images_of_a_config_may_be_reached_by_links(root, tmp_p
     assert len(answer("images", run=f"{tmp_path}/link/deep/run", indices=[0])["images"]) == 1
 
 
-@pytest.mark.parametrize("task", ["data", "schedule", "images"])
-@pytest.mark.parametrize("text", [SECRET, "hunter2 1\n", "hunter2 1\nhunter2 0\n", "hunter2", "hunter2 -5"])
+@pytest.mark.parametrize(("task", "text"), [("data", SECRET), ("schedule", "hunter2 1\n"), ("images", "hunter2 -5")])
 def test_a_file_that_a_config_names_as_a_list_is_not_quoted(root, tmp_path, work, task, text):
     (tmp_path / "secret").write_text(text)
     request = {

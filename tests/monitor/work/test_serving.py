@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from mixprec.monitor.work import fields, json_lines, serving
+from mixprec.monitor.work import fields, json_lines
 from mixprec.monitor.work.tasks import TASKS
 from tests import ROOT
 from tests.monitor.work.asking import lines
@@ -56,30 +56,6 @@ sys.exit(serving.main(["it"], {{"it": types.SimpleNamespace(run=run, fields={{}}
     assert (done.returncode, json.loads(done.stdout)) == (code, answer)
     assert ("a library" in done.stderr) == ("a child" in done.stderr) == (what == "prints")
     assert ("Traceback" in done.stderr) == (what == "raises")
-
-
-@pytest.mark.slow
-def test_a_reader_that_has_gone():
-    program = """import sys, types
-from mixprec.monitor.work import serving
-def run(request, progress):
-    for _ in range(99999):
-        progress(0, "x")
-sys.exit(serving.main(["it"], {"it": types.SimpleNamespace(run=run, fields={}, seconds=None)}))
-"""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.close()
-    process.stdin.write(b"{}")
-    process.stdin.close()
-    with process.stderr:
-        assert process.stderr.read() == b""
-    assert process.wait(100) == 1
 
 
 @pytest.mark.parametrize(
@@ -150,11 +126,6 @@ def test_any_text_becomes_valid_utf_8():
     assert key == value == r"<script>\n\x1b[31m\udcff\ud800 ü"
     key.encode()
     assert numbers == [None, None, 1.5, True, None, 7]
-
-
-def test_only_inside_has_a_limit_of_time():
-    assert {name: task.seconds for name, task in TASKS.items() if task.seconds} == {"inside": 120}
-    assert serving.BAD != serving.FAILED
 
 
 @pytest.mark.slow
