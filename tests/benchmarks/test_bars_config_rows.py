@@ -23,19 +23,6 @@ def _bars(specifier):
     return {bar.name: bar for bar in rows.bars(specifier, arch="resnet50", batch=32, size=224)}
 
 
-def test_rows_and_their_groups():
-    groups = {}
-    for bar in _bars("@cupy:0").values():
-        groups.setdefault(bar.group, []).append(bar.name)
-    whole = ["no autotuning", "second stream", "no autotuning, second stream", "30 s of search"]
-    less = ["layout nchw, no fusion", "no fusion", "no batched update, no graph", "no graph"]
-    less += ["no autotuning, no graph", "no loss scale"]
-    assert groups["config"] == [*rows.TALK]
-    assert groups["precision"] == [f"{ALL}, {name}" for name in ("bfloat16", "float32", "TF32")]
-    assert sorted(groups["ablation"]) == sorted(f"{ALL}, {name}" for name in (*whole, *less))
-    assert sorted(rows.WHOLE) == sorted([ALL, *(f"{ALL}, {name}" for name in whole)])
-
-
 @pytest.mark.parametrize(
     ("specifier", "same"),
     [

@@ -1,11 +1,9 @@
 """The rows of PyTorch: its networks are Chainer's, its steps train as Chainer's do, and what is missing has a name."""
 
-import contextlib
 import os
 import pickle
 import subprocess
 import sys
-import types
 
 import chainer
 import chainer.functions as F
@@ -88,15 +86,6 @@ def test_parameters_and_statistics_correspond_one_to_one(arch, torch, monkeypatc
     with torch.device("meta"):
         own = {name: tuple(tensor.shape) for name, tensor in torch_resnet.network(arch).state_dict().items()}
     assert own == {name: array.shape for name, array in _arrays(MODELS[arch](1000)).items()}
-
-
-def test_initial_values_are_torchvisions(torch_step):
-    """He's normal distribution over the fan-out; 1 and 0 for batch normalization."""
-    network = torch_step.torch_resnet.network("resnet18")
-    weight = network.layer4[1].conv2.weight.detach().numpy()
-    assert weight.std() == pytest.approx(np.sqrt(2 / (512 * 9)), rel=0.01)
-    assert (network.bn1.weight == 1).all()
-    assert (network.bn1.bias == 0).all()
 
 
 # How much further from float64 a library may be than another one in the same dtype. Sums in another order, with or
@@ -208,27 +197,13 @@ def test_layout_threads_and_decay(torch, torch_step, monkeypatch):
     assert not any("bn" in name or name.endswith("bias") for name in weights)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # of torch itself, while it imports its compiler
-def test_compiled_steps_are_the_eager_ones(torch, torch_step, tmp_path, monkeypatch):
-    """On a network of three layers: a compiler takes a minute for one of eighteen. Both beside a step in float64.
-
-    With a cache of its own: code of another instruction set, taken from the common one, has given NaN and crashes.
-    """
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    ways = [PyTorchSettings("float32"), PyTorchSettings("float32", compile="default")]
-    eager, compiled = (_small(torch, torch_step.CpuStep, way) for way in ways)
-    exact = _in_float64(_small(torch, torch_step.CpuStep, ways[0]))
-    terms = 3 * 3 * 3 + 4 * 6 * 6 + 8 * 6 * 6 + 10  # of sums one after the other: a filter, a channel, a row, classes
-    for _ in range(3):
-        for step in (eager, compiled, exact):
-            step()
-        assert float(compiled.loss) == pytest.approx(float(exact.loss), rel=terms * float(np.finfo(np.float32).eps))
-
-    def weights(step):
-        return np.concatenate([param.detach().numpy().ravel() for param in step.network.parameters()])
-
-    assert _distance(weights(compiled), weights(exact)) <= WORSE * _distance(weights(eager), weights(exact))
+def _small(torch, kind, way):
+    """Returns a step of a class on a network of three layers, on the CPU."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 10)
+    )
+    return kind(way, network, torch.randn(4, 3, 8, 8), torch.arange(4))
 
 
 # Loss scaling
@@ -314,114 +289,6 @@ def test_rows_have_names_go_to_other_processes_and_what_is_a_graph_is_fused():
     graphs = [way for way in pytorch_rows._ON_GPU.values() if way.graph]
     assert len(graphs) == 4
     assert all(way.fused and way.channels_last and way.compile != "reduce-overhead" for way in graphs)
-
-
-# On a GPU: who is called in which order
-
-
-class _Cuda:
-    """Stands for torch.cuda, and writes down what it is asked for; a capture runs what it captures."""
-
-    def __init__(self):
-        self.calls = []
-        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
-            setattr(self, name, self._noting(name))
-
-    def _noting(self, *call):
-        return lambda *_: self.calls.append(call if len(call) > 1 else call[0])
-
-    def _stream(self, name):
-        wait = lambda other: self.calls.append((name, "waits for", other.name))  # noqa: E731
-        return types.SimpleNamespace(name=name, wait_stream=wait)
-
-    def Stream(self):
-        return self._stream("side")
-
-    def current_stream(self):
-        return self._stream("default")
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        self.calls.append(("enter", stream.name))
-        yield
-        self.calls.append(("leave", stream.name))
-
-    def CUDAGraph(self):
-        return types.SimpleNamespace(replay=self._noting("replay"), reset=self._noting("drop graph"))
-
-    @contextlib.contextmanager
-    def graph(self, graph, stream):
-        self.calls.append(("capture", stream.name))
-        yield
-        self.calls.append("captured")
-
-    def max_memory_reserved(self):
-        return 7
-
-
-def _small(torch, kind, way):
-    """Returns a step of a class on a network of three layers, on the CPU."""
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Flatten(), torch.nn.Linear(8 * 6 * 6, 10)
-    )
-    return kind(way, network, torch.randn(4, 3, 8, 8), torch.arange(4))
-
-
-RELEASED = ["empty_cache", "reset_peak_memory_stats"]
-
-
-@pytest.fixture
-def device(torch, torch_step, monkeypatch):
-    """A step's torch.cuda, and among its calls the eager steps."""
-    device = _Cuda()
-    for name in [name for name in dir(device) if not name.startswith("_") and name != "calls"]:
-        monkeypatch.setattr(torch.cuda, name, getattr(device, name))
-    train = torch_step.CpuStep._train
-    monkeypatch.setattr(torch_step.CpuStep, "_train", lambda self: (device.calls.append("step"), train(self)))
-    return device
-
-
-def test_a_block_of_an_eager_row(torch, torch_step, device):
-    step = _small(torch, torch_step.GpuStep, PyTorchSettings("float16"))
-    step.warm_up()
-    assert device.calls == ["step"] * 5
-    step()
-    assert step.peak() == 7
-    step.release()
-    assert device.calls[5:] == ["step", "synchronize", *RELEASED]
-    assert step.loss is None
-    step.warm_up()
-    assert device.calls[9:] == ["step"] * 5
-
-
-def test_blocks_of_a_graph(torch, torch_step, device):
-    """It is captured on the stream of the steps before it, replayed, dropped before its memory is freed; and again."""
-    step = _small(torch, torch_step.GpuStep, PyTorchSettings("float16", graph=True))
-    block = [
-        *[("side", "waits for", "default"), ("enter", "side"), *["step"] * 5, ("leave", "side")],
-        *[("default", "waits for", "side"), ("capture", "side"), "step", "captured", "replay"],
-        *["replay", "replay", "synchronize", "drop graph", *RELEASED],
-    ]
-    for _ in range(2):
-        device.calls.clear()
-        step.warm_up()
-        step()
-        step()
-        step.release()
-        assert device.calls == block
-
-
-def test_graphs_of_the_compiler_are_dropped_with_its_code(torch, torch_step, device, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
-    monkeypatch.setattr(torch.compiler, "reset", device._noting("forget"))
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", device._noting("begin"))
-    step = _small(torch, torch_step.GpuStep, PyTorchSettings("float16", compile="reduce-overhead"))
-    step()
-    step.release()
-    assert device.calls == ["begin", "step", "synchronize", "forget", *RELEASED]
-    assert compiled == [{"mode": "reduce-overhead", "fullgraph": True, "dynamic": False}] * 2
 
 
 # On a GPU

@@ -142,12 +142,6 @@ def test_when_the_time_is_over_nothing_new_begins_but_the_first_block(race):
     assert all(result.is_cut for result in results)
 
 
-def test_a_block_that_has_begun_for_one_row_comes_for_all(race):
-    bars = [race.bar("a", 1.0), race.bar("b", 1.0)]
-    results = race.measure(*bars, blocks=5, minutes=1, end=2 * WARM + 3 * BLOCK)  # over while b has its second one
-    assert [len(result.blocks) for result in results] == [2, 2]
-
-
 @contextlib.contextmanager
 def _counting():
     yield types.SimpleNamespace(launches=4, graph_launches=1, syncs=2)

@@ -138,18 +138,6 @@ def test_a_signal_ends_the_stage_and_keeps_the_archive(tmp_path):
     assert sorted(os.listdir(out)) == FILES
 
 
-def test_a_killed_check_leaves_what_is_known(tmp_path):
-    out = tmp_path / "out"
-    process = start("--out", out, "--stage", "nccl", "--stage", "environment")
-    line_of(process, "environment: at most")
-    process.kill()
-    process.communicate()
-    states = {stage["name"]: stage["state"] for stage in json.loads((out / "summary.json").read_text())["stages"]}
-    assert states == {"device": "no device", "environment": "running", "nccl": "waiting"}
-    members = archive.unpacked(out / "check.tgz")  # of the end of the stage before
-    assert json.loads(members["summary.json"])["stages"][1]["state"] == "waiting"
-
-
 def test_it_runs_from_a_checkout_without_a_repository_and_anywhere(tmp_path):
     """As on a machine to which files alone were copied, with a bare interpreter; nothing else stays there."""
     copy, temporary = tmp_path / "copy", tmp_path / "temporary"

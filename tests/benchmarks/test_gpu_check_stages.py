@@ -5,20 +5,16 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
 from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
 from benchmarks.study import study_arms, study_runs
 from mixprec import config as configs
-from mixprec.training.log_report import LOG
 from scripts import benchmark
 from tests import ROOT
 from tests.benchmarks import bars_record
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
-from tests.stand_ins.host_launch import HostLauncher
-from tests.stand_ins.kernels_on_host import receive, send
 
 pytestmark = pytest.mark.slow
 
@@ -111,24 +107,6 @@ def test_parity_takes_the_arguments(stage_of, monkeypatch):
     assert configs.load(study.config, study.settings).capture.mode == "auto"
 
 
-def test_training_on_synthetic_images_here(stage_of, tmp_path):
-    command = list(stage_of["two-sizes"].command)
-    small = ("training.device=cpu", "model.arch=resnet8", "data.size=24", "data.resize=24", "data.synthetic_images=32")
-    command += [word for setting in (*small, "progressive.sizes=[16]") for word in ("--set", setting)]
-    (tmp_path / "two-sizes").mkdir()  # as the check does
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    with pytest.raises(ValueError, match="capture: 0 of 2 steps were launches of a graph"):  # on a CPU there is none
-        quotes.training(tmp_path / "two-sizes", lines)
-    lines = [line.replace("capture: 0 of", "capture: 1 of") for line in lines]
-    first, second, captured = quotes.training(tmp_path / "two-sizes", lines)
-    assert first.startswith("epoch 1: loss ")
-    assert second.endswith(" images/s")
-    assert captured.startswith("capture: 1 of 2 ")
-    assert quotes.LOG == LOG
-
-
 def test_named_tests_are_there():
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--collect-only", "-n", "0"]
     ended = subprocess.run([*command, *stages.SMOKE, stages.NCCL], cwd=ROOT, capture_output=True, text=True)
@@ -162,16 +140,6 @@ def test_quotes_of_bars(tmp_path):
     note = "slow; runs eagerly: two steps differ"
     with pytest.raises(ValueError, match=f"8000 images/s .*; {note}"):
         quoted({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
-
-
-def test_quotes_of_a_profile(tmp_path):
-    kinds = [{"kind": "conv fprop", "calls": 53, "microseconds": 6800.0, "floor": 5000.0}]
-    (tmp_path / quotes.PROFILE).write_text(json.dumps({"step": 50000.0, "rest": 400.0, "kinds": kinds}))
-    assert quotes.profile(tmp_path, []) == [
-        "a step of 50.00 ms without waiting for the host",
-        "conv fprop: 53 calls, 6.800 ms, at least 5.000",
-        "in no call (copies, other kernels, gaps): 0.400 ms",
-    ]
 
 
 @pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False), (float("nan"), False)])
@@ -308,24 +276,6 @@ def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files)
 
 
 # The copy in pieces
-
-
-def test_a_copy_in_pieces_copies_all_and_says_the_rates():
-    rows = np.random.default_rng(0).integers(0, 256, (37, segments.ROW), dtype=np.uint8)
-    launcher, taken = HostLauncher(), iter([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
-
-    def seconds(step):
-        step()
-        return next(taken)
-
-    first, *others = segments.copies(launcher, send(rows), 3, seconds, receive)
-    assert first == "a copy of 0 MiB in whole rows of 1024 bytes: 0.00 TB/s"
-    assert others == [
-        f"in pieces of {piece} bytes: {share:.3f} of that rate"
-        for piece, share in zip((256, 128, 64, 32), (0.5, 0.25, 0.125, 0.0625), strict=True)
-    ]
-    with pytest.raises(AssertionError, match="a copy in pieces of 1024 bytes is wrong"):
-        segments.copies(launcher, send(rows), 3, lambda step: 1.0, receive)  # nothing was copied
 
 
 @pytest.mark.cupy

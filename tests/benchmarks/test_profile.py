@@ -21,7 +21,6 @@ from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
-from mixprec import functions
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher
@@ -29,9 +28,7 @@ from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
 from mixprec.rewrite.deferred import Normalization
 from models import MODELS
-from tests.links.nhwc_resnet import ResNet18
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
-from tests.stand_ins.host_launch import HostLauncher
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +54,7 @@ class Small(chainer.Chain):
         return self.fc(self.stages(h))
 
 
-def _trained(network, loss_scale=8.0, rule=None, **conversion):
+def _trained(network, **conversion):
     """Returns a converted classifier, its optimizer, and a step that has run twice."""
     for link in network.links():
         for number, param in enumerate(link.params(include_uninit=False)):
@@ -65,7 +62,7 @@ def _trained(network, loss_scale=8.0, rule=None, **conversion):
                 param.array[...] = np.random.RandomState(number).normal(0, 0.1, param.shape)
     model = L.Classifier(network)
     mixprec.convert(model, **conversion)
-    optimizer = mixprec.MixedPrecisionOptimizer(rule or optimizers.MomentumSGD(0.01), loss_scale).setup(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(0.01), 8.0).setup(model)
 
     def step():
         optimizer.update(model, IMAGES, LABELS)
@@ -80,16 +77,11 @@ def _ticking():
     return HostClock(itertools.count().__next__)
 
 
-def _watched(optimizer, step, clock=None):
-    spans = Spans(clock or _ticking())
+def _watched(optimizer, step):
+    spans = Spans(_ticking())
     with watching(spans, optimizer, PRIMITIVES, RATES), spans.step():
         step()
     return spans.steps[0]
-
-
-def _calls(step):
-    """Number of calls by layer and name."""
-    return {(key.layer, key.name): len(seconds) for key, seconds in step.calls.items()}
 
 
 def test_each_call_of_a_small_network_has_its_layer_and_kind():
@@ -120,80 +112,22 @@ def test_each_call_of_a_small_network_has_its_layer_and_kind():
     assert primitives == dict.fromkeys(once, 1)
 
 
-def test_plain_chainer_has_kinds_by_function():
-    _, optimizer, step = _trained(Small(), compute="float32", layout="nchw", fuse=False)
-    found = {key[:3]: len(seconds) for key, seconds in _watched(optimizer, step).calls.items()}
-    once = {
-        ("conv1", kinds.CONV_FPROP, "Convolution2DFunction"),
-        ("conv1", kinds.CONV_WGRAD, "Convolution2DGradW"),
-        ("bn1", kinds.BN_FORWARD, "BatchNormalization"),
-        ("bn1", kinds.BN_BACKWARD, "BatchNormalizationGrad"),
-        ("(network)", kinds.ELEMENTWISE, "ReLU"),
-        ("(network)", kinds.ELEMENTWISE, "ReLUGrad2"),
-        ("stages/0", kinds.CONV_FPROP, "Convolution2DFunction"),
-        ("stages/0", kinds.CONV_DGRAD, "Deconvolution2DFunction"),
-        ("stages/0", kinds.CONV_WGRAD, "Convolution2DGradW"),
-        ("fc", kinds.LINEAR, "LinearFunction"),
-        ("fc", kinds.LINEAR, "LinearGradData"),
-        ("fc", kinds.LINEAR, "LinearGradWeight"),
-        ("(step)", kinds.UPDATE, "update"),
-    }
-    assert {key: found[key] for key in once} == dict.fromkeys(once, 1)
-    assert sum(found[key] for key in found if key[1].startswith("conv")) == 5
-    assert {key[0] for key in found if key[1] == kinds.LOSS} == {"(classifier)"}
-
-
-def test_floors_are_those_of_shapes():
-    _, optimizer, step = _trained(Small())
-    floors = {(key.layer, key.name): key for key in _watched(optimizer, step).calls}
-    key = floors["stages/0", "conv_wgrad"]
-    assert key.shapes == "4x8x8x8 4x8x8x8"
-    assert (key.floor, key.limit) == (2 * 4 * 8 * 8 * 8 * 8 * 9 / 1e9, "operations")
-    key = floors["bn1", "batch_norm_backward"]  # dy, x and dx; mean, invstd, gamma, beta and two gradients
-    assert key.limit == "bytes"
-    assert key.floor == pytest.approx((3 * 4 * 8 * 8 * 8 * 2 + 6 * 8 * 4) / 1e9)
-
-
-@pytest.mark.parametrize("tf32", [False, True])
-def test_floors_of_convolutions_that_tf32_rounds(tf32):
-    scale = ["loss_scale.mode=none", "precision.compute=float32", f"cudnn.allow_tf32={str(tf32).lower()}"]
-    config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=scale)
+def test_floors_of_convolutions_that_tf32_rounds():
+    overrides = ["loss_scale.mode=none", "precision.compute=float32", "cudnn.allow_tf32=true"]
+    config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=overrides)
     known = types.SimpleNamespace(bandwidth=1e18, flops={"float32": 1e9, "tf32": 8e9})
     found = profile.measure(config, MODELS["resnet8"], "@numpy", known, steps=1)
     (first,) = (row for row in found.rows if row.layer == "conv1" and row.kind == kinds.CONV_FPROP)
-    assert first.floor == pytest.approx(2 * 2 * 32 * 32 * 16 * 27 / (8e9 if tf32 else 1e9) * 1e6)
-    last = {row.layer: row for row in found.rows if row.kind in (kinds.CONV_DGRAD, kinds.CONV_WGRAD)}["layer3/0/conv2"]
-    assert last.floor == pytest.approx(2 * 2 * 8 * 8 * 64 * 64 * 9 / (8e9 if tf32 else 1e9) * 1e6)
+    assert first.floor == pytest.approx(2 * 2 * 32 * 32 * 16 * 27 / 8e9 * 1e6)
     (linear,) = (row for row in found.rows if row.name == "linear")  # of which cudnn.allow_tf32 says nothing
     assert linear.floor == pytest.approx(2 * 2 * 64 * 1000 / 1e9 * 1e6)
 
 
-@pytest.mark.parametrize("rule", ["MomentumSGD", "Adam"])
-def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates(rule):
-    model, optimizer, step = _trained(Small(), rule=getattr(optimizers, rule)(0.01))
+def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates():
+    model, optimizer, step = _trained(Small())
     (key,) = (key for key in _watched(optimizer, step).calls if key.kind == kinds.UPDATE)
-    sizes = collections.Counter()
-    for param in model.params():
-        sizes[param.dtype.name] += param.size
-    assert set(sizes) == {"float16", "float32"}
-    moved = sum(size * floors.UPDATE_BYTES[rule][dtype] for dtype, size in sizes.items())
+    moved = sum(param.size * floors.UPDATE_BYTES["MomentumSGD"][param.dtype.name] for param in model.params())
     assert (key.floor, key.limit) == (pytest.approx(moved / RATES.bandwidth, rel=1e-12), "bytes")
-
-
-class Copying(chainer.Chain):
-    """Images are split into two, which are put beside each other again; a function of the old style; a link twice."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 8, 1, nobias=True)
-            self.twice = L.Convolution2D(16, 16, 1, nobias=True)
-            self.fc = L.Linear(16 * 64, 10)
-
-    def forward(self, x):
-        h = self.conv(x)
-        h = self.twice(self.twice(F.concat((h, F.sigmoid(h)))))
-        return OldStyle()(self.fc(h))
 
 
 class OldStyle(chainer.Function):
@@ -204,139 +138,103 @@ class OldStyle(chainer.Function):
         return (gradients[0] * 2,)
 
 
+class Copying(Small):
+    """Activations are put beside each other, and the next function is of the old style."""
+
+    def forward(self, x):
+        h = self.conv1(x)
+        return self.fc(OldStyle()(F.concat((h, F.sigmoid(h)))[:, :8]))
+
+
 def test_functions_that_compute_by_themselves_and_sums_of_gradients():
     _, optimizer, step = _trained(Copying())
-    found = _watched(optimizer, step)
-    calls = _calls(found)
-    for name in ("Concatenation", "Concatenation backward", "OldStyle", "OldStyle backward"):
-        assert calls["(network)", name] == 1
-    assert calls["twice", "conv_fprop"] == calls["twice", "conv_wgrad"] == 2
-    (key,) = (key for key in found.calls if key.kind == kinds.GRADIENT_SUM and key.shapes.startswith("4x8"))
-    assert (key.layer, key.name) == ("(network)", "add")
-    assert next(key.kind for key in found.calls if key.name == "Concatenation") == kinds.LAYOUT
-    assert next(key.kind for key in found.calls if key.name == "OldStyle backward") == kinds.OTHER
+    calls = _watched(optimizer, step).calls
+    found = {(key.layer, key.name): key.kind for key in calls}
+    assert found["(network)", "Concatenation"] == found["(network)", "Concatenation backward"] == kinds.LAYOUT
+    assert found["(network)", "OldStyle"] == found["(network)", "OldStyle backward"] == kinds.OTHER
+    assert [key.layer for key in calls if key.kind == kinds.GRADIENT_SUM] == ["(network)"]
 
 
 @pytest.mark.parametrize("name", ["static_graph.yaml", "fp32.yaml"])
-def test_resnet18(name):
+def test_resnet18(name, monkeypatch):
     """20 convolutions; the first needs no gradient of its images, and 8 blocks sum up two gradients each.
 
-    But for that of the pooled images these go into a batch normalization of mixprec, which adds them.
+    Except for the sum of the pooled images these go into a batch normalization of mixprec, which adds them.
     """
     scale = ["loss_scale.mode=static", "loss_scale.init_scale=8"]  # no steps to find one
     config = configured.load(name, arch="resnet18", batch=2, size=32, overrides=scale)
+    modes, build = [], configured.updater_of
+    monkeypatch.setattr(configured, "updater_of", lambda own, *_: modes.append(own.capture.mode) or build(own, *_))
     found = profile.measure(config, MODELS["resnet18"], "@numpy", RATES, steps=1)
+    assert modes == ["off"]  # steps are eager
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
     wanted = {kinds.CONV_FPROP: 20, kinds.CONV_DGRAD: 19, kinds.CONV_WGRAD: 20, kinds.BN_FORWARD: 20}
     wanted |= {kinds.BN_BACKWARD: 20, kinds.POOLING: 4, kinds.LINEAR: 3, kinds.UPDATE: 1}
     wanted[kinds.GRADIENT_SUM] = 8 if name == "fp32.yaml" else 1
     assert {kind: counts[kind] for kind in wanted} == wanted
-    dgrads = {row.layer for row in found.rows if row.kind == kinds.CONV_DGRAD}
-    wgrads = {row.layer for row in found.rows if row.kind == kinds.CONV_WGRAD}
-    assert len(dgrads) == 19
+    dgrads, wgrads = (
+        {row.layer for row in found.rows if row.kind == kind} for kind in (kinds.CONV_DGRAD, kinds.CONV_WGRAD)
+    )
     assert wgrads - dgrads == {"conv1"}
     stages = {f"layer{stage}" for stage in range(1, 5)}
     assert found.by_group().keys() == {"conv1", "bn1", "fc", "(network)", "(classifier)", "(step)"} | stages
-    assert all(row.microseconds >= 0 and row.floor > 0 for row in found.rows)
-    assert sum(row.microseconds for row in found.rows) + found.rest == pytest.approx(found.step)
-    assert (found.steps, found.late) == (1, 0)
     relus = [row.name for row in found.rows if row.kind == kinds.ELEMENTWISE and "relu" in row.name.lower()]
     assert bool(relus) == (name == "fp32.yaml")  # the others are fused, watched or not
 
 
-def test_every_call_of_a_primitive_is_in_one_row(monkeypatch):
+def test_every_call_of_a_primitive_and_all_time_are_in_one_row_or_in_the_rest(monkeypatch):
     _, optimizer, step = _trained(MODELS["resnet8"](10))
     for name in vars(Primitives):
         if not name.startswith("_"):
             monkeypatch.setitem(vars(PRIMITIVES), name, named(name, getattr(PRIMITIVES, name)))
-    mine = dict(vars(PRIMITIVES))
     with null_device.calls() as calls:
         found = _watched(optimizer, step)
-    assert vars(PRIMITIVES) == mine
     rows = collections.Counter()
     for key, seconds in found.calls.items():
         if hasattr(PRIMITIVES, key.name):
             rows[key.name] += len(seconds)
     assert rows == collections.Counter(call.name for call in calls)
-    assert rows["conv_fprop"] == rows["conv_wgrad"] == 9
-
-
-def test_all_time_is_in_a_row_or_in_the_rest():
-    _, optimizer, step = _trained(Small())
-    found = _watched(optimizer, step)
     own = [second for seconds in found.calls.values() for second in seconds]
-    assert min(own) >= 1
-    assert sum(own) + found.rest == found.seconds
-    assert found.seconds == 1 + 2 * len(own)  # each call looks twice at the clock, and so does the step
-
-
-def _wrapped():
-    """All that a profile replaces, as it is now."""
-    classes = [chainer.FunctionNode]
-    for cls in classes:
-        classes += cls.__subclasses__()
-    forwards = {cls: vars(cls).get("forward") for cls in classes}
-    functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, OptimizerStep.run
-    return forwards, functions, dict(vars(PRIMITIVES)), dict(chainer._get_link_hooks())
+    assert (
+        sum(own) + found.rest == found.seconds == 1 + 2 * len(own)
+    )  # each call, and the step, look twice at the clock
 
 
 def test_nothing_stays_wrapped():
-    _, optimizer, step = _trained(Small())
-    before = _wrapped()
-    _watched(optimizer, step)
-    assert _wrapped() == before
-    spans = Spans(_ticking())
+    def wrapped():
+        functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, OptimizerStep.run
+        return chainer.FunctionNode.forward, functions, dict(vars(PRIMITIVES)), dict(chainer._get_link_hooks())
+
+    _, optimizer, _ = _trained(Small())
+    before, spans = wrapped(), Spans(_ticking())
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.raises(ValueError, match="labels"))
         stack.enter_context(watching(spans, optimizer, PRIMITIVES, RATES))
         stack.enter_context(spans.step())
-        assert _wrapped() != before
+        assert wrapped() != before
         optimizer.update(optimizer.target, IMAGES, LABELS + 100)
-    assert _wrapped() == before
-    assert not spans.steps
-
-
-def test_a_call_that_fails_is_in_no_row():
-    _, optimizer, step = _trained(Small())
-    spans = Spans(_ticking())
-    with watching(spans, optimizer, PRIMITIVES, RATES), spans.step():
-        with contextlib.suppress(Exception):
-            PRIMITIVES.linear(np.ones(3), "nothing to multiply by")
-        step()
-    (found,) = spans.steps
-    assert _calls(found)["fc", "linear"] == 1
-    assert all(key.shapes != "3" for key in found.calls)
-    assert sum(map(sum, found.calls.values())) + found.rest == found.seconds
+    assert (wrapped(), spans.steps) == (before, [])
 
 
 @pytest.mark.parametrize("conversion", [{}, {"layout": "nchw", "fuse": False}])
-def test_watching_changes_no_bit(conversion):
+def test_watching_changes_no_bit_and_outside_of_steps_and_in_failures_nothing_is_measured(conversion):
     plain, watched = (_trained(MODELS["resnet8"](10), **conversion) for _ in range(2))
-    for _ in range(2):
-        plain[2]()
-        _watched(*watched[1:])
+    spans = Spans(_ticking())
+    with watching(spans, watched[1], PRIMITIVES, RATES):
+        for _, _, step in (plain, watched):
+            step()
+        assert not spans.steps
+        with spans.step():
+            with contextlib.suppress(Exception):
+                PRIMITIVES.linear(np.ones(3), "nothing to multiply by")
+            watched[2]()
+    plain[2]()
+    (found,) = spans.steps
+    assert all(key.shapes != "3" for key in found.calls)
+    assert sum(map(sum, found.calls.values())) + found.rest == found.seconds
     for (name, one), (_, other) in zip(plain[0].namedparams(), watched[0].namedparams(), strict=True):
         np.testing.assert_array_equal(one.array, other.array, err_msg=name)
         np.testing.assert_array_equal(one.grad, other.grad, err_msg=name)
-
-
-def test_outside_of_steps_nothing_is_measured():
-    _, optimizer, step = _trained(Small())
-    spans = Spans(_ticking())
-    with watching(spans, optimizer, PRIMITIVES, RATES):
-        step()
-    assert not spans.steps
-
-
-def test_steps_of_a_captured_config_are_eager(monkeypatch):
-    scale = ["loss_scale.mode=static", "loss_scale.init_scale=8"]
-    config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=scale)
-    seen, build = [], configured.updater_of
-    monkeypatch.setattr(configured, "updater_of", lambda config, *rest: seen.append(config) or build(config, *rest))
-    found = profile.measure(config, MODELS["resnet8"], "@numpy", RATES, steps=1)
-    assert config.capture.mode != "off"
-    assert [each.capture.mode for each in seen] == ["off"]
-    assert found.by_kind()[kinds.CONV_FPROP][0] == 9
 
 
 # The clock of a device
@@ -388,15 +286,6 @@ class Device:
 HELD = ["event", "synchronize", ("spin", 30 * 10**6), "event"]
 
 
-def test_a_device_is_held_back_before_the_events():
-    device = Device()
-    spans = Spans(DeviceClock(device, device))
-    with spans.step(), spans.span() as span:
-        span.key = Key("conv1", kinds.CONV_FPROP, "conv_fprop", "", "", 0.0, "bytes")
-    assert device.log == [*HELD, "event", "event", "event", "synchronize"]
-    assert spans.steps == [Step(0.003, 0.002, {span.key: [0.001]})]
-
-
 def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
     device = Device()
     clock = DeviceClock(device, device)
@@ -419,29 +308,9 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
     assert clock.late == 0
     assert len(step.calls[key]) == 120
     assert step.calls[update.key] == [0.001]
-    assert max(map(max, step.calls.values())) < 1  # no pause, of a second, in any of them
-    assert sum(map(sum, step.calls.values())) + step.rest == pytest.approx(step.seconds)
-    assert step.seconds < 1
-
-
-def test_primitives_of_cuda_on_a_device_that_computes_nothing():
-    null_device.install()
-    network = null_device.send(ResNet18(10, "float16"))
-    x, t = null_device.array(IMAGES), null_device.array(LABELS)
-    device = Device()
-    spans = Spans(DeviceClock(device, device))
-    optimizer = types.SimpleNamespace(target=network)
-    with watching(spans, optimizer, primitives_of(x), RATES), null_device.calls() as calls, spans.step():
-        images = functions.to_nhwc(chainer.Variable(x, requires_grad=False), "float16", channels=4)
-        functions.softmax_cross_entropy(network(images), t).backward()
-    (step,) = spans.steps
-    found = collections.Counter()
-    for key, seconds in step.calls.items():
-        found[key.name, key.shapes] += len(seconds)
-    assert found == collections.Counter((call.name, floors.shapes_of(call.arguments)) for call in calls)
-    assert sum(count for (name, _), count in found.items() if name == "conv_dgrad") == 19
-    assert sum(len(seconds) for key, seconds in step.calls.items() if key.kind == kinds.GRADIENT_SUM) == 1
-    assert HELD[2] in device.log[len(HELD) :]  # there are more than a hundred
+    without_pauses = 0.001 * (1 + 2 * 122 + 2)  # a millisecond for each event that is not in a pause
+    assert step.seconds == pytest.approx(without_pauses)
+    assert sum(map(sum, step.calls.values())) + step.rest == pytest.approx(without_pauses)
 
 
 def test_a_call_has_the_names_of_what_computes_it(monkeypatch):
@@ -474,32 +343,16 @@ def test_a_call_has_the_names_of_what_computes_it(monkeypatch):
 def test_a_device_that_was_not_held_back_long_enough_is_held_back_longer():
     device = Device()
     clock = DeviceClock(device, device)
+    made, event = [], device.Event
+    device.Event = lambda: made.append(None) or event()
     spans = Spans(clock)
     device.quick = True
     for _ in range(8):
         with spans.step():
             pass
-    assert clock.late == 8
+    assert (clock.late, len(made)) == (8, 3)  # events are used again
     spun = [each[1] for each in device.log if each[0] == "spin"]
     assert spun == [min(30 * 10**6 * 2**number, 10**9) for number in range(8)]
-
-
-def test_events_are_used_again():
-    device = Device()
-    made, event = [], device.Event
-    device.Event = lambda: made.append(None) or event()
-    spans = Spans(DeviceClock(device, device))
-    for _ in range(3):
-        with spans.step():
-            pass
-    assert len(made) == 3
-
-
-def test_the_kernel_that_spins_ends():
-    launcher = HostLauncher()
-    kernel = launcher.compile(clocks.source(launcher.threads), ("spin",))["spin"]
-    launcher.launch(kernel, 1, [1000])
-    assert launcher.launches == [1]
 
 
 @pytest.mark.cupy
@@ -568,9 +421,7 @@ def test_table():
 
 def test_json():
     record = json.loads(json.dumps(profile.as_json(PROFILE)))
-    assert record["rows"][1]["gain"] == 1500.0
-    assert record["rows"][1]["share"] == 0.5
-    assert record["rows"][3]["share"] is None
+    assert [(row["gain"], row["share"]) for row in record["rows"][1::2]] == [(1500.0, 0.5), (-1.0, None)]
     assert record["kinds"][0] == {"kind": "conv fprop", "calls": 2, "microseconds": 3000.0, "floor": 1500.0}
     assert record["groups"]["layer1"] == {"BN forward": 500.0, "conv fprop": 3000.0}
     assert (record["step"], record["rest"], record["eager"], record["steps"], record["late"]) == (5000, 500, 8000, 3, 2)
@@ -588,8 +439,6 @@ def test_on_a_gpu(name):
     found = profile.measure(config, MODELS["resnet18"], "@cupy:0", RATES, steps=3)
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
     assert [counts[kind] for kind in (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)] == [20, 19, 20]
-    assert all(row.microseconds > 0 for row in found.rows if row.kind in (kinds.CONV_FPROP, kinds.BN_FORWARD))
-    assert sum(row.microseconds for row in found.rows) + found.rest == pytest.approx(found.step, rel=0.1)
     assert not any("spin" in row.name + row.engines for row in found.rows)
     if name == "static_graph.yaml":  # in plain Chainer's functions nothing is noted
         assert all(row.engines for row in found.rows if row.kind in (kinds.CONV_FPROP, kinds.BN_FORWARD))
