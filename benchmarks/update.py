@@ -1,6 +1,8 @@
-"""The cost of the optimizer's step alone, beside plain Chainer's and torch's in the same run."""
+"""The cost of the optimizer's step alone, beside plain Chainer's and torch's in the same run.
 
-import contextlib
+All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the machine.
+"""
+
 import dataclasses
 import functools
 import statistics
@@ -9,7 +11,7 @@ import time
 from chainer import optimizers
 
 from benchmarks import compared_optimizers, machine
-from mixprec.native.native_library import library
+from mixprec.native.threads import number_of_threads
 
 MIX = ((512, 512, 3, 3),) * 4 + ((1024, 256),) * 8 + ((256,),) * 100  # large and small parameters
 _MOMENTUM = 0.9
@@ -35,7 +37,7 @@ class Row:
     ratio: float
 
 
-def measure(network, *, classes=1000, repeats=7, threads=1):
+def measure(network, *, classes=1000, repeats=7):
     """Times ``optimizer.update()`` of MomentumSGD on NumPy, with and without a WeightDecay hook.
 
     Nothing is run forward or backward: weights are in float16, all else in float32, and the gradients are random
@@ -49,7 +51,6 @@ def measure(network, *, classes=1000, repeats=7, threads=1):
         network: callable from the number of classes to a Chainer link.
         classes: number of classes.
         repeats: number of timed turns; one more is run before.
-        threads: of the native library and of torch.
 
     Returns:
         list of Row; without rows of torch where it cannot be imported.
@@ -64,8 +65,7 @@ def measure(network, *, classes=1000, repeats=7, threads=1):
         "one element each, weight decay": (single, None, True, 20),
         "one element each": (single, None, False, 20),
     }
-    with _threads(threads):
-        return [row for part, own in parts.items() for row in _rows(part, *own, repeats, threads)]
+    return [row for part, own in parts.items() for row in _rows(part, *own, repeats)]
 
 
 def table(rows):
@@ -80,24 +80,11 @@ def table(rows):
 
 def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
+    settings["threads"] = number_of_threads()
     return {"settings": settings, **machine.record(), "rows": [dataclasses.asdict(row) for row in rows]}
 
 
-@contextlib.contextmanager
-def _threads(count):
-    """Gives the native library so many threads."""
-    if library() is None:
-        yield
-        return
-    before = library().threads()
-    library().set_threads(count)
-    try:
-        yield
-    finally:
-        library().set_threads(before)
-
-
-def _rows(part, shapes, dtype, hook, steps, repeats, threads):
+def _rows(part, shapes, dtype, hook, steps, repeats):
     """Measures a part: plain Chainer, mixprec twice and torch."""
     make = functools.partial(compared_optimizers.chain, shapes, dtype)
     compared = {
@@ -107,7 +94,7 @@ def _rows(part, shapes, dtype, hook, steps, repeats, threads):
     }
     torch, _ = compared_optimizers.import_torch()
     if torch is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(number_of_threads())
         options = {"momentum": _MOMENTUM, "foreach": True}
         compared[TORCH] = compared_optimizers.with_torch(torch, "SGD", shapes, hook, **options)
 

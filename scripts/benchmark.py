@@ -6,7 +6,7 @@ python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]
-python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--threads 1] [--json FILE]
+python scripts/benchmark.py update [--arch resnet50] [--repeats 7] [--json FILE]
 python scripts/benchmark.py convolutions [--arch resnet18] [--batch 8] [--size 64] [--repeats 7] [--json FILE]
 python scripts/benchmark.py inference [--arch resnet50] [--batch 1,8] [--size 224] [--repeats 5] [--seconds 2]
     [--json FILE]
@@ -61,11 +61,11 @@ _COUNTED = 2  # images in a batch: launches do not depend on it
 BAD_INPUT = (ArgumentsError, ConfigError, DataError, RecordError)
 
 
-def _update(save, arch, repeats, threads):
-    rows = update.measure(MODELS[arch], repeats=repeats, threads=threads)
-    print(f"optimizer.update() of MomentumSGD, parameters of {arch}, NumPy, threads: {threads}")
+def _update(save, arch, repeats):
+    rows = update.measure(MODELS[arch], repeats=repeats)
+    print(f"optimizer.update() of MomentumSGD, parameters of {arch}, NumPy")
     print(update.table(rows))
-    save(update.as_json(rows, arch=arch, repeats=repeats, threads=threads))
+    save(update.as_json(rows, arch=arch, repeats=repeats))
 
 
 def _convolutions(save, arch, batch, size, repeats):
@@ -125,11 +125,10 @@ def main(argv=None):
     """
     parser = Parser(description=first_line(__doc__))
     commands = parser.add_subparsers(dest="command", required=True)
-    text = "the optimizer's step alone: plain Chainer, mixprec, torch"
+    text = "the optimizer's step alone: plain Chainer, mixprec, torch; OMP_NUM_THREADS says the threads"
     own = add_command(commands, _update, "update", text)
     add_arch(own, "resnet50", MODELS)
     own.add_argument("--repeats", type=positive, default=7, help="timed turns")
-    own.add_argument("--threads", type=positive, default=1, help="threads of the native library and of torch")
     text = "each convolution of a ResNet on the CPU: the native library, NumPy, torch; OMP_NUM_THREADS says the threads"
     own = add_command(commands, _convolutions, "convolutions", text)
     own.add_argument("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="the network")

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import compared_optimizers, step_commands, update
 from benchmarks.command_arguments import ArgumentsError
+from mixprec.native.threads import number_of_threads
 from models import MODELS
 from scripts import benchmark
 from tests import ROOT
@@ -29,7 +30,7 @@ def test_update_prints_tables_and_writes_the_same_numbers(tmp_path, capsys, smal
     benchmark.main(["update", "--arch", "resnet8", "--repeats", "1", "--json", str(tmp_path / "update.json")])
     printed = capsys.readouterr().out
     record = json.loads((tmp_path / "update.json").read_text())
-    assert record["settings"] == {"arch": "resnet8", "repeats": 1, "threads": 1}
+    assert record["settings"] == {"arch": "resnet8", "repeats": 1, "threads": number_of_threads()}
     assert {"date", "python", "numpy", "chainer", "mixprec", "commit", "cpu"} <= record.keys()
     names = {"plain Chainer", "mixprec", "mixprec, batched=False"}
     parts = {}

@@ -181,6 +181,7 @@ PAGES = {
     "2026-11-25-parity-cpu": ("parity", "parity.md"),
     "2026-11-26-ablation-digits-cpu": ("digits", "recipes.md"),
     "2026-11-26-ablation-textures-cpu": ("textures", "recipes.md"),
+    "2026-11-28-ablation-large-batch-cpu": ("large-batch", "kfac.md"),
 }
 
 
