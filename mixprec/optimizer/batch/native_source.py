@@ -5,11 +5,10 @@ To be run after a change of a formula. Nothing imports it at run time: the files
 
 import pathlib
 
-import mixprec
 from mixprec.optimizer.batch.kernel_program import uses
 from mixprec.optimizer.batch.native_names import HOOKS, RULES
 
-PATH = pathlib.Path(mixprec.__file__).parent / "native" / "source" / "rules.inl"
+PATH = pathlib.Path(__file__).parents[2] / "native" / "source" / "rules.inl"
 NAMES_PATH = PATH.with_name("rule_names.cpp")
 _HEAD = """\
 // Update rules and hooks: generated from mixprec/optimizer/rules by `python -m mixprec.optimizer.batch.native_source`.
