@@ -402,7 +402,7 @@ MUTANTS = [
     Mutant("first-override", "config/loader.py", "config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "config/loader.py", "config",
-           "raise _unknown_key(name, entry.where, known)", "return", "a misspelled key has no effect"),
+           "raise _unknown_key(name, entry.where, known)", "continue", "a misspelled key has no effect"),
     # data
     Mutant("box-beyond-the-image", "data/mixing.py", "data/test_mixing.py",
            "max(centre - half, 0), min", "centre - half, min", "a box of CutMix at the edge is none"),
