@@ -168,6 +168,13 @@ def test_ctrl_c_ends_all_processes(race):
     assert race.events[-2:] == ["end", "end"]
 
 
+def test_preparing_has_a_limit_of_its_own(race, monkeypatch):
+    worker = StubWorker(row_worker)
+    monkeypatch.setattr(row_schedule, "Worker", lambda: worker)
+    race.measure(race.bar("a", 1.0), blocks=1, prepare_limit=300.0)
+    assert worker.limits == [("prepare", 300.0), ("block", 60.0), ("notes", 60.0)]
+
+
 # Processes of their own
 
 
