@@ -24,17 +24,9 @@ def table(profile, top=20):
         top: number of rows.
     """
     late = f"; {profile.late} times the device went on before the host was ready" if profile.late else ""
-    lines = [
-        f"a step of {profile.step / 1e3:.2f} ms, median of {profile.steps}; {profile.eager / 1e3:.2f} ms as it runs "
-        f"without a profile{late}",
-        "",
-        *_kinds(profile),
-        "",
-        *_groups(profile),
-        "",
-        *_top(profile, top),
-    ]
-    return "\n".join(lines)
+    head = f"a step of {profile.step / 1e3:.2f} ms, median of {profile.steps}; {profile.eager / 1e3:.2f} ms as it runs "
+    head += f"without a profile{late}"
+    return "\n\n".join([head, *map("\n".join, (_kinds(profile), _groups(profile), _top(profile, top)))])
 
 
 def as_json(profile):
