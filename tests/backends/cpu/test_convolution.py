@@ -219,8 +219,7 @@ def test_nothing_comes_of_no_images(primitives, groups):
     assert not dw.any()
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("groups", "dtype"), list(zip((1, 2, 4), STORAGE, strict=True)), ids=str)
 def test_overflow_is_inf_without_a_warning(primitives, dtype, groups):
     """Of the result in float32, and of its rounding; every element has the same sign."""
     convolution = Convolution(pad=(1, 1), groups=groups)
@@ -241,9 +240,9 @@ def test_overflow_is_inf_without_a_warning(primitives, dtype, groups):
         assert (sums[1] == np.inf).all()
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("groups", "dtype", "bad"), [(1, FLOAT16, np.inf), (2, FLOAT32, np.nan), (4, STORAGE[1], -np.inf)], ids=str
+)
 def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, dtype, groups, bad):
     convolution = Convolution((2, 1), (1, 2), (1, 2), groups)
     x, w, dy = drawn((convolution, (2, 8, 9, 4), (4, 3, 3, 4 // groups)), dtype, 0)

@@ -195,20 +195,6 @@ def test_threads_that_ask_at_the_same_time_build_one_plan(context, graphs):
 # Which engine
 
 
-@pytest.mark.parametrize(
-    ("autotune", "modes"), [("off", "A FALLBACK"), ("heuristic", "B FALLBACK"), ("measure", "A B FALLBACK")]
-)
-def test_heuristics_that_are_asked(context, monkeypatch, autotune, modes):
-    asked = []
-    create = fake_cudnn.pygraph.create_execution_plans
-    monkeypatch.setattr(
-        fake_cudnn.pygraph, "create_execution_plans", lambda self, modes: (asked.extend(modes), create(self, modes))
-    )
-    settings.configure(autotune=autotune)
-    context.plan(CONV)
-    assert [mode.name for mode in asked] == modes.split()
-
-
 @pytest.mark.parametrize("switch", ["setting", "chainer"])
 def test_deterministic_mode_excludes_engines_that_are_not(context, switch):
     settings.configure(deterministic=switch == "setting")
@@ -426,14 +412,6 @@ def test_what_is_measured_within_a_measurement_counts_once(search_time):
     assert (search_time.spent, search_time.measured) == (20.0, 1)  # the second of three looks at the clock is within
 
 
-def test_a_plan_is_measured_once(context):
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    fake_cudnn.executed.clear()
-    run(context, CONV)
-    assert len(fake_cudnn.executed) == 1
-
-
 def test_excluded_engines_are_not_measured(context):
     settings.configure(autotune="measure", deterministic=True, workspace=2**12 - 1)
     run(context, CONV)
@@ -477,17 +455,6 @@ def test_a_choice_that_cannot_be_built_any_more_is_measured_again(monkeypatch):
     assert later.plan(CONV).engine == "eng1_k0=0"
 
 
-@pytest.mark.parametrize("change", ["name", "driver"])
-def test_choices_of_another_device_are_not_taken(change):
-    settings.configure(autotune="measure")
-    run(process({0: 3.0, 1: 1.0, 2: 2.0}), CONV)
-    device = HostDevice(lambda: 1.0)
-    setattr(device, change, {"name": "another", "driver": 13010}[change])
-    other = CudnnContext(0, frontend=fake_cudnn, device=device)
-    run(other, CONV)
-    assert other.plan(CONV).engine == "eng0_k0=0"
-
-
 @pytest.mark.parametrize("autotune", ["off", "heuristic"])
 def test_nothing_is_measured_or_kept_without_being_asked(context, device, monkeypatch, tmp_path, autotune):
     monkeypatch.delattr(HostDevice, "times")
@@ -508,14 +475,6 @@ def test_engines_that_are_compiled_have_a_budget_of_their_own(context, monkeypat
     settings.configure(autotune="measure", compile_seconds=seconds)
     run(context, CONV)
     assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 40 - compiled)}
-
-
-def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(context, graphs):
-    for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
-        settings.configure(autotune="measure", compile_seconds=seconds)
-        fake_cudnn.executed.clear()
-        run(process(), CONV)
-        assert (len(fake_cudnn.executed) > 1) == searched
 
 
 def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypatch):

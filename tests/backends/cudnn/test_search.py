@@ -164,18 +164,6 @@ def test_a_lack_of_memory_says_nothing_about_an_engine(gpu, monkeypatch, error):
     assert taken(gpu) == "eng1_k0=0"
 
 
-def test_an_engine_that_is_never_to_be_tried_is_not_taken_without_measuring_either(gpu, monkeypatch):
-    def failing(engine, pack, workspace, execute):
-        if engine == 0:
-            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
-        execute()
-
-    engine_does(monkeypatch, failing)
-    run(new_process(gpu), CONV)
-    settings.configure(autotune="heuristic")
-    assert taken(gpu) == "eng1_k0=0"
-
-
 def test_where_all_engines_fail_none_of_them_is_blamed(gpu, monkeypatch):
     """It is what they have in common: cuDNN's libraries, say, or what lies in the first arrays."""
 
