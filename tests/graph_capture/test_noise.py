@@ -58,6 +58,7 @@ def test_a_late_capture_of_a_batch_that_is_learnt_by_heart(host, monkeypatch):  
     assert run.step.replays >= 4
 
 
+@pytest.mark.slow
 def test_what_a_graph_is_off_by_is_compared_with_how_much_runs_vary(noise, monkeypatch):
     monkeypatch.setattr(verification, "_APART", 0)
     with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
@@ -71,7 +72,8 @@ def _overflow_at_random(gradient, random, noise):
     return gradient * random.normal(1, noise, gradient.shape)
 
 
-@pytest.mark.parametrize(("seed", "noise"), first(1, [(0, 0.7), (1, 0)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "noise"), [(0, 0.7), (1, 0)])
 def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed, noise):  # noqa: F811
     cudnn.configure(deterministic=False)
     random = np.random.default_rng(seed)

@@ -151,6 +151,7 @@ def test_weights_are_loaded_into_a_run(tmp_path):
     assert_same(captured, run(None))
 
 
+@pytest.mark.slow
 def test_a_hook_is_added_and_a_rule_changes():
     def run(capture):
         run = Run(capture).run(range(7))

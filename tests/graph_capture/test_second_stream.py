@@ -95,6 +95,7 @@ def test_gradients_that_a_pass_within_the_pass_has_left(ran_aside):
     assert_same(captured, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_gradients_of_several_batches():
     """Those of the second one are added to those of the first."""
