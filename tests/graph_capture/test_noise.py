@@ -6,7 +6,6 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import CaptureError, doubts, verification
-from tests.cases import first
 from tests.graph_capture.captured_runs import REQUIRED, Run, batch
 from tests.stand_ins import fake_cudnn, graph_array
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
@@ -107,7 +106,8 @@ def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  
     assert len(run.observed) > doubts.CALLS
 
 
-@pytest.mark.parametrize("wrong", first(1, [2, 6]))
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [2, 6])
 def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypatch, wrong):  # noqa: F811
     """As the accuracy of a small batch is, if two classes are equally likely."""
     cudnn.configure(deterministic=False)
@@ -155,7 +155,8 @@ def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_differe
     assert run.optimizer.skipped <= 2  # those of the batches
 
 
-@pytest.mark.parametrize("deterministic", first(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_a_loss_function_that_reads_the_number_of_steps(host, deterministic):  # noqa: F811
     """Steps that are turned back are not counted, whoever asks."""
     cudnn.configure(deterministic=deterministic)
