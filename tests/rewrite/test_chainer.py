@@ -109,55 +109,26 @@ def test_names_order_and_objects_of_parameters_and_links_stay(compute):
 # Files.
 
 
-def _save(kind, path, model):
-    getattr(serializers, f"save_{kind}")(path, model)
-
-
-def _load(kind, path, model):
-    getattr(serializers, f"load_{kind}")(path, model)
-
-
-def _content(kind, path):
-    """``{key: array}`` of a file."""
-    if kind == "npz":  # None, for what is not initialized, is a pickle
-        with np.load(path, allow_pickle=True) as file:  # None, for what is not initialized
-            return {key: file[key] for key in file.files}
-    h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-    found = {}
-    with h5py.File(path) as file:
-        file.visititems(lambda key, item: found.update({key: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return found
-
-
-@pytest.fixture(params=["npz", "hdf5"])
-def kind(request):
-    if request.param == "hdf5":
-        pytest.importorskip("h5py", reason="h5py is not installed")
-    return request.param
-
-
 @COMPUTE
-def test_files_are_those_of_the_plain_model(kind, compute, tmp_path):
+def test_files_are_those_of_the_plain_model(compute):
     plain, model = net(), converted(images(0), compute=compute)
-    _save(kind, tmp_path / f"plain.{kind}", plain)
-    _save(kind, tmp_path / f"converted.{kind}", model)
-    expected, found = _content(kind, tmp_path / f"plain.{kind}"), _content(kind, tmp_path / f"converted.{kind}")
+    expected, found = (serializers.npz.serialize(each) for each in (plain, model))
     assert list(found) == list(expected)
     for key, array in expected.items():
         assert (found[key].dtype, found[key].shape) == (array.dtype, array.shape), key
-        name = "/" + key.removeprefix("/")
-        np.testing.assert_array_equal(found[key], rounded(array, compute) if name in HALF else array, err_msg=key)
+        wanted = rounded(array, compute) if f"/{key}" in HALF else array
+        np.testing.assert_array_equal(found[key], wanted, err_msg=key)
 
 
 @COMPUTE
 @pytest.mark.parametrize("lazy", [False, True], ids=["initialized", "lazy"])
-def test_files_of_plain_models_load_into_converted_ones_and_back(kind, compute, lazy, tmp_path):
+def test_files_of_plain_models_load_into_converted_ones_and_back(compute, lazy, tmp_path):
     plain = net()
     plain(images(0))  # moves statistics
     plain.steps[...] = 7
-    _save(kind, tmp_path / f"plain.{kind}", plain)
+    serializers.save_npz(tmp_path / "plain", plain)
     model = converted(lazy=lazy, compute=compute)
-    _load(kind, tmp_path / f"plain.{kind}", model)
+    serializers.load_npz(tmp_path / "plain", model)
     expected = {name: rounded(a, compute) if name in HALF else a for name, a in arrays(plain).items()}
     assert_equal(arrays(model), expected)
     assert all(param.dtype.name == (compute if name in HALF else "float32") for name, param in model.namedparams())
@@ -166,9 +137,9 @@ def test_files_of_plain_models_load_into_converted_ones_and_back(kind, compute, 
     assert is_krsc(model.conv.W)
     assert is_krsc(model.deconv.W)
 
-    _save(kind, tmp_path / f"converted.{kind}", model)
+    serializers.save_npz(tmp_path / "converted", model)
     back = net(lazy)
-    _load(kind, tmp_path / f"converted.{kind}", back)
+    serializers.load_npz(tmp_path / "converted", back)
     assert_equal(arrays(back), expected)
     assert {param.dtype.name for param in back.params()} == {"float32"}
     with chainer.using_config("train", False):
@@ -458,17 +429,6 @@ def test_converting_otherwise_is_as_if_it_had_been_the_first_time():
     assert not is_krsc(model.conv.W)
     for (name, param), (_, same) in zip(model.namedparams(), plain.namedparams(), strict=True):
         assert type(param.initializer) is type(same.initializer), name
-
-
-@pytest.mark.parametrize("part", ["conv", "head", "bn"])
-def test_a_part_that_was_converted_before(part):
-    model = net()
-    mixprec.convert(getattr(model, part), compute="bfloat16")
-    mixprec.convert(model, images(0))
-    for name, param in model.namedparams():
-        assert param.dtype.name == ("float16" if name in HALF else "float32")
-    mixprec.revert(model)
-    assert {param.dtype.name for param in model.params()} == {"float32"}
 
 
 def test_a_part_that_is_converted_otherwise_than_the_rest():
@@ -885,12 +845,6 @@ def test_an_example_is_called_in_training_mode_whatever_is_configured():
 
 
 # layout="nchw".
-
-
-def test_nchw_supports_double_backprop():
-    model = new(projection)
-    mixprec.convert(model, images(0), compute="float32", layout="nchw", fuse=False)
-    assert_same(_penalty(model), _penalty(new(projection)))
 
 
 def test_nchw_leaves_filters_and_images_in_the_order_of_their_axes():

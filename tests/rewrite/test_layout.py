@@ -475,16 +475,6 @@ def test_intermediate_variables_have_the_usual_shape_and_values(compute):
     assert model.pixel == pytest.approx(plain.pixel, abs=8 * eps * float(abs(plain.notes[0].array).max()))
 
 
-def test_a_user_who_writes_into_an_activation_in_place():
-    def function(m, x):
-        h = m.stem(x)
-        h.array[:, 1] = 0.5
-        return m.conv1(h)
-
-    model, _ = beside(function)
-    assert model(images(0)).array.flags.c_contiguous
-
-
 # Filters.
 
 
@@ -502,14 +492,6 @@ def test_filters_stay_in_the_order_of_nhwc(written, compute):
     np.testing.assert_array_equal(model(images(1)).array, expected)
     assert order(model.conv1.W.array) == "NHWC"
     assert model.conv1.W.dtype == compute
-
-
-def test_a_network_without_images_has_no_conversions():
-    np.random.seed(0)
-    model = chainer.Sequential(L.Linear(5, 4), F.relu, L.BatchNormalization(4), F.relu, L.Linear(4, 2))
-    report = mixprec.convert(model, images(0, (3, 5)))
-    assert report.conversions == []
-    assert report.fused["ReLU"] == 1
 
 
 # float64.
