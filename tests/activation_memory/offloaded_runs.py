@@ -13,22 +13,9 @@ from mixprec.functions import reset_dropout
 from mixprec.training.accumulation import Accumulated
 from models import MODELS
 from models.resnet import BasicBlock, ResNet
-from models.unet import UNet
 
 SMALLEST = 2**10  # bytes
 CLASSES = 5
-
-
-class Pixels(chainer.Chain):
-    """A U-Net with the loss of each pixel."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.predictor = UNet(CLASSES, width=2)
-
-    def forward(self, x, t):
-        return F.softmax_cross_entropy(self.predictor(x), t)
 
 
 class Sequences(chainer.Chain):
@@ -53,10 +40,6 @@ def _images(random):
     return random.normal(size=(3, 3, 32, 32)), random.randint(0, CLASSES, 3)
 
 
-def _large_images(random):
-    return random.normal(size=(1, 3, 512, 512)), random.randint(0, CLASSES, (1, 512, 512))
-
-
 def _sequences(random):
     return random.normal(size=(8, 6, 16)), random.randint(0, CLASSES, (8, 6))
 
@@ -64,7 +47,6 @@ def _sequences(random):
 NETWORKS = {
     "resnet18": (lambda: L.Classifier(MODELS["resnet18"](CLASSES)), _images),
     "narrow_resnet18": (lambda: L.Classifier(ResNet(BasicBlock, (2, 2, 2, 2), CLASSES, channels=16)), _images),
-    "unet": (Pixels, _large_images),
     "lstm": (Sequences, _sequences),
 }
 

@@ -7,7 +7,6 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from chainer import link_hooks
 
 import mixprec
 from mixprec.backends import dropout_state
@@ -36,8 +35,6 @@ class Net(chainer.Chain):
             self.block = resnet.BasicBlock(8, 8, 1)
             self.wider = resnet.BasicBlock(8, 16, 2)
             self.stage = resnet.stage(resnet.BasicBlock, 8, 8, 2, 1)
-            self.renormalization = L.BatchRenormalization(8)
-            self.spectral = L.Convolution2D(8, 8, 1).add_hook(link_hooks.SpectralNormalization())
             self.lstm = L.LSTM(8, 8)
             self.stateless = L.StatelessLSTM(8, 8)
             self.linear = L.Linear(8, 8)
@@ -61,22 +58,6 @@ def blocks_in_blocks(net, x, again):
     again(net.stage[1].conv1)
     part = again(lambda h: again(net.wider)(again(net.stage)(h)))
     return part(net.stem(x))
-
-
-def unet(net, x, again):
-    @again
-    def down(x, number):
-        return layer(net, number, x)
-
-    @again
-    def up(h, skip, *, number):
-        h = F.resize_images(h, skip.shape[2:])
-        return layer(net, number, F.concat((h, skip))[:, ::2])
-
-    first = down(net.stem(x), 0)
-    second = down(F.max_pooling_2d(first, 2), 1)
-    third = F.max_pooling_2d(second, 2)
-    return up(up(third, second, number=2), skip=first, number=3)
 
 
 def branches(net, x, again):
@@ -172,12 +153,6 @@ def part_of_images(net, x):
     return net.stem(x)[:, :, 1:7, 1:7]
 
 
-def other_normalizations(net, x, again):
-    h = again(net.renormalization)(net.stem(x))
-    h = again(net.spectral)(h)
-    return again(lambda h: net.bns[0](h, finetune=True))(net.renormalization(h))
-
-
 def with_frozen_parts(net, x, again):
     net.convs[0].disable_update()
 
@@ -195,7 +170,6 @@ def with_frozen_parts(net, x, again):
 PROGRAMS = [
     residual_blocks,
     blocks_in_blocks,
-    unet,
     branches,
     inside_and_outside,
     several_times,
@@ -203,7 +177,6 @@ PROGRAMS = [
     lstm_over_time,
     kept_in_the_model,
     dropout_of_all_kinds,
-    other_normalizations,
     with_frozen_parts,
 ]
 

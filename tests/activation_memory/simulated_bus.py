@@ -141,7 +141,3 @@ class Work(chainer.FunctionNode):
             chainer.Variable(self._bus.counts(np.resize(gy.array * (1 + factor), size)), requires_grad=False)
             for size in shapes
         )
-
-
-class ConvolutionWork(Work):
-    """One that counts as a convolution, for the rule of vDNN."""

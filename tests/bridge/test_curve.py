@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 STEPS = 20
 BOUND = 1e-4  # relative, of a loss
 SCALE, LAST, RATE = 0.25, 0.4, 0.02
-SIZES = {"small": (8, 16, 32)}  # channels, batch, pixels
+SIZE = 8, 16, 32  # channels, batch, pixels
 
 
 def network(channels):
@@ -43,9 +43,9 @@ def network(channels):
     return net
 
 
-def train(size, use_cudnn):
+def train(use_cudnn):
     """Returns the losses of the steps, and how far each parameter has moved, relative to its norm."""
-    channels, batch, pixels = SIZES[size]
+    channels, batch, pixels = SIZE
     rng = np.random.default_rng(0)
     x = send(rng.standard_normal((batch, 3, pixels, pixels), np.float32))
     t = send(rng.integers(0, 10, batch).astype(np.int32))
@@ -69,51 +69,16 @@ def train(size, use_cudnn):
     return np.array(losses), moved
 
 
-def parting(losses, others):
-    """Returns the largest relative difference of two runs."""
-    return (np.abs(losses - others) / others).max()
-
-
-@pytest.fixture(scope="module")
-def by_chainer():
-    """Losses without the bridge by size."""
-    kept = {}
-
-    def losses(size):
-        if size not in kept:
-            kept[size] = train(size, "never")
-        return kept[size]
-
-    return losses
-
-
-@pytest.mark.parametrize("size", list(SIZES))
-def test_the_bridge_trains_as_chainer_does(monkeypatch, by_chainer, size):
-    expected, moved = by_chainer(size)
+def test_the_bridge_trains_as_chainer_does(monkeypatch):
+    expected, moved = train("never")
     assert expected[-1] < 0.1 * expected[0]
     assert min(moved.values()) > 1e-3
     bridge = Bridge(monkeypatch)
-    found, _ = train(size, "auto")
+    found, _ = train("auto")
     assert not bridge.own
     assert {name: bridge.calls[name] for name in CONVOLUTIONS} == {
         "convolution_forward": 20 * STEPS,
         "convolution_backward_data": 19 * STEPS,
         "convolution_backward_filter": 20 * STEPS,
     }
-    assert parting(found, expected) <= BOUND
-
-
-@pytest.mark.parametrize("shape", [(16, 8, 3, 3), (64, 32, 3, 3)], ids=str)
-def test_a_gradient_that_is_wrong_by_a_hundredth_is_seen(monkeypatch, by_chainer, shape):
-    """In one layer."""
-    expected, _ = by_chainer("small")
-    backward_filter = cuda.cudnn.convolution_backward_filter
-
-    def wrong(x, gy, gW, *arguments, **options):
-        backward_filter(x, gy, gW, *arguments, **options)
-        if gW.shape == shape:
-            gW *= 1.01
-
-    monkeypatch.setattr(cuda.cudnn, "convolution_backward_filter", wrong)
-    found, _ = train("small", "auto")
-    assert parting(found, expected) > 3 * BOUND
+    assert (np.abs(found - expected) / expected).max() <= BOUND  # the largest relative difference

@@ -2,7 +2,7 @@
 
 import glob
 import re
-import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,12 @@ SEEN = """
     placed = [name for name in ("cupy.cudnn", "cupy.cuda.cudnn") if name in sys.modules]
     print(cuda.available, cuda.cudnn_enabled, len(placed), chainer.should_use_cudnn(">=auto", 7000))
 """
-OFF = "True False 0 False"
-ON = "True True 2 True"
+REPORT = """
+    from mixprec import environment
+    print(environment.report())
+"""
+OFF, ON = "True False 0 False", "True True 2 True"
+NO_CUPY = "False False 0 False"
 
 
 def test_with_a_gpu_and_cudnn_chainer_has_cudnn(tmp_path):
@@ -58,43 +62,6 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
     assert python(code, machine(tmp_path)) == ([], [])
 
 
-@pytest.mark.slow
-def test_everything_of_chainer_imports(tmp_path):
-    code = """
-        import importlib, pkgutil, chainer, chainermn, chainermn.functions, chainermn.links
-        for package in (chainer.functions, chainer.links):
-            for _, folder, _ in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-                if "caffe" not in folder:  # of a protobuf that is gone
-                    for _, name, _ in pkgutil.iter_modules(importlib.import_module(folder).__path__, folder + "."):
-                        importlib.import_module(name)
-        print(chainer.backends.cuda.cudnn_enabled)
-    """
-    assert python(code, machine(tmp_path)) == (["True"], [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "variables"),
-    [
-        ({"gpus": 0}, {}),
-        ({"gpus": -1}, {}),
-        ({}, {"CUDA_VISIBLE_DEVICES": ""}),
-        ({}, {"CUDA_VISIBLE_DEVICES": "-1"}),
-        ({}, {"MIXPREC_CUDNN": "0"}),
-        ({"frontend": NO_FRONTEND, "gpus": 0}, {}),
-        ({"frontend": NO_FRONTEND}, {"MIXPREC_CUDNN": "0"}),
-    ],
-)
-def test_without_a_gpu_or_switched_off_nothing_is_placed_and_nothing_said(tmp_path, settings, variables):
-    if settings.get("gpus") == -1 and any(glob.glob(pattern) for pattern in gpu_presence._DEVICE_FILES):
-        pytest.skip("this machine has a file of a GPU, so that one is there without NVML")
-    assert python(SEEN, machine(tmp_path, **settings, **variables)) == ([OFF], [])
-
-
-@pytest.mark.parametrize("value", ["", "1"])
-def test_switched_on(tmp_path, value):
-    assert python(SEEN, machine(tmp_path, MIXPREC_CUDNN=value)) == ([ON], [])
-
-
 @pytest.mark.parametrize(
     ("frontend", "named"),
     [
@@ -120,43 +87,30 @@ def test_what_is_missing_is_named_once(tmp_path, frontend, named):
     assert named in said[0]
 
 
-@pytest.mark.slow
-def test_chainers_own_switch(tmp_path):
-    """As with CuPy's own cuDNN: the module is there, and Chainer does not use it."""
-    code = """
-        import chainer
-        from chainer.backends import cuda
-        print(cuda.cudnn_enabled, cuda.cudnn.__name__, cuda.libcudnn.CUDNN_LSTM)
-        print(chainer.should_use_cudnn(">=auto"), chainer.should_use_cudnn_tensor_core("float16"))
-    """
-    expected = ["False mixprec.bridge.cupy_cudnn 2", "False False"]
-    assert python(code, machine(tmp_path, CHAINER_CUDNN="0")) == (expected, [])
-
-
 OWN = {
     "cupy/cudnn.py": "own = True",
     "cupy/cuda/cudnn.py": "own = True\ndef getVersion(): return 8000\ndef __getattr__(name): return 0",
 }
 
 
-@pytest.mark.parametrize("frontend", [FRONTEND, NO_FRONTEND])
+@pytest.mark.parametrize("frontend", [FRONTEND, pytest.param(NO_FRONTEND, marks=pytest.mark.slow)])
 def test_cudnn_of_cupy_stays(tmp_path, frontend):
     code = """
         from chainer.backends import cuda
+        from chainer.functions.rnn import n_step_rnn
+        from mixprec.compat import registry
         print(cuda.cudnn_enabled, cuda._cudnn_version, cuda.cudnn.own, cuda.libcudnn.own)
+        print([name for _, name in registry.replaced() if "n_step" in name])
     """
-    assert python(code, machine(tmp_path, frontend=frontend, more=OWN)) == (["True 8000 True True"], [])
+    (first, second, *report), said = python(code + REPORT, machine(tmp_path, frontend=frontend, more=OWN))
+    assert (first, second, said) == ("True 8000 True True", "[]", [])
+    assert any(line.startswith("Chainer's cuDNN") and line.endswith("CuPy's own") for line in report)
 
 
 @pytest.mark.slow
 def test_cudnn_of_cupy_that_does_not_load_is_replaced(tmp_path):
     more = {**OWN, "cupy/cudnn.py": "raise ImportError('libcudnn.so.8')"}
     assert python(SEEN, machine(tmp_path, more=more)) == ([ON], [])
-
-
-def test_without_cupy(tmp_path):
-    more = {"cupy/__init__.py": "raise ImportError('libcublas.so.13')"}
-    assert python(SEEN, machine(tmp_path, more=more)) == (["False False 0 False"], [])
 
 
 def test_names_are_those_of_the_functions_when_they_are_asked_for(tmp_path):
@@ -213,129 +167,54 @@ def test_importing_chainer_initializes_no_cuda(tmp_path, frontend):
         python("import cupy; cupy.cuda.runtime.getDeviceCount()", env)
 
 
-# --- branches without cuDNN
-
-BRANCHES = """
-    import numpy, chainer
-    import chainer.functions as F
-    from chainer.backends import cuda
-    from chainer.functions.array import spatial_transformer_grid as grid, spatial_transformer_sampler as sampler
-    from chainer.functions.rnn import n_step_gru, n_step_lstm, n_step_rnn
-
-    chainer.backend.get_array_module = lambda *args: numpy
-
-    def branch_of_cudnn(*args):
-        raise SystemExit("cuDNN's branch was taken")
-
-    def random(*shape):
-        return numpy.random.RandomState(sum(shape)).uniform(-1, 1, shape).astype("float32")
-
-    def sequences():
-        xs = [random(3, 4), random(2, 4)]
-        hx, cx = random(2, 3, 5), random(2, 3, 5) + 1
-        def weights(gates, layers=2):
-            ws = [[random(5, 4 if not layer and gate < gates // 2 else 5) for gate in range(gates)]
-                  for layer in range(layers)]
-            return ws, [[random(5) for _ in range(gates)] for _ in range(layers)]
-        results = []
-        for gates, run in ((2, lambda *a: F.n_step_rnn(2, 0.0, hx, *a, xs, "relu")),
-                           (8, lambda *a: F.n_step_lstm(2, 0.0, hx, cx, *a, xs)),
-                           (6, lambda *a: F.n_step_gru(2, 0.0, hx, *a, xs))):
-            *states, ys = run(*weights(gates))
-            results += [state.array for state in states] + [y.array for y in ys]
-        return results
-
-    def transformer(kind):
-        theta, x = random(2, 2, 3), random(2, 3, 4, 5)
-        one, other = grid.SpatialTransformerGrid((3, 2)), sampler.SpatialTransformerSampler()
-        points, = getattr(one, f"forward_{kind}")((theta,))
-        y, = getattr(other, f"forward_{kind}")((x, points))
-        gx, gpoints = getattr(other, f"backward_{kind}")((x, points), (y,))
-        gtheta, = getattr(one, f"backward_{kind}")((theta,), (gpoints,))
-        return [points, y, gx, gpoints, gtheta]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("use_cudnn", ["auto", "always", "never"])
-def test_rnn_and_spatial_transformer_take_chainers_own_branch(tmp_path, use_cudnn):
-    """With NumPy in place of CuPy, so that the conditions of the branches see a GPU's arrays."""
-    code = f"""
-        from branches import *
-        expected = sequences() + transformer("cpu")
-        cuda.cupy, cuda.get_cudnn_dropout_states = numpy, branch_of_cudnn
-        with chainer.using_config("use_cudnn", "{use_cudnn}"):
-            found = sequences() + transformer("gpu")
-            assert chainer.should_use_cudnn(">=auto") == ("{use_cudnn}" != "never")
-        assert len(found) == len(expected) == 12 + 5 - 2
-        for one, other in zip(found, expected):
-            numpy.testing.assert_array_equal(one, other)
-            assert numpy.any(one)
-    """
-    lines, said = python(code, machine(tmp_path, more={"branches.py": BRANCHES}))
-    assert lines == []
-    on = ["RNN", "spatial transformer"] if use_cudnn != "never" else []
-    assert said == [f"cuDNN's {what} is not bridged: Chainer's own path" for what in on]
-
-
-@pytest.mark.parametrize("run", ["sequences()", "transformer('gpu')"])
-def test_with_cudnn_of_cupy_its_branches_are_taken(tmp_path, run):
-    code = f"""
-        from branches import *
-        cuda.cupy, cuda.get_cudnn_dropout_states = numpy, branch_of_cudnn
-        cuda.cudnn.get_handle = branch_of_cudnn
-        {run}
-    """
-    with pytest.raises(AssertionError, match="cuDNN's branch was taken"):
-        python(code, machine(tmp_path, more={**OWN, "branches.py": BRANCHES}))
-
-
 def test_functions_stay_what_they_were(tmp_path):
+    """Those that take Chainer's own branch, being copies: as they are seen, copied and pickled."""
     code = """
-        from branches import *
-        import copy, inspect, pickle
+        import copy, inspect, pickle, chainer
+        import chainer.functions as F
         import chainer.links as L
+        from chainer.functions.array import spatial_transformer_grid as grid
+        from chainer.functions.rnn import n_step_rnn
         from mixprec.compat import rebind
-        for module, name in ((n_step_rnn, "n_step_rnn_base"), (n_step_lstm, "n_step_lstm_base"),
-                             (n_step_gru, "n_step_gru_base")):
-            base = getattr(module, name)
-            assert isinstance(base.__globals__["chainer"], rebind.Overlay)
-            assert base.__name__ == base.__qualname__ == name and base.__module__ == module.__name__
-            assert "Base function for" in base.__doc__ and str(inspect.signature(base)).startswith("(n_layers, dropout")
-            assert pickle.loads(pickle.dumps(base)) is base
-            assert module.chainer is chainer
+        base = n_step_rnn.n_step_rnn_base
+        assert isinstance(base.__globals__["chainer"], rebind.Overlay) and n_step_rnn.chainer is chainer
+        assert base.__name__ == base.__qualname__ == "n_step_rnn_base" and base.__module__ == n_step_rnn.__name__
+        assert "Base function for" in base.__doc__ and str(inspect.signature(base)).startswith("(n_layers, dropout")
+        assert pickle.loads(pickle.dumps(base)) is base
         assert n_step_rnn.n_step_rnn_impl.__globals__["chainer"] is chainer
-        for cls in (grid.SpatialTransformerGrid, sampler.SpatialTransformerSampler):
-            for name in ("forward_gpu", "backward_gpu"):
-                method = getattr(cls, name)
-                assert isinstance(method.__globals__["chainer"], rebind.Overlay)
-                assert method.__name__ == name and method.__qualname__ == f"{cls.__name__}.{name}"
-        for link in (L.NStepLSTM(1, 4, 5, 0.0), L.NStepBiGRU(1, 4, 5, 0.0), L.NStepRNNTanh(2, 4, 5, 0.0),
-                     grid.SpatialTransformerGrid((3, 2)), sampler.SpatialTransformerSampler(), F.n_step_bilstm):
+        method = grid.SpatialTransformerGrid.forward_gpu
+        assert isinstance(method.__globals__["chainer"], rebind.Overlay)
+        assert method.__qualname__ == "SpatialTransformerGrid.forward_gpu"
+        for link in (L.NStepLSTM(1, 4, 5, 0.0), grid.SpatialTransformerGrid((3, 2)), F.n_step_bilstm):
             assert type(pickle.loads(pickle.dumps(link))) is type(copy.deepcopy(link)) is type(link)
     """
-    assert python(code, machine(tmp_path, more={"branches.py": BRANCHES})) == ([], [])
+    assert python(code, machine(tmp_path)) == ([], [])
 
 
 # --- the report
 
 
 @pytest.mark.parametrize(
-    ("settings", "variables", "row"),
+    ("settings", "variables", "seen", "row"),
     [
-        ({}, {}, "ok by mixprec's bridge to cuDNN 9"),
-        ({}, {"MIXPREC_CUDNN": "0"}, "missing off: MIXPREC_CUDNN=0"),
-        ({}, {"CHAINER_CUDNN": "0"}, "missing off: CHAINER_CUDNN=0"),
-        ({"gpus": 0}, {}, "missing off: there is no GPU"),
-        ({"frontend": NO_FRONTEND}, {}, "missing off: nvidia-cudnn-frontend (the Python module cudnn) is missing: pip"),
-        ({"more": OWN}, {}, "ok CuPy's own"),
-        ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, "missing off: CuPy cannot be imported"),
+        ({}, {}, ON, "ok by mixprec's bridge to cuDNN 9"),
+        ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
+        # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
+        ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
+        ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
+        ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
+        ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
     ],
-    ids=["on", "off", "off in Chainer", "no GPU", "no frontend", "CuPy's", "no CuPy"],
+    ids=["on", "off", "off in Chainer", "no GPU", "NVML fails", "hidden", "no CuPy"],
 )
-def test_the_report_says_whether_chainer_has_cudnn(tmp_path, settings, variables, row):
-    code = "from mixprec import environment; print(environment.report())"
-    lines, _ = python(code, machine(tmp_path, **settings, **variables))
+def test_where_there_is_no_gpu_or_it_is_off_nothing_is_placed_and_only_the_report_says_so(
+    tmp_path, settings, variables, seen, row
+):
+    if settings.get("gpus") == -1 and any(glob.glob(pattern) for pattern in gpu_presence._DEVICE_FILES):
+        pytest.skip("this machine has a file of a GPU, so that one is there without NVML")
+    (first, *lines), said = python(SEEN + REPORT, machine(tmp_path, **settings, **variables))
+    assert (first, said) == (seen, [])
     found = [" ".join(line.split()[2:]) for line in lines if line.startswith("Chainer's cuDNN")]
     assert len(found) == 1
     assert found[0].startswith(row)
@@ -374,7 +253,6 @@ def test_constants_are_those_of_the_headers():
 
 
 def test_the_version_is_asked_of_the_library(monkeypatch):
-    frontend = type(sys)("cudnn")
-    frontend.backend_version = lambda: 91900
+    frontend = types.SimpleNamespace(backend_version=lambda: 91900)
     monkeypatch.setattr("mixprec.cudnn_library.load", lambda: frontend)
     assert constants.getVersion() == 91900

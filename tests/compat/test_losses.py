@@ -59,14 +59,6 @@ def test_float32_and_per_element_losses_are_as_they_were(reduce):
     np.testing.assert_allclose(y.array, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("reduce", ["mean", "no"])
-def test_reduce_no_keeps_shape_and_dtype_in_float16(reduce):
-    a = random(6, 3)
-    y = F.triplet(a, a[::-1].copy(), a * 2, reduce=reduce)
-    assert y.dtype == np.float16
-    assert y.shape == (() if reduce == "mean" else (6,))
-
-
 def test_mixed_dtypes_are_still_refused():
     with pytest.raises(chainer.utils.type_check.InvalidType):
         F.mean_squared_error(np.ones(3, "float16"), np.ones(3, "float32"))

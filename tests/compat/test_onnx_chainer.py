@@ -24,7 +24,7 @@ print(numpy_helper.to_array(shape).tolist())
 """
 
 
-@pytest.mark.parametrize("first", ["", "import mixprec", pytest.param("import onnx", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("first", ["", pytest.param("import onnx", marks=pytest.mark.slow)])
 def test_a_graph_is_written(first):
     """In a process of its own, whatever is imported first; without warnings."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", first + _EXPORT], capture_output=True, text=True)

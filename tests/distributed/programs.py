@@ -129,32 +129,6 @@ CORE = """
             assert (model.predictor.extra.W.grad is not None) == used, step
         assert_same_everywhere(model, optimizer)
 
-    def another_layer_in_the_place_of_one():
-        model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
-        for step in range(6):
-            if step in (0, 4):
-                np.random.seed(10 * rank + step)
-                del model.predictor.out
-                with model.predictor.init_scope():
-                    model.predictor.out = L.Linear(8, 5)
-                for param in model.predictor.out.params():
-                    param.update_rule = optimizer.create_update_rule()
-            optimizer.update(model, images[0][step][own], images[1][step][own])
-            assert_same_everywhere(model, optimizer)
-
-    def an_own_backward():
-        model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
-        whole, other = built(alone, optimizers.MomentumSGD(0.1))
-        for x, t in zip(images[0][:5], images[1][:5]):
-            model.cleargrads()
-            for part in (slice(0, 2), slice(2, B)):
-                optimizer.scale_loss(model(x[own][part], t[own][part]) / 2).backward()
-            optimizer.update()
-            other.update(whole, x, t)
-        expected = masters(whole, other)
-        for name, array in masters(model, optimizer).items():
-            np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-6, err_msg=name)
-
     def sent_during_the_pass():  # which waits, in its middle, for the sum of the gradients of the last layer
         model, optimizer = built(averaged, optimizers.SGD(0.1))
         traffic, arrived = optimizer._ranks._exchange, []
@@ -174,50 +148,4 @@ CORE = """
         for step in range(3):
             optimizer.update(model, images[0][step][own], images[1][step][own])
         assert arrived[0] == 0 and arrived[1] > 1 and arrived[2] > 1, arrived
-"""
-
-SWEEP = """
-    def all_rules():
-        for name in RULES:
-            for compute, settings in (("float16", {}), (None, {"batched": False}), (None, {"zero_gradients": True})):
-                model, optimizer = built(averaged, new_optimizer(name), compute, seed=rank, **settings)
-                whole, other = built(alone, new_optimizer(name), compute, **settings)
-                for each in (optimizer, other):
-                    each.add_hook(optimizer_hooks.WeightDecay(0.01))
-                    each.add_hook(optimizer_hooks.GradientClipping(1.0))
-                for x, t in zip(images[0][:4], images[1][:4]):
-                    optimizer.update(model, x[own], t[own])
-                    other.update(whole, x, t)
-                assert_same_everywhere(model, optimizer)
-                if compute is None:
-                    # Where a gradient is 0 but for rounding, rules that divide by its size take a step of any sign.
-                    found = np.concatenate([a.ravel() for a in masters(model, optimizer).values()])
-                    wanted = np.concatenate([a.ravel() for a in masters(whole, other).values()])
-                    assert np.median(abs(found - wanted)) < 1e-6, name
-
-    def all_dtypes_of_sums():
-        for compute in ("float16", "bfloat16"):
-            for dtype in ("float16", "bfloat16", "float32"):
-                model, optimizer = built(averaged, optimizers.SGD(0.1), compute, norm=True, allreduce_dtype=dtype)
-                whole, other = built(averaged, optimizers.SGD(0.1), compute, norm=True)
-                for x, t in zip(images[0][:4], images[1][:4]):
-                    optimizer.update(model, x[own], t[own])
-                    other.update(whole, x[own], t[own])
-                assert_same_everywhere(model, optimizer)
-                expected = masters(whole, other)
-                for name, array in masters(model, optimizer).items():
-                    np.testing.assert_allclose(array, expected[name], rtol=0, atol=2e-2, err_msg=name)
-
-    def several_losses():
-        for hint in (0, 2):
-            model, optimizer = built(averaged, optimizers.MomentumSGD(0.1))
-            whole, other = built(alone, optimizers.MomentumSGD(0.1))
-            for x, t in zip(images[0][:5], images[1][:5]):
-                parts = [(x[own][part], t[own][part]) for part in (slice(0, 2), slice(2, B))]
-                losses = lambda: CountedLosses((model(*part) / 2 for part in parts), hint)
-                optimizer.update(losses)
-                other.update(whole, x, t)
-            expected = masters(whole, other)
-            for name, array in masters(model, optimizer).items():
-                np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-6, err_msg=name)
 """

@@ -38,18 +38,5 @@ def test_each_element_is_in_one_bucket_and_the_order_is_that_of_readiness(kinds,
     assert ready == sorted(ready)
 
 
-@given(_members)
-def test_no_bucket_waits_for_a_later_one(kinds):
-    """In the order of readiness each bucket is complete before the next one."""
-    members = [(f"{number}", dtype, size) for number, (dtype, size) in enumerate(kinds)]
-    plan = layout(members, ITEMSIZES, 40)
-    left, started = [set(bucket.names) for bucket in plan.buckets], 0
-    for name, _, _ in members:
-        left[plan.slots[name].bucket].discard(name)
-        while started < len(left) and not left[started]:
-            started += 1
-        assert all(left[later] for later in range(started, len(left)))  # none that could have started waits
-
-
 def test_buckets_of_small_and_large_models():
     assert [limit_of(total) for total in (0, 100, 2**20, 2**24, 2**30)] == [LEAST, LEAST, 2**20 // PARTS, 2**21, MOST]

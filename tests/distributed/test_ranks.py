@@ -66,10 +66,9 @@ def test_slow_sums_are_waited_for(twins):
     assert_same_runs(train, "float16", lambda: new_optimizer("LARS"))
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32"])
-def test_parts_may_be_frozen_or_have_rates_of_their_own(compute):
+def test_parts_may_be_frozen_or_have_rates_of_their_own():
     rates = {"/predictor/first/*": 0, "/predictor/norm/gamma": 0, "/predictor/out/*": 3.0}
-    assert_same_runs(train, compute, lambda: new_optimizer("MomentumSGD"), rates=rates)
+    assert_same_runs(train, "float16", lambda: new_optimizer("MomentumSGD"), rates=rates)
 
 
 def test_gradients_are_views_that_stay(twins):
@@ -84,7 +83,7 @@ def test_gradients_are_views_that_stay(twins):
     assert {param.dtype.name for param in model.params()} == {"float16", "float32"}
 
 
-@pytest.mark.parametrize("dtype", [None, "float16", "bfloat16", "float32", np.float16])
+@pytest.mark.parametrize("dtype", [None, "bfloat16", np.float32])
 def test_dtypes_of_sums(dtype, twins):
     """Sums in 16 bits round; FP32 parameters are never rounded."""
     model, optimizer = built("float16", optimizers.SGD(0.0), wrapped, loss_scale=1024, allreduce_dtype=dtype)
@@ -143,7 +142,7 @@ def test_other_scales_on_other_ranks_are_refused(twins):
         optimizer.update(model, *batch(0))
 
 
-@pytest.mark.parametrize("compute", ["float16", "float32", "bfloat16"])
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_an_unscaled_pass_on_all_ranks(twins, compute):
     """Through FP16 it is refused by all, otherwise its gradients are averaged as they are."""
     model, optimizer = built(compute, optimizers.SGD(), wrapped, loss_scale=64)
@@ -159,15 +158,6 @@ def test_an_unscaled_pass_on_all_ranks(twins, compute):
         optimizer.update()
         assert (numbers[-1][2] == 1).all()
         assert optimizer.t == 1
-
-
-def test_a_pass_that_only_this_rank_does_not_scale_is_refused(twins):
-    model, optimizer = built("float32", optimizers.SGD(), wrapped, loss_scale=64)
-    model.cleargrads()
-    model(*batch(0)).backward()
-    twins.other = lambda array: array * [[1], [1], [64]] if array.ndim == 2 else array
-    with pytest.raises(UnscaledBackward, match="has parts of different loss scales"):
-        optimizer.update()
 
 
 # Parameters that get their shapes late

@@ -101,14 +101,6 @@ def test_passes_that_look_at_gradients_are_not_watched(setting):
     assert seen == []
 
 
-def test_a_loss_that_is_a_parameter():
-    param = chainer.Parameter(np.ones((), "f"))
-    param.cleargrad()
-    with readiness.watching(lambda param, gradient: pytest.fail("its gradient is the pass's own")):
-        param.backward()
-    assert param.grad == 1
-
-
 def test_gradients_of_gradients_inside_of_a_step_are_not_counted():
     """A function of the user's whose backward calls chainer.grad on a graph of its own."""
 

@@ -215,7 +215,7 @@ def layer_of(kfac, name):
 
 def state_of(optimizer, kfac):
     """Returns all that a step moves, by name; copies. Of symmetric matrices the lower triangle counts."""
-    found = {name: np.tril(array) if array.ndim == 3 else np.array(array) for name, array in kfac.state().items()}
+    found = {name: np.array(lower(array)) for name, array in kfac.state().items()}
     for name, param in optimizer.target.namedparams():
         master = optimizer.master(param)
         found[f"master {name}"] = master.array.copy()
@@ -258,3 +258,57 @@ def wrapped(model, rule=None, *, compute="float32", fuse=None, **options):
     found = optimizer_of(model, rule, **options)
     mixprec.convert(model, compute=compute, fuse=fuse)
     return found
+
+
+def seen_by_hooks(optimizer):
+    """Returns the gradients of the steps to come, as hooks see them: ``found`` of what is returned."""
+    seen = Gradients()
+    optimizer.add_hook(seen)
+    return seen
+
+
+# --- the first step, ours and that of FP64
+
+
+class Step(NamedTuple):
+    """The second moments of layers and the preconditioned gradients of parameters, by name; K-FAC, if it is ours."""
+
+    moments: Any
+    gradients: Any
+    kfac: Any = None
+
+
+def first_step(optimizer, kfac, lossfun, x, t):
+    """Runs a step of a model that is converted."""
+    seen = seen_by_hooks(optimizer)
+    optimizer.update(lossfun, optimizer.target, x, t)
+    assert not optimizer.skipped
+    return Step({name: layer.averages for name, layer in kfac._collector.layers.items()}, seen.found, kfac)
+
+
+def expected_step(plain, lossfun, x, t, damping=0.1):
+    """Computes what :func:`first_step` should return, from a model of plain Chainer, which becomes FP64."""
+    x = x.astype(np.float64) if x.dtype.kind == "f" else x
+    return Step(*step(doubled(plain), lambda model: lossfun(model, x, t), damping))
+
+
+def lower(array):
+    """Returns an array, of symmetric matrices the triangle that counts."""
+    return np.tril(array) if array.ndim == 3 else np.asarray(array)
+
+
+def assert_moments(found, expected, tolerance=1e-5):
+    """Asserts that the second moments of two steps are near each other."""
+    assert found.moments.keys() == expected.moments.keys()
+    for name, moments in expected.moments.items():
+        for ours, theirs in zip(found.moments[name], moments, strict=True):
+            assert ours.dtype == np.float32
+            assert_near(lower(ours), lower(theirs), tolerance, name)
+
+
+def assert_step(found, expected):
+    """Asserts that moments and gradients of two steps are near each other."""
+    assert_moments(found, expected)
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert_near(found.gradients[name], gradient, 1e-4, name)

@@ -143,14 +143,13 @@ def test_gradients_are_left_as_zeros():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize("clips", [(1e-6, None), (None, 1e-6)])
-def test_kl_clip_that_comes_or_goes(clips):
-    """A graph has the launches of one of both: steps with the other one get graphs of their own."""
+def test_kl_clip_that_comes():
+    """A graph has the launches of a step without it: steps with it get graphs of their own."""
 
     def run(capture):
         run = new(capture)
         for number in range(12):
-            run.optimizer.preconditioner.kl_clip = clips[number >= 6]
+            run.optimizer.preconditioner.kl_clip = None if number < 6 else 1e-6
             run.run([number])
         return run
 
@@ -159,22 +158,17 @@ def test_kl_clip_that_comes_or_goes(clips):
     assert_same(captured, expected)
 
 
-@pytest.mark.parametrize("noise", [0, 0.7])
-def test_steps_whose_bits_may_vary_are_captured(host, monkeypatch, noise):  # noqa: F811
+@pytest.mark.slow
+def test_steps_whose_bits_may_vary_are_captured(host, monkeypatch):  # noqa: F811
     """As with engines that add in another order each time: K-FAC's matrices vary from run to run with gradients."""
     cudnn.configure(deterministic=False)
     random, node = np.random.default_rng(0), fake_cudnn.NODES["conv_dgrad"]
 
     def compute(*arguments):
-        return tuple(array * random.normal(1, noise, array.shape) for array in map(np.array, node.compute(*arguments)))
+        return tuple(array * random.normal(1, 0.7, array.shape) for array in map(np.array, node.compute(*arguments)))
 
     monkeypatch.setitem(fake_cudnn.NODES, "conv_dgrad", node._replace(compute=compute))
     captured = new(_CAPTURE, **_EVERY)
     captured.run(range(28))
     assert captured.step.why_not is None
     assert captured.step.replays >= 4
-    if noise == 0:
-        expected = new(None, **_EVERY)
-        expected.run(range(28))
-        assert_same(captured, expected)
-        assert_same_curvature(captured, expected)

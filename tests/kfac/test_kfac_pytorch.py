@@ -19,7 +19,7 @@ import pytest
 
 from tests.kfac import references
 from tests.kfac.networks import batch, conv, loss
-from tests.kfac.references import assert_near, layer_of, pair, wrapped
+from tests.kfac.references import assert_near, first_step, pair, wrapped
 
 LAYERS = {
     "linear": lambda: L.Linear(None, 6),
@@ -68,8 +68,9 @@ def columns(link):
     return order if link.b is None else np.append(order, count)
 
 
-def run(name, damping):
-    """Runs a step; returns the link in FP64, its factors there, its gradient, and K-FAC's layer and gradients."""
+@pytest.mark.parametrize("name", LAYERS)
+def test_factors_and_gradients(name):
+    """The damping of mixprec's factors, in the units of kfac-pytorch's, in ``inv(A + damping I)``."""
 
     def build():
         np.random.seed(0)
@@ -78,30 +79,14 @@ def run(name, damping):
         return model
 
     x, t = batch(0)
-    plain = references.doubled(build())
+    plain, images, damping = references.doubled(build()), len(x), 0.1
     calls, gradients = references.gradients_of(plain, lambda model: loss(model, x.astype(np.float64), t))
-    model = build()
-    optimizer, kfac = wrapped(model, damping=damping)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(loss, model, x, t)
-    link, x, dy = calls["/0"][0]
-    return link, factors(link, x, dy), gradients, layer_of(kfac, "/0/W"), seen.found
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_factors(name):
-    link, (a, g, positions), _, layer, _ = run(name, 0.1)
-    images, order = len(batch(0)[0]), columns(link)
-    assert_near(np.tril(layer.averages[0][0]), np.tril(positions**3 * a[np.ix_(order, order)]), 1e-5)
-    assert_near(np.tril(layer.averages[1][0]), np.tril(images**2 * positions**2 * g), 1e-5)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_the_gradient(name):
-    """The damping of mixprec's factors, in the units of kfac-pytorch's, in ``inv(A + damping I)``."""
-    damping = 0.1
-    link, (a, g, positions), gradients, _, found = run(name, damping)
-    images = len(batch(0)[0])
+    link = calls["/0"][0].link
+    a, g, positions = factors(*calls["/0"][0])
+    found = first_step(*wrapped(build(), damping=damping), loss, x, t)
+    order, (of_inputs, of_gradients) = columns(link), found.moments["/0/W"]
+    assert_near(np.tril(of_inputs[0]), np.tril(positions**3 * a[np.ix_(order, order)]), 1e-5)
+    assert_near(np.tril(of_gradients[0]), np.tril(images**2 * positions**2 * g), 1e-5)
     of_a, of_g = positions**3, images**2 * positions**2
     ratio = np.sqrt((np.trace(of_a * a) / len(a)) / (np.trace(of_g * g) / len(g)))
     a_inv = np.linalg.inv(a + ratio * np.sqrt(damping) / of_a * np.eye(len(a)))
@@ -110,6 +95,6 @@ def test_the_gradient(name):
     if link.b is not None:
         gradient = np.concatenate([gradient, gradients["/0/b"][:, None]], axis=1)
     expected = g_inv @ gradient @ a_inv / (of_a * of_g)
-    assert_near(found["/0/W"], expected[:, : link.W[0].size].reshape(link.W.shape), 1e-4)
+    assert_near(found.gradients["/0/W"], expected[:, : link.W[0].size].reshape(link.W.shape), 1e-4)
     if link.b is not None:
-        assert_near(found["/0/b"], expected[:, -1], 1e-4)
+        assert_near(found.gradients["/0/b"], expected[:, -1], 1e-4)

@@ -1,5 +1,7 @@
 """Which layers take part, in models in which not all is as usual; all others go on with their gradients."""
 
+import functools
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -9,7 +11,18 @@ import pytest
 import mixprec
 from tests.kfac import references
 from tests.kfac.networks import batch, build, loss
-from tests.kfac.references import assert_near, assert_same, layer_of, optimizer_of, state_of, wrapped
+from tests.kfac.references import (
+    assert_moments,
+    assert_near,
+    assert_same,
+    expected_step,
+    first_step,
+    layer_of,
+    optimizer_of,
+    seen_by_hooks,
+    state_of,
+    wrapped,
+)
 
 DAMPING = 0.1
 ROWS = (8, 5)
@@ -84,21 +97,19 @@ def test_a_layer_that_comes_late_has_inverses_in_its_first_step_with_moments():
     """Whatever the schedule says of inverses; in a plain step before that it goes on with its gradient."""
     model = Net()
     optimizer, kfac = wrapped(model, chainer.optimizers.SGD(0.0), damping=DAMPING, factor_every=5, inverse_every=10)
-    optimizer.add_hook(seen := references.Gradients())
+    seen = seen_by_hooks(optimizer)
     for step in range(16):
         if step >= 13:
             assert kfac.kind == (1 if step == 15 else 0)
-            x, t = rows(step)
-            plain = references.doubled(Net())
-            lossfun = lambda model, x=x, t=t: _loss(model, x.astype(np.float64), t, with_other=True)  # noqa: E731
-            moments, gradients = references.step(plain, lossfun, DAMPING)
+            plain = Net()
+            expected = expected_step(plain, functools.partial(_loss, with_other=True), *rows(step), DAMPING)
         optimizer.update(_loss, model, *rows(step), with_other=step >= 13)
         if step == 13:
             assert_near(seen.found["/other/W"], plain.other.W.grad, 1e-5)
     assert kfac.kind == 2
     assert layer_of(kfac, "/other/W").steps == 1
-    assert_near(np.tril(layer_of(kfac, "/other/W").averages[0]), np.tril(moments["/other/W"][0]), 1e-5)
-    assert_near(seen.found["/other/W"], gradients["/other/W"], 1e-4)
+    assert_near(np.tril(layer_of(kfac, "/other/W").averages[0]), np.tril(expected.moments["/other/W"][0]), 1e-5)
+    assert_near(seen.found["/other/W"], expected.gradients["/other/W"], 1e-4)
 
 
 # --- frozen
@@ -120,16 +131,6 @@ def test_links_that_are_not_updated_keep_their_weights():
     assert (free.first.W.array != frozen.first.W.array).any()
 
 
-def test_a_parameter_whose_rule_is_switched_off():
-    model = Net()
-    optimizer, _ = wrapped(model, damping=DAMPING)
-    model.first.W.update_rule.enabled = False
-    before = {name: param.array.copy() for name, param in model.namedparams()}
-    optimizer.update(_loss, model, *rows(0))
-    moved = {name for name, param in model.namedparams() if (param.array != before[name]).any()}
-    assert moved == {"/first/b", "/last/W", "/last/b"}
-
-
 @pytest.mark.parametrize("frozen", ["W", "b"])
 def test_parameters_that_require_no_gradient(frozen):
     """Without its bias a layer is one without bias; without its weights none, and the bias has its gradient."""
@@ -139,34 +140,29 @@ def test_parameters_that_require_no_gradient(frozen):
     model = Net()
     param = getattr(model.first, frozen)
     param._requires_grad = param.node._requires_grad = False  # Chainer asks for it where a parameter is made
-    optimizer, kfac = wrapped(model, damping=DAMPING)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(_loss, model, x, t)
+    found = first_step(*wrapped(model, damping=DAMPING), _loss, x, t)
     if frozen == "W":
-        assert list(kfac._collector.layers) == ["/last/W"]
-        assert_near(seen.found["/first/b"], gradients["/first/b"], 1e-5)
+        assert list(found.moments) == ["/last/W"]
+        assert_near(found.gradients["/first/b"], gradients["/first/b"], 1e-5)
     else:
         a, g = references.moments_of(calls["/first"])
         inverses = references.inverses_of([a[:, :-1, :-1], g], DAMPING)
         (expected,) = references.preconditioned(plain.first, [gradients["/first/W"]], inverses)
-        assert_near(seen.found["/first/W"], expected, 1e-4)
+        assert_near(found.gradients["/first/W"], expected, 1e-4)
     np.testing.assert_array_equal(param.array, getattr(Net().first, frozen).array)
 
 
 def test_too_large_layers_go_on_with_their_gradients():
     x, t = rows(0)
-    model = Net()
-    optimizer, kfac = wrapped(model, damping=DAMPING, largest=6)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(_loss, model, x, t)
-    assert list(kfac._collector.layers) == ["/first/W"]
-    assert kfac.report().splitlines() == [
+    found = first_step(*wrapped(Net(), damping=DAMPING, largest=6), _loss, x, t)
+    assert list(found.moments) == ["/first/W"]
+    assert found.kfac.report().splitlines() == [
         "1 layer: 1 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 6 x 6",
         "with their gradients as they are: /last/W (its matrix would have 7 rows), /last/b, /other/W, /other/b",
     ]
     gradients = _gradients(Net(), x, t)
     for name in ("/last/W", "/last/b"):
-        assert_near(seen.found[name], gradients[name], 1e-5, name)
+        assert_near(found.gradients[name], gradients[name], 1e-5, name)
 
 
 def test_all_layers_too_large():
@@ -218,37 +214,6 @@ def test_a_parameter_with_two_names_is_reported_once():
     assert kfac.report().splitlines()[1] == "with their gradients as they are: /other/b"
 
 
-class Words(chainer.Chain):
-    """An embedding, whose gradient stays, and a linear layer."""
-
-    def __init__(self):
-        super().__init__()
-        np.random.seed(0)
-        with self.init_scope():
-            self.embed = L.EmbedID(10, 6)
-            self.out = L.Linear(12, 4)
-
-    def forward(self, x):
-        return self.out(F.reshape(self.embed(x), (len(x), 12)))
-
-
-def test_an_embedding_goes_on_with_its_gradient():
-    x, t = np.random.RandomState(0).randint(0, 10, (8, 2)).astype(np.int32), np.arange(8, dtype=np.int32) % 4
-    plain = references.doubled(Words())
-    calls, gradients = references.gradients_of(plain, lambda model: _loss(model, x, t))
-    model = Words()
-    optimizer, kfac = wrapped(model, damping=DAMPING)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(_loss, model, x, t)
-    assert kfac.report().splitlines()[1] == "with their gradients as they are: /embed/W"
-    assert_near(seen.found["/embed/W"], gradients["/embed/W"], 1e-5)
-    moments = references.moments_of(calls["/out"])
-    expected = references.preconditioned(
-        plain.out, [gradients["/out/W"], gradients["/out/b"]], references.inverses_of(moments, DAMPING)
-    )
-    assert_near(seen.found["/out/W"], expected[0], 1e-4)
-
-
 class Shared(chainer.Chain):
     """A layer and a batch normalization that are applied twice."""
 
@@ -271,20 +236,11 @@ class Shared(chainer.Chain):
 @pytest.mark.parametrize("size", [ROWS, (8, 3, 6, 6)])
 def test_a_layer_that_is_applied_twice(size):
     """Positions are those of both uses; n is still the number of images, by which the loss is divided."""
-    x, t = batch(0, size)
-    expected = references.step(
-        references.doubled(Shared()), lambda model: loss(model, x.astype(np.float64), t), DAMPING
-    )
-    model = Shared()
-    optimizer, kfac = wrapped(model, damping=DAMPING)
-    optimizer.add_hook(seen := references.Gradients())
-    optimizer.update(loss, model, x, t)
-    for name, moments in expected[0].items():
-        for found, moment in zip(layer_of(kfac, name).averages, moments, strict=True):
-            lower = np.tril if found.ndim == 3 else np.asarray
-            assert_near(lower(found), lower(moment), 1e-5, name)
-    for name, gradient in expected[1].items():
-        assert_near(seen.found[name], gradient, 1e-4, name)
+    found = first_step(*wrapped(Shared(), damping=DAMPING), loss, *batch(0, size))
+    expected = expected_step(Shared(), loss, *batch(0, size), DAMPING)
+    assert_moments(found, expected)
+    for name, gradient in expected.gradients.items():
+        assert_near(found.gradients[name], gradient, 1e-4, name)
 
 
 def test_statistics_that_are_fixed():
@@ -297,13 +253,6 @@ def test_statistics_that_are_fixed():
     assert len(of_normalization) == 2
     assert kfac._collector.layers.keys().isdisjoint(of_normalization)
     assert all(name in kfac.report() for name in of_normalization)
-
-
-def test_a_model_of_its_own():
-    kfac = mixprec.KFAC()
-    mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
-    with pytest.raises(ValueError, match="one optimizer and one model"):
-        mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), preconditioner=kfac).setup(Net())
 
 
 @pytest.mark.slow

@@ -64,18 +64,6 @@ def test_kinds_of_steps(every, events):
 
 @settings(max_examples=tries(100))
 @given(every=periods, before=histories, after=histories)
-def test_kinds_after_a_restart(every, before, after):
-    """New inverses in every step until 8 steps after the first success from then on."""
-    refreshes = Refreshes(*every)
-    observed(refreshes, before)
-    refreshes.restart()
-    kinds = observed(refreshes, after)
-    first = next((step for step, skipped in enumerate(after) if not skipped), len(after))
-    assert kinds[: first + LATER] == [INVERSES] * min(first + LATER, len(after))
-
-
-@settings(max_examples=tries(100))
-@given(every=periods, before=histories, after=histories)
 def test_a_file_in_the_middle_changes_nothing(every, before, after):
     refreshes, loaded = Refreshes(*every), Refreshes(*every)
     observed(refreshes, before)

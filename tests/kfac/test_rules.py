@@ -5,6 +5,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers
 
 import mixprec
+from tests.cases import in_turn, pairs
 from tests.kfac import references
 from tests.kfac.networks import batch, build, loss
 from tests.kfac.references import assert_near, wrapped
@@ -14,15 +15,12 @@ DAMPING, RATE, DECAY = 0.1, 0.5, 0.01
 
 def _expected():
     """Returns weights and preconditioned gradients of the first step, FP64."""
-    x, t = batch(0)
-    plain = references.doubled(build("conv+BN+ReLU"))
-    _, gradients = references.step(plain, lambda model: loss(model, x.astype(np.float64), t), DAMPING)
+    plain = build("conv+BN+ReLU")
+    gradients = references.expected_step(plain, loss, *batch(0), DAMPING).gradients
     return {name: param.array for name, param in plain.namedparams()}, gradients
 
 
-@pytest.mark.parametrize("batched", [True, False])
-@pytest.mark.parametrize("clipping", [None, 0.2])
-@pytest.mark.parametrize("no_decay", [None, "ndim <= 1"])
+@pytest.mark.parametrize(("clipping", "no_decay", "batched"), pairs([None, 0.2], [None, "ndim <= 1"], [True, False]))
 def test_hooks_come_after_it(clipping, no_decay, batched):
     """Decay is added to what is preconditioned, and is not preconditioned; the norm is that of the sum."""
     weights, gradients = _expected()
@@ -57,13 +55,12 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("compute", ["float32", "float16"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "compute"), in_turn(RULES, ["float32", "float16"]))
 def test_update_rules_see_preconditioned_gradients(rule, compute):
     """The masters are those of the same rule on the weights of plain Chainer, given these gradients."""
     model, plain = build("conv+BN+ReLU"), build("conv+BN+ReLU")
     optimizer, _ = wrapped(model, RULES[rule](), compute=compute)
-    optimizer.add_hook(seen := references.Gradients())
+    seen = references.seen_by_hooks(optimizer)
     beside = RULES[rule]().setup(plain)
     for step in range(4):
         optimizer.update(loss, model, *batch(step))
@@ -85,41 +82,3 @@ def test_unscaled_gradients_are_those_before_it():
     optimizer.update(loss, model, x, t)
     for name, gradient in optimizer.unscaled_gradients():
         assert_near(gradient, gradients[name], 1e-5, name)
-
-
-@pytest.mark.slow
-def test_zero_gradients():
-    model = build("conv+BN+ReLU")
-    kfac = mixprec.KFAC(DAMPING)
-    wrapper = mixprec.MixedPrecisionOptimizer(optimizers.SGD(RATE), zero_gradients=True, preconditioner=kfac)
-    optimizer = wrapper.setup(model)
-    mixprec.convert(model, compute="float32")
-    model.cleargrads()
-    for step in range(2):
-        optimizer.scale_loss(loss(model, *batch(step))).backward()
-        optimizer.update()
-    assert not any(param.grad.any() for param in model.params())
-    again = build("conv+BN+ReLU")
-    other, _ = wrapped(again, optimizers.SGD(RATE), damping=DAMPING)
-    for step in range(2):
-        other.update(loss, again, *batch(step))
-    for one, param in zip(again.params(), model.params(), strict=True):
-        np.testing.assert_array_equal(one.array, param.array)
-
-
-def test_a_hook_of_a_rule_sees_it():
-    """Also those that Chainer runs for each parameter alone."""
-    _, gradients = _expected()
-    model = build("conv+BN+ReLU")
-    optimizer, _ = wrapped(model, damping=DAMPING)
-    found = {}
-
-    class Hook:
-        name, timing = "Hook", "pre"
-
-        def __call__(self, rule, param):
-            found["W"] = param.grad.copy()
-
-    model[0].W.update_rule.add_hook(Hook())
-    optimizer.update(loss, model, *batch(0))
-    assert_near(found["W"], gradients["/0/W"], 1e-4)

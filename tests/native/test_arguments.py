@@ -4,8 +4,6 @@ A wrong argument is an error before a kernel runs. What is right is written to t
 guards, which stay as they were.
 """
 
-import ctypes
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -198,54 +196,6 @@ def test_a_message_says_why_there_is_no_buffer(x, reason):
 def test_a_message_says_that_an_output_is_read_only():
     with pytest.raises(ValueError, match=r"^relu: y must be a C-contiguous array: buffer source array is read-only$"):
         library().relu(array(4), _read_only(array(4)))
-
-
-class _Slot(ctypes.Structure):
-    _fields_ = [("slot", ctypes.c_int), ("function", ctypes.c_void_p)]
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = [
-        ("name", ctypes.c_char_p),
-        ("size", ctypes.c_int),
-        ("item_size", ctypes.c_int),
-        ("flags", ctypes.c_uint),
-        ("slots", ctypes.POINTER(_Slot)),
-    ]
-
-
-def _with_buffers(get):
-    """Returns a type in C with a function in C for buffers: before Python 3.12 a class cannot have one."""
-    slots = (_Slot * 2)(_Slot(1, ctypes.cast(get, ctypes.c_void_p)))  # Py_bf_getbuffer
-    spec = _Spec(b"tests.WithBuffers", 0, 0, 1 << 10, slots)  # Py_TPFLAGS_BASETYPE
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.POINTER(_Spec))(("PyType_FromSpec", ctypes.pythonapi))
-    return make(spec)
-
-
-def test_an_object_may_leave_out_the_format_of_its_buffer():
-    fill = ctypes.PYFUNCTYPE(
-        *(ctypes.c_int, ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p),
-        *(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_int),
-    )(("PyBuffer_FillInfo", ctypes.pythonapi))
-    place = 5 * 8  # of the format in a Py_buffer
-
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
-    def get(instance, buffer, flags):
-        fill(buffer, instance, b"abcd", 4, 0, flags)
-        ctypes.c_void_p.from_address(buffer + place).value = None
-        return 0
-
-    with pytest.raises(ValueError, match=r"^relu: x has format 'B', not one of 'feH'$"):
-        library().relu(_with_buffers(get)(), array(4))
-
-
-def test_an_error_that_says_nothing_of_the_argument_stays():
-    class Fails(_with_buffers(ctypes.pythonapi.PyObject_Hash)):  # which returns -1 after an error, as is right
-        def __hash__(self):
-            raise MemoryError
-
-    with pytest.raises(MemoryError):
-        library().relu(Fails(), array(4))
 
 
 def test_two_arrays_in_the_same_memory():

@@ -52,12 +52,6 @@ def test_it_is_loaded(compiled, monkeypatch, switch, called):
     assert compiled.called == called
 
 
-def test_the_library_has_a_limit_of_threads(compiled, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", str(10**30))
-    library.load()
-    assert compiled.called == [256, KEPT]
-
-
 def test_a_library_of_other_sources_is_not_used(compiled):
     compiled.sources = lambda: "0123456789abcdef"
     module, reason = library.load()
