@@ -40,46 +40,6 @@ def here(value):
 # --- the reference
 
 
-@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
-@given(shape=batch_norm_shapes(), seed=seeds)
-@EXAMPLES
-def test_the_reference_is_chainers(shape, seed):
-    rng = np.random.default_rng(seed)
-    x, add, dy = arrays(rng, (3, *shape), np.float64)
-    gamma, beta = arrays(rng, (2, shape[-1]), np.float64)
-    axes = tuple(range(len(shape) - 1))
-    variables = list(map(chainer.Variable, (x, gamma, beta)))
-    y = F.relu(F.batch_normalization(*variables, eps=1e-3, axis=axes) + add)
-    y.grad = dy
-    y.backward()
-
-    moments = batch_norm_moments(x, 1e-3)
-    before, _ = batch_norm_output(x, gamma, beta, moments, add)
-    np.testing.assert_allclose(np.maximum(before, 0), y.array, atol=1e-12)
-    gradients = batch_norm_gradients(dy * (before > 0), x, gamma, moments.mean, moments.invstd)
-    for (found, _), variable in zip(gradients.values(), variables, strict=True):
-        np.testing.assert_allclose(found, variable.grad, rtol=1e-9, atol=1e-9)
-
-
-@given(shape=batch_norm_shapes(), seed=seeds)
-@EXAMPLES
-def test_the_reference_is_chainers_in_inference(shape, seed):
-    rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, (2, *shape), np.float64)
-    gamma, beta, mean = arrays(rng, (3, shape[-1]), np.float64)
-    variance = np.exp(arrays(rng, shape[-1], np.float64))
-    variables = list(map(chainer.Variable, (x, gamma, beta)))
-    y = F.fixed_batch_normalization(*variables, mean, variance, eps=1e-3, axis=tuple(range(len(shape) - 1)))
-    y.grad = dy
-    y.backward()
-
-    invstd = 1 / np.sqrt(variance + 1e-3)
-    np.testing.assert_allclose(batch_norm_output(x, gamma, beta, given_moments(mean, invstd))[0], y.array, atol=1e-12)
-    gradients = batch_norm_gradients(dy, x, gamma, mean, invstd, constant=True)
-    for (found, _), variable in zip(gradients.values(), variables, strict=True):
-        np.testing.assert_allclose(found, variable.grad, rtol=1e-9, atol=1e-9)
-
-
 # --- training
 
 

@@ -305,19 +305,6 @@ def test_sums_of_millions_for_a_batch_normalization(primitives):
 # --- memory, and the number of products
 
 
-@settings(max_examples=tries(100))
-@given(count=st.integers(0, 9), rows=st.integers(0, 9), row_size=st.integers(0, 50), limit=st.integers(1, 4000))
-def test_parts_cover_every_row_once(count, rows, row_size, limit):
-    covered = np.zeros((count, rows), int)
-    with mock.patch.object(host, "LIMIT", limit):
-        for images, some in host.parts_of(count, rows, row_size):
-            covered[images, some] += 1
-            size = covered[images, some].size
-            assert size == 1 or 4 * size * row_size <= limit
-            assert covered[images].shape[0] == 1 or some == slice(0, rows)  # contiguous in memory
-    assert (covered == 1).all()
-
-
 def test_no_loop_over_images():
     """A batch of layers of ResNet-50 at 64x64 pixels takes one part."""
     for size, row_size in ((16, 16 * (9 * 64 + 64)), (8, 8 * (9 * 128 + 128)), (2, 2 * (9 * 512 + 512))):
