@@ -127,17 +127,18 @@ def cupy(monkeypatch):
     return stub
 
 
-def test_an_array_of_numpy_is_an_argument_by_value(cupy):
+def test_arguments_are_8_bytes_each_and_arrays_of_numpy_by_value(cupy):
     """CuPy takes arrays of one element: a struct with all of the memory. Records have its numbers."""
     launched = []
     kernel = launch.Kernel("k", lambda *arguments: launched.append(arguments))
     table = np.arange(6).reshape(2, 3)
     with device_log.recording() as records:
-        launch.CupyLauncher(0).launch(kernel, 3, [7, table, 0.5])
+        launch.CupyLauncher(0).launch(kernel, 3, [1 << 47, table, float("inf")])
     ((grid, threads, (number, struct, real)),) = launched
-    assert (grid, threads, number, real) == ((3,), (256,), 7, 0.5)
+    assert (grid, threads, number, real) == ((3,), (256,), 1 << 47, np.inf)
+    assert (number.dtype, real.dtype) == (np.int64, np.float64)
     assert (struct.size, struct.nbytes, struct.tobytes()) == (1, table.nbytes, table.tobytes())
-    assert records[0][:3] == ("kernel", "k", (3, 7, *range(6), 0.5))
+    assert records == [device_log.Record("kernel", "k", (3, 1 << 47, *range(6), np.inf))]
 
 
 def _target(size):

@@ -1,7 +1,5 @@
 """Batch normalization on NumPy beside FP64: training, inference, statistics of a convolution."""
 
-import chainer
-import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
-from tests.backends import batch_norm_checks, batches_with_factors
+from tests.backends import batch_norm_checks
 from tests.backends.batch_norm_checks import check_gradients, opened, without_doubt
 from tests.backends.primitive_cases import (
     FLOAT16,
@@ -17,7 +15,6 @@ from tests.backends.primitive_cases import (
     STORAGE,
     arrays,
     assert_close,
-    batch_norm_gradients,
     batch_norm_moments,
     batch_norm_output,
     batch_norm_shapes,
@@ -168,10 +165,11 @@ def test_inputs_are_left_as_they_are(anywhere):
             np.testing.assert_array_equal(exact(array), exact(old))
 
 
-@given(**batches_with_factors.CASES)
+@given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_plus=st.booleans(), seed=seeds)
 @EXAMPLES
-def test_images_with_factors(anywhere, **case):
-    batches_with_factors.check(anywhere, here, here, **case)
+def test_images_with_factors(anywhere, shape, dtype, attributes, with_plus, seed):
+    options = {"with_factors": True, "with_plus": with_plus, "seed": seed}
+    batch_norm_checks.check(anywhere, here, here, shape, dtype, attributes, True, **options)
 
 
 def test_a_factor_of_one_changes_no_bit(primitives):

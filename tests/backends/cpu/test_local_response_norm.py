@@ -1,7 +1,5 @@
 """Local response normalization on NumPy beside its formula in FP64, and that beside Chainer's."""
 
-import chainer
-import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -4,7 +4,6 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer.utils import conv_nd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

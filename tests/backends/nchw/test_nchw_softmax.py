@@ -13,7 +13,6 @@ from mixprec.backends.nchw.softmax import Softmaxes
 from tests.backends.primitive_cases import (
     EPS32,
     FLOAT16,
-    FLOAT32,
     STORAGE,
     accumulated,
     arrays,
@@ -75,6 +74,15 @@ def backward_of_chainer(y, dy, axis, log):
     return dx, factor * accumulated(y.shape[axis] + 1, magnitude) + 6 * EPS32 * rounded
 
 
+def check(device, x, dy, axis, log, misaligned=False):
+    """Checks both passes."""
+    y = device.forward(x, axis, log, misaligned)
+    expected, bound = forward_of_chainer(x, axis, log)
+    assert_close(y, expected, x.dtype, bound)
+    expected, bound = backward_of_chainer(y, dy, axis, log)
+    assert_close(device.backward(y, dy, axis, log, misaligned), expected, x.dtype, bound)
+
+
 @st.composite
 def cases(draw):
     """Returns a shape and one of its axes: long rows, columns, and small arrays of any number of axes."""
@@ -106,14 +114,7 @@ def test_softmax_is_chainers(device, case, log, dtype, spread, masked, misaligne
         drop = rng.random(shape) < 0.3
         np.put_along_axis(drop, rng.integers(0, shape[axis], drop.max(axis, keepdims=True).shape), False, axis)
         x[drop] = -np.inf
-    y = device.forward(x, axis, log, misaligned)
-    expected, bound = forward_of_chainer(x, axis, log)
-    assert_close(y, expected, dtype, bound)
-
-    dy = arrays(rng, shape, dtype)
-    dx = device.backward(y, dy, axis, log, misaligned)
-    expected, bound = backward_of_chainer(y, dy, axis, log)
-    assert_close(dx, expected, dtype, bound)
+    check(device, x, arrays(rng, shape, dtype), axis, log, misaligned)
 
 
 @logs
@@ -121,13 +122,7 @@ def test_softmax_is_chainers(device, case, log, dtype, spread, masked, misaligne
 @pytest.mark.parametrize(("shape", "axis"), [((2, 100_003), 1), ((1, 30_000, 3), 1), ((3, 8, 13, 17), 1)])
 def test_long_lines(device, shape, axis, dtype, log):
     rng = np.random.default_rng(0)
-    x = arrays(rng, shape, dtype, 2.0)
-    y = device.forward(x, axis, log)
-    expected, bound = forward_of_chainer(x, axis, log)
-    assert_close(y, expected, dtype, bound)
-    dy = arrays(rng, shape, dtype)
-    expected, bound = backward_of_chainer(y, dy, axis, log)
-    assert_close(device.backward(y, dy, axis, log), expected, dtype, bound)
+    check(device, arrays(rng, shape, dtype, 2.0), arrays(rng, shape, dtype), axis, log)
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
