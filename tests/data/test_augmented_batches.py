@@ -152,15 +152,6 @@ def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, settings):  # noqa:
         fresh.finalize()
 
 
-def test_shards_of_pillow_are_one_process(loaders, noise):  # noqa: F811
-    """Copies, operations and rectangles belong to places of the epoch, whoever has them."""
-    one = take(loaders("pillow", noise, 8, **EVERYTHING), 6)
-    shards = [take(loaders("pillow", noise, 4, shard=shard, num_shards=2, **EVERYTHING), 6) for shard in range(2)]
-    for (x, t, *_), *parts in zip(one, *shards, strict=True):
-        np.testing.assert_array_equal(np.concatenate([part[0] for part in parts]), x)
-        np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), t)
-
-
 # Copies
 
 

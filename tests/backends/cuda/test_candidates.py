@@ -56,19 +56,6 @@ def test_a_known_choice_builds_one_engine_of_what_is_taken(graphs, tmp_path, nod
     assert (len(made), len(built)) == (operations, operations)
 
 
-def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkeypatch):
-    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
-    cuda = HostCuda(2.0)
-    normalize(cuda)
-    (path,) = tmp_path.glob("*.json")
-    path.write_text(path.read_text().replace('"kernels, backwards"', '"magic"'))
-    made, _ = graphs
-    made.clear()
-    normalize(HostCuda(2.0))
-    assert len(made) == 2
-    assert '"magic"' not in path.read_text()
-
-
 def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, tmp_path, monkeypatch):
     """Kernels may be faster than before, or there may be another candidate."""
     settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)

@@ -313,15 +313,6 @@ def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(context):
     assert context.plan(CONV).engine == "eng0_k0=0"
 
 
-def test_one_slow_turn_does_not_count():
-    """Two turns decide on what is much slower, and the median on the rest: eng0 is the fastest but once."""
-    ticks = itertools.chain([9.0, 1.2, 1.2], itertools.cycle([1.0, 1.2, 1.2]))
-    context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice(lambda: next(ticks)))
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    assert context.plan(CONV).engine == "eng0_k0=0"
-
-
 def timed(costs):
     """Times functions that take so many milliseconds, from turn to turn; returns what is found, and their calls."""
     ticks = [itertools.cycle(each) for each in costs]
@@ -491,16 +482,6 @@ def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypat
     assert {index for _, index in fake_cudnn.executed} == {1, 2}
 
 
-def test_no_memory_at_all_is_an_error(context, device, monkeypatch):
-    def none(size):
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr(device, "allocate", none)
-    settings.configure(autotune="measure")
-    with pytest.raises(MemoryError):
-        run(context, CONV)
-
-
 def test_an_engine_that_two_heuristics_name_is_measured_once(context, monkeypatch):
     monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS * 2)
     settings.configure(autotune="measure")
@@ -643,8 +624,7 @@ def test_the_handle_of_a_thread_that_has_ended_serves_the_next(device, handles):
     for stream in (0, 0, 5):
         in_threads([lambda stream=stream: pool.on(stream)])
         gc.collect()
-    (handle,) = handles[0]
-    assert handle.alive
+    assert len(handles[0]) == 1
     assert handles[1] == [0, 5]
 
 

@@ -18,20 +18,6 @@ def _defaults():
     configure(**dataclasses.asdict(Settings()))
 
 
-def test_defaults():
-    assert current() == Settings()
-    assert dataclasses.asdict(current()) == {
-        "autotune": "heuristic",
-        "workspace": 512 * 2**20,
-        "deterministic": False,
-        "tf32": False,
-        "tensor_cores": True,
-        "cache": default_cache(),
-        "compile_seconds": 0.0,
-        "search_seconds": None,
-    }
-
-
 def test_what_is_not_named_stays():
     configure(workspace=2**20)
     configure(tf32=True)

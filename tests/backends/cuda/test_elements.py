@@ -1,4 +1,4 @@
-"""Addition on CUDA, run on the host, beside NumPy's."""
+"""Addition and ReLU on CUDA, run on the host, beside NumPy's."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,12 @@ def cuda():
 @pytest.mark.parametrize("misaligned", [False, True])
 @pytest.mark.parametrize("shape", [(2, 3, 3, 8), (3, 5), (4099,), ()])
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_a_sum_is_one_launch_and_the_same(cuda, dtype, shape, misaligned):
+@pytest.mark.parametrize(("name", "inputs"), [("add", 2), ("relu", 1), ("relu_backward", 2)])
+def test_each_is_one_launch_and_the_same(cuda, name, inputs, dtype, shape, misaligned):
     rng = np.random.default_rng(0)
-    a, b = arrays(rng, shape, dtype), arrays(rng, shape, dtype, 100.0)
-    a.reshape(-1)[-1] = np.inf
+    given = [arrays(rng, shape, dtype, scale) for scale in (1.0, 100.0)[:inputs]]
+    given[0].reshape(-1)[-1] = np.nan if name == "relu" else np.inf
     with cuda.counting() as found:
-        y = cuda.add(send(a), send(b, misaligned))
+        y = getattr(cuda, name)(*[send(array, misaligned and place == inputs - 1) for place, array in enumerate(given)])
     assert (found.kernels, found.plans) == (1, [])
-    same(y, PRIMITIVES.add(a, b))
+    same(y, getattr(PRIMITIVES, name)(*given))
