@@ -31,7 +31,7 @@ def table(profile, top=20):
 
 def as_json(profile):
     """Returns a :class:`~benchmarks.profile.profile_rows.Profile` as a dict for JSON."""
-    rows = [{**dataclasses.asdict(row), "share": row.share, "gain": row.gain} for row in profile.rows]
+    rows = [{**dataclasses.asdict(row), "gain": row.gain} for row in profile.rows]
     by_kind = [
         {"kind": kind, "calls": calls, "microseconds": time, "floor": floor}
         for kind, (calls, time, floor) in profile.by_kind().items()
