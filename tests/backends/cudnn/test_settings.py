@@ -105,7 +105,7 @@ def test_the_section_of_a_config_holds_before_the_model_runs(tmp_path):
     (tmp_path / "c.yaml").write_text(
         "model: {arch: a, classes: 2}\ndata: {train: t, val: v}\noptimizer: {lr: 1}\n"
         "training: {batch_size: 1, epochs: 1}\n"
-        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, tf32: true,\n"
+        "cudnn: {autotune: off, workspace_mib: 64, deterministic: true, allow_tf32: true,\n"
         "        search_seconds: 20, compile_seconds: 3}\n"
     )
     seen = []
