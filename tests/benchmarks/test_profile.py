@@ -14,6 +14,7 @@ from chainer import _backprop_utils, optimizers
 
 import mixprec
 from benchmarks import configured, floors, profile
+from benchmarks.gpu_check import quotes
 from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
@@ -374,8 +375,13 @@ def test_table():
     ]
 
 
-def test_json():
-    record = json.loads(json.dumps(profile.as_json(PROFILE)))
+def test_json_and_what_a_check_quotes_of_it(tmp_path):
+    (tmp_path / quotes.PROFILE).write_text(json.dumps(profile.as_json(PROFILE)))
+    assert quotes.profile(tmp_path, [])[:2] == [
+        "a step of 5.00 ms without waiting for the host",
+        "conv fprop: 2 calls, 3.000 ms, at least 1.500",
+    ]
+    record = json.loads((tmp_path / quotes.PROFILE).read_text())
     assert [row["gain"] for row in record["rows"][1::2]] == [1500.0, -1.0]
     assert record["kinds"][0] == {"kind": "conv fprop", "calls": 2, "microseconds": 3000.0, "floor": 1500.0}
     assert record["groups"]["layer1"] == {"BN forward": 500.0, "conv fprop": 3000.0}
