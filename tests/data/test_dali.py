@@ -20,6 +20,7 @@ from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.epochs import Epochs, Stages
 from mixprec.data.loaders.staged import StagedIterator
 from mixprec.data.sources.folders import ImageFiles, scan_folders
+from tests.cases import first
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -218,7 +219,7 @@ def test_flip_mirrors_some_images_and_no_flip_none(make, tmp_path, flip):
     assert (mirrored > 0) == flip
 
 
-@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("seed", first(1, [7, 0]))
 def test_same_seed_gives_the_same_batches_whatever_the_threads(make, noise, seed):
     """And however many are made ahead. Seed 0 too: DALI takes a negative seed, not 0, as 'choose one'."""
     one = take(make(noise, flip=True, seed=seed, threads=1), 15)
@@ -234,7 +235,7 @@ def test_training_reset_repeats_the_beginning(make, noise):
 
 @pytest.mark.parametrize(
     ("train", "delivered"),
-    [(True, 0), (True, 3), (True, 5), (True, 6), (True, 8), (False, 3), (False, 6)],
+    first(3, [(True, 5), (False, 3), (True, 0), (True, 3), (True, 6), (True, 8), (False, 6)]),
 )
 def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, tmp_path, train, delivered):
     """At the very start, in the middle of an epoch, before its last batch, at its end, in the second and third."""
@@ -443,7 +444,7 @@ def test_batches_are_contiguous_and_stay_valid_as_long_as_they_are_kept(make, no
         np.testing.assert_array_equal(t, t_then)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, lambda iterator: pickle.loads(pickle.dumps(iterator))])
+@pytest.mark.parametrize("copied", first(1, [lambda iterator: pickle.loads(pickle.dumps(iterator)), copy.copy]))
 def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
     expected = take(make(noise), 12)
     iterator = make(noise)
@@ -613,7 +614,7 @@ def _staged(make, images, last_batch="partial", dtype="float32", **settings):
     return StagedIterator(Stages(tuple(epochs)), made)
 
 
-@pytest.mark.parametrize("last_batch", ["partial", "drop", "pad"])
+@pytest.mark.parametrize("last_batch", first(1, ["partial", "drop", "pad"]))
 def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_batch):
     iterator = _staged(make, flat, last_batch, **PLAIN)
     orders = []
@@ -634,7 +635,7 @@ def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_b
     iterator.finalize()
 
 
-@pytest.mark.parametrize("delivered", [12, 14])
+@pytest.mark.parametrize("delivered", first(1, [14, 12]))
 def test_a_snapshot_of_any_stage_goes_on_bit_for_bit(make, noise, tmp_path, delivered):
     """6 batches an epoch for 2 epochs, then 3, then 5: stages begin after 12 and 15 batches."""
     whole = _staged(make, noise)
