@@ -605,8 +605,8 @@ def test_chainers_updater_and_evaluator_see_every_image(make, noise):
 def _staged(make, images, last_batch="partial", dtype="float32", **settings):
     """Two epochs of 16 pixels in batches of 4, then one of 24 in batches of 8, then 20 pixels in batches of 5."""
     epochs, made = [], []
-    for first, size, batch_size in ((0, 16, 4), (2, 24, 8), (3, 20, 5)):
-        before = (first, epochs[-1].begin(first)) if epochs else (0, 0)
+    for start, size, batch_size in ((0, 16, 4), (2, 24, 8), (3, 20, 5)):
+        before = (start, epochs[-1].begin(start)) if epochs else (0, 0)
         own = {"epochs_before": before[0], "batches_before": before[1], "last_batch": last_batch}
         epochs.append(Epochs(images=len(images), batch_size=batch_size, **own))
         own = {"size": size, "before": before, "last_batch": last_batch, "dtype": dtype, **settings}
