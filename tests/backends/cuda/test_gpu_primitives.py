@@ -10,7 +10,6 @@ import inspect
 import itertools
 import json
 import math
-import re
 from unittest import mock
 
 import numpy as np
@@ -23,7 +22,6 @@ from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.stem import folds_of
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
-from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
 from tests.backends import batch_norm_checks
@@ -53,7 +51,6 @@ from tests.backends.primitive_cases import (
     tiny_of,
 )
 from tests.cases import pairs
-from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import ENGINES, engine
 from tests.stand_ins.cuda_sides import both_sides, on_devices
 from tests.stand_ins.kernels_on_host import odd_values
@@ -473,34 +470,6 @@ def check_measured(side, cuda):
     check_convolutions(side, cuda, (THREE, X, W), FLOAT16)  # with what has been chosen
     with engine("cudnn"):
         batch_norm_checks.check(cuda, side.send, side.receive, X, FLOAT16, BatchNorm(relu=True), False)
-
-
-@both_sides
-@pytest.mark.parametrize("limit", [0, 1 << 12])
-def test_a_limit_to_the_workspace_is_kept_or_said_to_be_too_low(side, limit, monkeypatch):
-    """The stand-in's engines that need none are taken away."""
-    side.need_cudnn()
-    monkeypatch.setattr(fake_cudnn, "PLANS", fake_cudnn.PLANS[:2])
-    cudnn.configure(workspace=limit)
-    x, w, dy = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
-    cuda = side.fresh()
-    calls = {
-        "conv_fprop": lambda: cuda.conv_fprop(x, w, THREE),
-        "conv_dgrad": lambda: cuda.conv_dgrad(dy, w, THREE, X),
-        "conv_wgrad": lambda: cuda.conv_wgrad(x, dy, THREE, W),
-    }
-    message = rf"need more workspace than the limit of {limit / 2**20:g} MiB; raise cudnn.workspace_mib to \d+ or more"
-    for name, call in calls.items():
-        workspaces = cuda.cudnn._executor._workspaces
-        with mock.patch.object(workspaces, "address", wraps=workspaces.address) as address:
-            try:
-                call()
-            except NoEngine as error:
-                failure = error
-            else:
-                failure = None
-        assert failure is None or re.search(message, str(failure)), name
-        assert all(call.args[1] <= limit for call in address.call_args_list), name
 
 
 # --- CUDA graphs

@@ -66,7 +66,7 @@ def test_there_are_kernels():
 )
 @pytest.mark.parametrize("file", FILES)
 def test_every_kernel_compiles_without_spills(file, architecture, whole):
-    compiler = compiler_for(architecture)
+    compiler = compiler_for()
     sources = _sources(file, architecture, whole)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         logs = pool.map(compiler, sources.values(), [architecture] * len(sources))

@@ -24,7 +24,7 @@ from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.search_time import SearchTime
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
-from tests.backends.cudnn.operations import batch_norm, conv_fprop
+from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice
 
@@ -69,21 +69,8 @@ def graphs(monkeypatch):
     return made
 
 
-def arrays(operation, seed=0):
-    """Arrays for all tensors of an operation by name; outputs hold 7."""
-    random = np.random.RandomState(seed)
-    found = {t.name: random.uniform(0.5, 1, t.shape).astype(t.dtype) for t in operation.inputs}
-    return {**found, **{t.name: np.full(t.shape, 7, t.dtype) for t in operation.outputs}}
-
-
 def addresses(found):
     return {name: array.ctypes.data for name, array in found.items()}
-
-
-def run(context, operation):
-    found = arrays(operation)
-    context.plan(operation).run(*addresses(found).values())
-    return found
 
 
 def process(milliseconds=None):
