@@ -1,12 +1,10 @@
 """Processes for measurements: what one has imported, changed or allocated is not another's."""
 
-import contextlib
 import ctypes
 import math
 import multiprocessing
 import pickle
 import signal
-import threading
 import time
 
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
@@ -30,8 +28,7 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,))
-        with _late_interrupt():
-            self._process.start()
+        self._process.start()
         theirs.close()
 
     def __enter__(self):
@@ -94,22 +91,6 @@ class Worker:
 
     def _with_progress(self, reason):
         return f"{reason}; it had come to: {self.progress}" if self.progress else reason
-
-
-@contextlib.contextmanager
-def _late_interrupt():
-    """Ctrl-C in the block counts at its end: a process that is half started would say so in a traceback."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Ctrl-C interrupts the main thread only
-        return
-    caught = []
-    before = signal.signal(signal.SIGINT, lambda *arguments: caught.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(*caught[0])
 
 
 def report(text):

@@ -16,7 +16,7 @@ python scripts/benchmark.py loader [--data PATH] [--images 512] [--batch 64] [--
 python scripts/benchmark.py scaling [--arch resnet20] [--ranks 2] [--batch 32] [--dtype float32] [--blocks 7]
     [--seconds 2] [--json FILE]
 python scripts/benchmark.py parity [--config FILE] [--set KEY=VALUE ...] [--arms NAMES] [--seeds 5] [--jobs 2]
-    [--out DIR] [--plot FILE] [--json FILE]
+    [--out DIR] [--json FILE]
 python scripts/benchmark.py ablation [--data digits|textures|large-batch] [the options of parity]
 """
 

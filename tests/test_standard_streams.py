@@ -19,7 +19,7 @@ from tests import ROOT
 
 PARTS = {  # of other commands, which read what they print
     "mixprec.monitor.work",
-    *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.usable_gpu")),
+    *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.segments", "gpu_check.usable_gpu")),
     "benchmarks.scaling.rank_processes",
 }
 ALONE = {

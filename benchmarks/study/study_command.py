@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from benchmarks import command_arguments, record_files
-from benchmarks.study import study_plot, study_report, study_runs
+from benchmarks.study import study_report, study_runs
 from benchmarks.study.studies import ABLATIONS, PARITY
 from mixprec.command_line import path
 
@@ -42,11 +42,10 @@ def _add(commands, function, name, text):
     command.add_argument("--jobs", type=positive, default=2, help=help)
     help = "of the runs, which the same command goes on with; default: in results"
     command.add_argument("--out", type=path("a folder"), metavar="DIR", help=help)
-    command.add_argument("--plot", type=record_files.picture_file, metavar="FILE", help="draw the differences there")
     return command
 
 
-def _run(save, study, name, networks, config, overrides, arms, seeds, jobs, out, plot):
+def _run(save, study, name, networks, config, overrides, arms, seeds, jobs, out):
     study = dataclasses.replace(study.only(arms), settings=(*study.settings, *overrides))
     if config is not None:
         study = dataclasses.replace(study, config=config, make=None)
@@ -59,6 +58,3 @@ def _run(save, study, name, networks, config, overrides, arms, seeds, jobs, out,
     record = study_report.as_json(study, runs, name=name, config=study.config.name, seeds=seeds, jobs=jobs)
     print(study_report.table(record))
     save(record)
-    if plot is not None:
-        with record_files.writing(plot):
-            study_plot.save(plot, record)

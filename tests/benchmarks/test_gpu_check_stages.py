@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
-from benchmarks.gpu_check import gpu_tests, group, quotes, stages
+from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
 from benchmarks.study import study_arms, study_report, study_runs
 from benchmarks.study.studies import PARITY
 from mixprec import config as configs
@@ -17,6 +17,7 @@ from models import MODELS
 from scripts import benchmark, make_textures
 from tests import ROOT
 from tests.benchmarks import bars_record
+from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +49,8 @@ def test_two_calls_hold_what_the_page_says(stage_of):
         calls.append([stage.name for stage in ran])
     names = list(stage_of)
     first, second = (names.index(name) + 1 for name in ("captured-32", "plain-32"))
-    assert calls[0] == names[:first]
-    assert calls[1] == [*names[first:second], "profile-32", "nccl"]
+    assert calls[0] == [*names[:first], "segments"]
+    assert calls[1] == [*(name for name in names[first:second] if name != "segments"), "profile-32", "nccl"]
     assert stage_of["talk"].limit <= 540
     for stage in stage_of.values():
         assert all(float(limit) < stage.limit for limit in words_after(stage, "--prepare-limit"))
@@ -84,7 +85,7 @@ def test_scripts_take_the_arguments_of_each_stage(stage_of, monkeypatch):
             with pytest.raises(ZeroDivisionError) as caught:
                 main(words)
             asked[name] = caught.value.args
-    others = {"environment", "smoke", "parity", "tests-changed", "nccl", "tests-others"}
+    others = {"environment", "smoke", "parity", "tests-changed", "segments", "nccl", "tests-others"}
     assert asked.keys() == stage_of.keys() - others
     talk, _ = asked["talk"]
     assert (talk.batch, talk.blocks, talk.rows) == ([32, 64, 128, 256], 2, list(stages.TALK))
@@ -300,3 +301,17 @@ def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files)
     (project / changed).write_text((project / changed).read_text() + "\n# gpu")
     after = gpu_tests.digests(project)
     assert [name for name, digest in after.items() if before[name] != digest] == files
+
+
+@pytest.mark.cupy
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_copy_in_pieces_compiles_for_a_gpu(architecture):
+    log = compiler_for()(segments.source(256), architecture)
+    assert "meet" in log
+    assert "copy_slices" in log
+    assert "warning" not in log
+
+
+@pytest.mark.gpu
+def test_segments_on_a_gpu():
+    assert segments.main() == 0
