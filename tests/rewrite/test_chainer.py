@@ -126,9 +126,9 @@ def test_files_of_plain_models_load_into_converted_ones_and_back(compute, lazy, 
     plain = net()
     plain(images(0))  # moves statistics
     plain.steps[...] = 7
-    serializers.save_npz(tmp_path / "plain", plain)
+    serializers.save_npz(tmp_path / "plain.npz", plain)
     model = converted(lazy=lazy, compute=compute)
-    serializers.load_npz(tmp_path / "plain", model)
+    serializers.load_npz(tmp_path / "plain.npz", model)
     expected = {name: rounded(a, compute) if name in HALF else a for name, a in arrays(plain).items()}
     assert_equal(arrays(model), expected)
     assert all(param.dtype.name == (compute if name in HALF else "float32") for name, param in model.namedparams())
@@ -137,9 +137,9 @@ def test_files_of_plain_models_load_into_converted_ones_and_back(compute, lazy, 
     assert is_krsc(model.conv.W)
     assert is_krsc(model.deconv.W)
 
-    serializers.save_npz(tmp_path / "converted", model)
+    serializers.save_npz(tmp_path / "converted.npz", model)
     back = net(lazy)
-    serializers.load_npz(tmp_path / "converted", back)
+    serializers.load_npz(tmp_path / "converted.npz", back)
     assert_equal(arrays(back), expected)
     assert {param.dtype.name for param in back.params()} == {"float32"}
     with chainer.using_config("train", False):
