@@ -1,8 +1,8 @@
 """Counts the code lines of each top folder, and fails if one has more than .ci/code_lines.txt allows.
 
-A code line is a line of Python with code on it: blank lines, comments and docstrings do not count, so nobody gains by
-leaving out words. `make lint` and the hooks of pre-commit run this. Who needs more lines raises the number in the same
-commit, and says why in its message.
+A code line is a line of Python with code on it: blank lines, comments and docstrings do not count, so leaving out
+words gains nothing. `make lint` and the hooks of pre-commit run this. Who needs more lines raises the number in the
+same commit, and says why in its message.
 """
 
 import ast

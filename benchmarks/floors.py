@@ -7,7 +7,6 @@ lie in one may take less.
 
 import math
 
-import ml_dtypes  # noqa: F401  (registers the name bfloat16 with NumPy)
 import numpy as np
 
 BYTES, OPERATIONS = "bytes", "operations"
@@ -42,14 +41,15 @@ def floor(moved_bytes, operations, dtype, rates):
     return (by_operations, OPERATIONS) if by_operations > by_bytes else (by_bytes, BYTES)
 
 
-def operations(call, result):
+def operations(name, arguments, result):
     """Returns the floating-point operations of the products of a convolution or linear layer, 0 for other primitives.
 
     Args:
-        call: :class:`~benchmarks.recording_device.primitive_calls.Call`.
-        result: what it returned, or what stands for that.
+        name: of the primitive.
+        arguments: that it was called with.
+        result: what it returned.
     """
-    match call.name, call.arguments:
+    match name, arguments:
         case "conv_fprop" | "linear", (_, w, *_):
             moving, factors = arrays_of(result)[0].shape, w.shape[1:]
         case "conv_dgrad" | "deconv_fprop" | "linear_dgrad", (dy, w, *_):
@@ -68,7 +68,7 @@ def operations_of_function(name, inputs, outputs):
 
     Args:
         name: of its class.
-        inputs: arrays, or what stands for them.
+        inputs: arrays.
         outputs: likewise.
     """
     match name, inputs:
@@ -92,10 +92,7 @@ def _of_product(moving, factors):
 
 
 def arrays_of(value):
-    """Returns all arrays in tuples and lists, or what is in their places.
-
-    That is a :class:`~benchmarks.recording_device.primitive_calls.Spec` for each.
-    """
+    """Returns all arrays in tuples and lists."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return [value]
     return [array for part in value for array in arrays_of(part)] if isinstance(value, (tuple, list)) else []

@@ -19,10 +19,13 @@ from tests import ROOT
 
 PARTS = {  # of other commands, which read what they print
     "mixprec.monitor.work",
-    *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.segments", "gpu_check.usable_gpu")),
+    *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.usable_gpu")),
     "benchmarks.scaling.rank_processes",
 }
-ALONE = {"mixprec.training.rank_watch"}  # imports nothing of mixprec
+ALONE = {
+    "mixprec.training.rank_watch",  # imports nothing of mixprec
+    "mixprec.optimizer.batch.native_source",  # writes a file of the checkout, for who changes a rule
+}
 FULL = os.strerror(errno.ENOSPC)
 STATES = {  # redirections of a shell, exit code, standard error
     ">&-": (1, "error: standard output: it is closed\n"),

@@ -135,8 +135,7 @@ def _inference(path, record):
     yield from _facts(path, record, {name: record[name] for name in ("numpy", "chainer", "onnx", "onnxruntime")}, words)
     yield (
         "Images a second, with random weights. Chainer computes with train off; onnxruntime has the files that\n"
-        "`mixprec.export` makes, INT8 as for CPUs. An export in FP32, FP16 and INT8 needs at most "
-        f"{record['export_peak'] / 1e6:,.0f} MB.\n\n"
+        "`mixprec.export` makes, INT8 as for CPUs.\n\n"
     )
     for row in record["rows"]:
         rows.setdefault(row["name"], []).append(row)

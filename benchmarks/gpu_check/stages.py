@@ -103,7 +103,6 @@ def stages(scratch):
         _parity(scratch, "parity", 70),
         tests("changed", 60),
         bars("measured-256", 75, 256, MEASURED),
-        Stage("segments", 8, _module("segments")),
         bars("second-256", 25, 256, f"{BY_RULE}, second stream"),
         bars("plain-32", 40, 32, PLAIN),
         bars("compiled-256", 90, 256, COMPILED),

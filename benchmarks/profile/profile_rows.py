@@ -38,11 +38,6 @@ class Row:
         return self.layer.split("/")[0]
 
     @property
-    def share(self):
-        """The floor over the time; ``None`` for a time of 0."""
-        return self.floor / self.microseconds if self.microseconds else None
-
-    @property
     def gain(self):
         """Microseconds of a step that there are between the time and the floor; negative for what a cache serves."""
         return self.microseconds - self.floor

@@ -24,22 +24,14 @@ def table(profile, top=20):
         top: number of rows.
     """
     late = f"; {profile.late} times the device went on before the host was ready" if profile.late else ""
-    lines = [
-        f"a step of {profile.step / 1e3:.2f} ms, median of {profile.steps}; {profile.eager / 1e3:.2f} ms as it runs "
-        f"without a profile{late}",
-        "",
-        *_kinds(profile),
-        "",
-        *_groups(profile),
-        "",
-        *_top(profile, top),
-    ]
-    return "\n".join(lines)
+    head = f"a step of {profile.step / 1e3:.2f} ms, median of {profile.steps}; {profile.eager / 1e3:.2f} ms as it runs "
+    head += f"without a profile{late}"
+    return "\n\n".join([head, *map("\n".join, (_kinds(profile), _groups(profile), _top(profile, top)))])
 
 
 def as_json(profile):
     """Returns a :class:`~benchmarks.profile.profile_rows.Profile` as a dict for JSON."""
-    rows = [{**dataclasses.asdict(row), "share": row.share, "gain": row.gain} for row in profile.rows]
+    rows = [{**dataclasses.asdict(row), "gain": row.gain} for row in profile.rows]
     by_kind = [
         {"kind": kind, "calls": calls, "microseconds": time, "floor": floor}
         for kind, (calls, time, floor) in profile.by_kind().items()

@@ -25,7 +25,6 @@ from chainer import _backprop_utils, function, function_node
 from benchmarks import floors
 from benchmarks.profile import kinds
 from benchmarks.profile.spans import Key
-from benchmarks.recording_device.primitive_calls import Call
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
@@ -141,7 +140,6 @@ class _Watch:
         def run(*arguments, **keywords):
             if self._in_primitive:
                 return primitive(*arguments, **keywords)
-            call = Call(name, arguments, tuple(keywords.items()))
             self._in_primitive = True
             try:
                 with self._spans.span() as span:
@@ -149,11 +147,11 @@ class _Watch:
                     result = primitive(*arguments, **keywords)
             finally:
                 self._in_primitive = False
-            given = floors.arrays_of((call.arguments, call.keywords))
+            given = floors.arrays_of((arguments, *keywords.values()))
             new = [array for array in floors.arrays_of(result) if not any(array is each for each in given)]
             moved = floors.moved([*given, *new])
             kind = kinds.GRADIENT_SUM if self._in_sum else kinds.of_primitive(name)
-            operations = floors.operations(call, result)
+            operations = floors.operations(name, arguments, result)
             span.key = self._key(kind, name, floors.arrays_of(arguments), moved, operations, ", ".join(self._engines))
             return result
 

@@ -16,13 +16,13 @@ from benchmarks.recording_device.graphs import Graph, Graphs
 from benchmarks.recording_device.launcher import CudnnContext, Launcher, Matrices
 from benchmarks.recording_device.memory import Memory
 from benchmarks.recording_device.nccl import Nccl
-from benchmarks.recording_device.primitive_calls import calls, named
 from mixprec import backends
+from mixprec.backends.device_log import asked_by
 from mixprec.backends.primitives import Primitives
 from mixprec.graph_capture import origin
 from mixprec.master_arrays import MASTER
 
-__all__ = ["CudnnContext", "Graph", "Graphs", "Launcher", "array", "calls", "install", "send"]
+__all__ = ["CudnnContext", "Graph", "Graphs", "Launcher", "array", "install", "send"]
 
 
 def array(value):
@@ -66,7 +66,7 @@ def install():
     primitives = cuda.Cuda(Launcher(), CudnnContext(), Matrices())
     for name, contract in vars(Primitives).items():
         if inspect.isfunction(contract):
-            setattr(primitives, name, named(name, getattr(primitives, name)))
+            setattr(primitives, name, asked_by(name)(getattr(primitives, name)))
     primitives.graphs = Graphs(primitives.launcher)
     nccl = Nccl()
     primitives.nccl_of = lambda communicator: nccl

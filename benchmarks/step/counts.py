@@ -39,7 +39,7 @@ _DECAY = 0.9999  # of the learning rate, from step to step
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What the host asks of the device in one step; ``None`` is what is not known.
+    """What the host asks of the device in one step; ``None`` is what has failed.
 
     A launch is a kernel of mixprec, an execution of cuDNN or cuBLAS, which may be several kernels, or a function of
     arrays for which CuPy launches a kernel or a copy, for a sum over everything two. cuDNN is taken to have
@@ -48,19 +48,17 @@ class Counts:
     Attributes:
         launches: those outside of graphs.
         graph_launches: launches of CUDA graphs.
-        in_graph: launches that are nodes of the graph; ``None`` also if there is no graph.
         uploads: copies from the host.
         syncs: values for which the host waits.
         conversions: layout conversions among all launches, and functions of arrays that go through one in another
             order than it lies in memory, which takes CuPy as long or longer.
         parts: dict from names of primitives, or of functions of arrays, to their launches, in and outside of the graph.
-        note: one line that says more, such as why something is not known, or ``""``.
+        note: one line that says more, such as why it has failed, or ``""``.
         moves: :class:`~benchmarks.step.launches.Launch` of each launch, in and outside of the graph.
     """
 
     launches: int | None = None
     graph_launches: int | None = None
-    in_graph: int | None = None
     uploads: int | None = None
     syncs: int | None = None
     conversions: int | None = None
@@ -91,6 +89,8 @@ def counts_of(rows, network, **settings):
 def count(config, network):
     """Counts for a step of a config, when steps are all alike, on a device that this function installs.
 
+    What functions of Chainer launch cannot be seen: those of layout nchw, and the update of parameters one by one.
+
     What is global in a process is set as the training script would do it: random seeds, settings of cuDNN, what
     converting a model changes. So :func:`counts_of` calls it in a process of its own.
 
@@ -99,13 +99,11 @@ def count(config, network):
         network: callable from the number of classes to a Chainer link from images to logits.
 
     Returns:
-        :class:`Counts`. With the layout nchw, where Chainer's own functions compute, nothing is known.
+        :class:`Counts`
 
     Raises:
         RuntimeError: steps do not come to be alike, or no graph is launched.
     """
-    if config.model.memory_format == "nchw":
-        return Counts(note=_unseen("the functions of layout nchw"))
     model, _ = build_model(config, network, "@numpy")
     batch = _first_batch(config)
     with _on_device(config, model, batch) as (optimizer, lossfun, given):
@@ -114,7 +112,7 @@ def count(config, network):
         if config.capture.mode == "off":
             return eager
         launched, outside = _replayed(config, optimizer, rate, lossfun, given)
-        return _captured(launched, outside, eager, optimizer, images_in_step)
+        return _captured(launched, outside, optimizer, images_in_step)
 
 
 def table(counts):
@@ -183,11 +181,7 @@ def _eager(optimizer, rate, lossfun, given, images_in_step):
         before = now
     else:
         raise RuntimeError(f"the last of {_STEPS} steps asks the device for something else than the one before")
-    found = dataclasses.replace(_counts(notes), moves=_moves(notes, images_in_step, optimizer))
-    report = optimizer.report()
-    if report.batched < len(report.parameters):
-        return dataclasses.replace(found, launches=None, note=_unseen("the update of parameters one by one"))
-    return found
+    return dataclasses.replace(_counts(notes), moves=_moves(notes, images_in_step, optimizer))
 
 
 def _first_batch(config):
@@ -222,19 +216,17 @@ def _replayed(config, optimizer, rate, lossfun, given):
     raise RuntimeError(f"no graph was launched in {_CALLS} steps: {step.report()}")
 
 
-def _captured(launched, notes, eager, optimizer, images_in_step):
-    """Returns the :class:`Counts` of captured steps, given those of eager ones."""
+def _captured(launched, notes, optimizer, images_in_step):
+    """Returns the :class:`Counts` of captured steps."""
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
-    known = eager.launches is not None
     return dataclasses.replace(
         outside,
         graph_launches=len(launched),
-        in_graph=inside.launches if known else None,
         conversions=inside.conversions + outside.conversions,
         parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
         moves=_moves([*graph.notes, *notes], images_in_step, optimizer),
-        note=f"{inside.launches} launches in the graph" if known else eager.note,
+        note=f"{inside.launches} launches in the graph",
     )
 
 
@@ -269,7 +261,3 @@ def _moves(notes, images_in_step, optimizer):
 
 def _move(optimizer, rate):
     setattr(optimizer, rate, getattr(optimizer, rate) * _DECAY)
-
-
-def _unseen(what):
-    return f"Chainer's own code, whose launches cannot be seen: {what}"

@@ -2,8 +2,12 @@
 
 import sys
 
-import mixprec
 from mixprec import command_process
+
+if __name__ == "__main__":
+    command_process.begin()  # before the seconds that the imports below take
+
+import mixprec
 from mixprec.training import command
 from models import MODELS
 

@@ -55,7 +55,7 @@ class LossScale:
         "First scale, or the scale itself in static mode.",
         65536.0,
         limit=power_of_two(),
-        aliases=("scale", "value"),
+        aliases=("scale", "value", "init"),
     )
     growth_factor: float = key(
         "The scale is multiplied by it after growth_interval steps in a row without an overflow.",
@@ -119,7 +119,7 @@ class Optimizer:
         "proportion (Goyal et al. 2017). null takes them as they are.",
         None,
         limit=between(1, INT32),
-        aliases=("lr_batch_size",),
+        aliases=("lr_batch_size", "lr_images"),
     )
     momentum: float | None = key(
         f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",
@@ -263,6 +263,7 @@ class Cudnn:
     allow_tf32: bool = key(
         "Convolutions with precision.compute float32 may round their inputs to 10 bits, as Tensor cores want.",
         False,
+        aliases=("tf32",),
     )
 
 

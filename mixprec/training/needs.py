@@ -129,7 +129,7 @@ def dry_run(config, trainer, report, train, out, ranks):
         raise DoesNotFit(f"{key} {value}: a step runs out of the memory of {memory.where}; {advice}") from error
     finally:
         trainer.updater.finalize()
-    measured = dataclasses.replace(memory, parts={estimates.BATCH: peak - held})
+    measured = dataclasses.replace(memory, parts={estimates.BATCH: max(0, peak - held)})
     _check(config, measured)
     return f"memory: {measured}\n\n{activations}\n\n{disk}\n\n{time}"
 

@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
+    EPS32,
     FLOAT32,
     accumulated,
     arrays,
@@ -25,13 +27,14 @@ def without_doubt(dy, before, bound):
     return np.where(np.abs(before) <= bound, 0, dy).astype(dy.dtype)
 
 
-def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False):
+def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, constant=False, of_images=1.0):
     """Checks ``(dx, dgamma, dbeta, dadd)``, as arrays of NumPy; ``before`` is the input of the ReLU."""
     dx, dgamma, dbeta, dadd = found
     gradient = exact(dy) * (before > 0) if attributes.relu else exact(dy)
-    expected = batch_norm_gradients(gradient, x, gamma, mean, invstd, constant)
+    expected = batch_norm_gradients(of_images * gradient, x, gamma, mean, invstd, constant)
+    slack = 1 if np.ndim(of_images) == 0 else 2
     for array, name, dtype in ((dx, "dx", x.dtype), (dgamma, "dgamma", FLOAT32), (dbeta, "dbeta", FLOAT32)):
-        assert_close(array, expected[name][0], dtype, expected[name][1])
+        assert_close(array, expected[name][0], dtype, slack * expected[name][1])
     if add:
         assert dadd.dtype == x.dtype
         np.testing.assert_array_equal(exact(dadd), gradient)
@@ -39,7 +42,10 @@ def check_gradients(found, dy, before, x, gamma, mean, invstd, attributes, add, 
         assert dadd is None
 
 
-def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spread=2.0, mean=1.0, seed=0):
+def check(
+    primitives, send, receive, shape, dtype, attributes, with_add, with_factors=False, with_plus=False, spread=2.0,
+    mean=1.0, seed=0,
+):  # fmt: skip
     """Checks a forward pass with running statistics, and a backward pass.
 
     Args:
@@ -50,6 +56,8 @@ def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spre
         dtype: storage dtype.
         attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
         with_add: whether something is added.
+        with_factors: whether the images have factors; only with ``with_add``.
+        with_plus: whether the gradient is the sum of two arrays.
         spread: standard deviation of the input.
         mean: of the input.
         seed: of random numbers.
@@ -58,16 +66,26 @@ def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spre
     x = arrays(rng, shape, dtype, spread, mean)
     add = arrays(rng, shape, dtype) if with_add else None
     gamma, beta = channel_parameters(rng, shape[-1])
+    factors = rng.choice([0, 1.25, 2.5], shape[0]).astype(np.float32) if with_factors else None
+    of_images = exact(factors).reshape(-1, *[1] * (len(shape) - 1)) if with_factors else 1.0
+
+    def output(moments):
+        if not with_factors:
+            return batch_norm_output(x, gamma, beta, moments, add)
+        normalized, bound = batch_norm_output(x, gamma, beta, moments)
+        terms = np.abs(of_images * normalized) + np.abs(exact(add))
+        return of_images * normalized + exact(add), 2 * of_images * bound + 4 * EPS32 * terms
+
     running = arrays(rng, shape[-1], np.float32), np.exp(arrays(rng, shape[-1], np.float32))
     moved = send(tuple(array.copy() for array in running))
     on_device = send((x, gamma, beta))
-    y, saved = primitives.batch_norm(*on_device, moved, attributes, add=send(add))
+    y, saved = primitives.batch_norm(*on_device, moved, attributes, add=send(add), factors=send(factors))
 
     moments = batch_norm_moments(x, attributes.eps, merged=True)
     mean, invstd = receive((saved.mean, saved.invstd))
     assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
     assert_close(invstd, moments.invstd, FLOAT32, moments.invstd_bound)
-    before, bound = batch_norm_output(x, gamma, beta, moments, add)
+    before, bound = output(moments)
     assert_close(receive(y), opened(before, attributes.relu), dtype, bound)
     unbiased = moments.count / max(moments.count - 1, 1)
     for found, old, value, value_bound in zip(
@@ -80,10 +98,15 @@ def check(primitives, send, receive, shape, dtype, attributes, with_add, *, spre
         kept, new = attributes.decay * exact(old), (1 - attributes.decay) * value
         assert_close(found, kept + new, FLOAT32, value_bound + accumulated(3, np.abs(kept) + np.abs(new)))
 
-    before, bound = batch_norm_output(x, gamma, beta, given_moments(mean, invstd), add)
+    before, bound = output(given_moments(mean, invstd))
     # cuDNN may round what it computes again to the storage dtype before it looks at the sign.
-    dy = without_doubt(arrays(rng, shape, dtype), before, bound + np.finfo(np.float16).tiny)
+    doubt = bound + np.finfo(np.float16).tiny
+    dy = without_doubt(arrays(rng, shape, dtype), before, doubt)
+    plus = without_doubt(arrays(rng, shape, dtype), before, doubt) if with_plus else None
     sent = send(dy)
-    found = primitives.batch_norm_backward(sent, *on_device, saved, attributes, add=with_add)
-    assert not with_add or attributes.relu or found[3] is sent
-    check_gradients(receive(found), dy, before, x, gamma, mean, invstd, attributes, with_add)
+    found = primitives.batch_norm_backward(
+        sent, *on_device, saved, attributes, add=with_add, plus=send(plus), factors=send(factors)
+    )
+    assert not with_add or attributes.relu or with_plus or found[3] is sent
+    total = PRIMITIVES.add(dy, plus) if with_plus else dy
+    check_gradients(receive(found), total, before, x, gamma, mean, invstd, attributes, with_add, of_images=of_images)

@@ -170,19 +170,6 @@ def test_the_host_goes_on_meanwhile(copies, monkeypatch):
     np.testing.assert_array_equal(back(copies, slot, copies.layout_of(np.zeros(1000))), np.zeros(1000))
 
 
-def test_a_copy_out_waits_for_the_last_one_back(copies, monkeypatch):
-    gate = Gate(monkeypatch, "preadv")
-    slot, layout = out(copies, np.arange(1000.0))
-    root, mark = copies.back(slot)
-    copies.give(slot)
-    taken = copies.take(8000)
-    second = copies.out(np.zeros(1000), taken)
-    assert not second.done()
-    gate.is_open.set()
-    copies.wait(mark)
-    np.testing.assert_array_equal(copies.array_in(root, layout), np.arange(1000.0))
-
-
 def test_nothing_holds_the_memory_after_a_copy(copies):
     array = np.ones(1000)
     token = weakref.ref(copies.token_of(array))

@@ -191,9 +191,12 @@ def test_a_communicator_of_nccl_is_never_destroyed(cupy, monkeypatch):
     destroyed = []
     monkeypatch.setattr(Communicator, "__del__", destroyed.append, raising=False)
     monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    before = len(nccl._of_communicators)
     nccl.nccl_of(communicator := Chainermn(), _array(0, 1))
+    assert len(nccl._of_communicators) == before + 1
     del communicator
     gc.collect()
+    assert len(nccl._of_communicators) == before  # the one of ChainerMN is gone
     assert not destroyed
     assert os.environ["NCCL_GRAPH_REGISTER"] == "0"
 
@@ -224,13 +227,3 @@ def test_rank_0_without_a_network_is_an_error_of_all(cupy, monkeypatch):
     with pytest.raises(RuntimeError, match=r"rank 0 has no NCCL.*SYSTEM_ERROR"):
         nccl.nccl_of(Chainermn(), _array(0, 1))
     assert told == ["NCCL_ERROR_SYSTEM_ERROR"]
-
-
-def test_a_communicator_that_is_gone_leaves_none(cupy):
-    before = len(nccl._of_communicators)
-    communicator = Chainermn()
-    nccl.nccl_of(communicator, _array(0, 1))
-    assert len(nccl._of_communicators) == before + 1
-    del communicator
-    gc.collect()
-    assert len(nccl._of_communicators) == before

@@ -245,11 +245,6 @@ def test_a_first_step_that_overflows_leaves_weights_and_momenta_alone(fused, rea
     assert not torch.equal(step.network[0].weight, before[0])
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_only_float16_has_a_loss_scale(precision, torch, torch_step):
-    assert not _small(torch, torch_step.CpuStep, PyTorchSettings(precision)).scaler.is_enabled()
-
-
 # Rows that cannot be measured
 
 

@@ -168,12 +168,11 @@ def test_ctrl_c_ends_all_processes(race):
     assert race.events[-2:] == ["end", "end"]
 
 
-@pytest.mark.parametrize(("prepare_limit", "expected"), [(None, 60.0), (300.0, 300.0)])
-def test_preparing_has_a_limit_of_its_own(race, monkeypatch, prepare_limit, expected):
-    workers = []
-    monkeypatch.setattr(row_schedule, "Worker", lambda: workers.append(StubWorker(row_worker)) or workers[-1])
-    race.measure(race.bar("a", 1.0), blocks=2, prepare_limit=prepare_limit)
-    assert workers[0].limits == [("prepare", expected), ("block", 60.0), ("block", 60.0), ("notes", 60.0)]
+def test_preparing_has_a_limit_of_its_own(race, monkeypatch):
+    worker = StubWorker(row_worker)
+    monkeypatch.setattr(row_schedule, "Worker", lambda: worker)
+    race.measure(race.bar("a", 1.0), blocks=1, prepare_limit=300.0)
+    assert worker.limits == [("prepare", 300.0), ("block", 60.0), ("notes", 60.0)]
 
 
 # Processes of their own

@@ -136,9 +136,11 @@ class StubGpu:
 
     def run(self):
         self.events.append("step")
-        self.pool = max(self.pool, 400)
+        self.pool, self.pool_bytes = max(self.pool, 300), 100
         for hook in StubHook.active:
             hook.alloc_postprocess(mem_ptr=1, size=300)
+            self.pool_bytes = 200
+            hook.alloc_postprocess(mem_ptr=0, size=300)  # there was no room
 
     def captured(self):
         self.run()

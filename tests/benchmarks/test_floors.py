@@ -9,9 +9,9 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
 
 from benchmarks import floors
-from benchmarks.recording_device.primitive_calls import Call, Spec
 from mixprec.backends import cpu
 from mixprec.backends.geometry import Convolution, Saved
+from mixprec.dtypes import BFLOAT16
 
 pytestmark = pytest.mark.slow
 
@@ -37,17 +37,16 @@ def _multiplications(x_shape, w_shape, stride, groups):
 @pytest.mark.parametrize(("x_shape", "w_shape", "stride", "groups"), GEOMETRIES)
 def test_operations_of_convolutions_of_primitives(x_shape, w_shape, stride, groups):
     y_shape, multiplications = _multiplications(x_shape, w_shape, stride, groups)
-    x, w, y = (Spec(tuple(np.transpose(_ones(*s), (0, 2, 3, 1)).shape), "float32") for s in (x_shape, w_shape, y_shape))
+    x, w, y = (np.transpose(_ones(*shape), (0, 2, 3, 1)) for shape in (x_shape, w_shape, y_shape))
     convolution = Convolution((stride, stride), groups=groups)
-    sums = Spec((2, w_shape[0]), "float32")
-    for call, result in [
-        (Call("conv_fprop", (x, w, convolution, None), ()), y),
-        (Call("conv_fprop", (x, w, convolution), (("statistics", True),)), (y, sums)),
-        (Call("conv_dgrad", (y, w, convolution, x.shape), ()), x),
-        (Call("deconv_fprop", (y, w, convolution, x.shape), ()), x),
-        (Call("conv_wgrad", (x, y, convolution, w.shape), ()), w),
+    for name, arguments, result in [
+        ("conv_fprop", (x, w, convolution, None), y),
+        ("conv_fprop", (x, w, convolution), (y, _ones(2, w_shape[0]))),  # with statistics
+        ("conv_dgrad", (y, w, convolution, x.shape), x),
+        ("deconv_fprop", (y, w, convolution, x.shape), x),
+        ("conv_wgrad", (x, y, convolution, w.shape), w),
     ]:
-        assert floors.operations(call, result) == 2 * multiplications, call.name
+        assert floors.operations(name, arguments, result) == 2 * multiplications, name
 
 
 @pytest.mark.parametrize(("x_shape", "w_shape", "stride", "groups"), GEOMETRIES)
@@ -75,11 +74,11 @@ def test_operations_of_linear_layers():
     ]:
         assert floors.operations_of_function(name, inputs, outputs) == 2 * multiplications, name
     for name, arguments, result in [("linear", (x, w), y), ("linear_dgrad", (y, w), x), ("linear_wgrad", (x, y), w)]:
-        assert floors.operations(Call(name, arguments, ()), result) == 2 * multiplications, name
+        assert floors.operations(name, arguments, result) == 2 * multiplications, name
 
 
 def test_what_has_no_products_has_no_operations():
-    assert floors.operations(Call("cast", (_ones(3), np.dtype("float16")), ()), _ones(3)) == 0
+    assert floors.operations("cast", (_ones(3), np.dtype("float16")), _ones(3)) == 0
     assert floors.operations_of_function("ReLU", (_ones(3),), (_ones(3),)) == 0
 
 
@@ -87,7 +86,7 @@ def test_bytes_and_shapes_are_those_of_all_arrays():
     mask = np.zeros(5, np.uint8)
     saved = Saved(_ones(16), _ones(16), mask)
     others = Convolution(), None, "name", np.dtype("float32"), (2, 3)
-    value = (Spec((2, 3, 16), "bfloat16"), others, saved, [_ones(2, 2)])
+    value = (_ones(2, 3, 16).astype(BFLOAT16), others, saved, [_ones(2, 2)])
     assert floors.moved(value) == 2 * 3 * 16 * 2 + 2 * 16 * 4 + 5 + 4 * 4
     assert floors.shapes_of(value) == "2x3x16 16 16 5 2x2"
     assert floors.arrays_of(value)[3] is mask
@@ -95,9 +94,8 @@ def test_bytes_and_shapes_are_those_of_all_arrays():
 
 def test_bytes_of_a_primitive():
     x, w = _ones(1, 4, 4, 2), _ones(3, 1, 1, 2)
-    call = Call("conv_fprop", (x, w, Convolution()), ())
-    result = cpu.PRIMITIVES.conv_fprop(*call.arguments)
-    assert floors.moved((call.arguments, call.keywords, result)) == 4 * (16 * 2 + 3 * 2 + 16 * 3)
+    result = cpu.PRIMITIVES.conv_fprop(x, w, Convolution())
+    assert floors.moved((x, w, Convolution(), result)) == 4 * (16 * 2 + 3 * 2 + 16 * 3)
 
 
 @pytest.mark.parametrize(

@@ -198,19 +198,6 @@ def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
     assert ended == group.Ended(-signal.SIGKILL, 0.0, timed_out=False, interrupted=True, output=b"")
 
 
-def test_an_ignored_sighup_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with group.noting_signals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert signals == [signal.SIGTERM]
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
 # The archive and the wheels
 
 

@@ -8,13 +8,15 @@ import sys
 import pytest
 
 from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
-from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
-from benchmarks.study import study_arms, study_runs
+from benchmarks.gpu_check import gpu_tests, group, quotes, stages
+from benchmarks.study import study_arms, study_report, study_runs
+from benchmarks.study.studies import PARITY
 from mixprec import config as configs
-from scripts import benchmark
+from mixprec.training import command
+from models import MODELS
+from scripts import benchmark, make_textures
 from tests import ROOT
 from tests.benchmarks import bars_record
-from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +48,8 @@ def test_two_calls_hold_what_the_page_says(stage_of):
         calls.append([stage.name for stage in ran])
     names = list(stage_of)
     first, second = (names.index(name) + 1 for name in ("captured-32", "plain-32"))
-    assert calls[0] == [*names[:first], "segments"]
-    assert calls[1] == [*(name for name in names[first:second] if name != "segments"), "profile-32", "nccl"]
+    assert calls[0] == names[:first]
+    assert calls[1] == [*names[first:second], "profile-32", "nccl"]
     assert stage_of["talk"].limit <= 540
     for stage in stage_of.values():
         assert all(float(limit) < stage.limit for limit in words_after(stage, "--prepare-limit"))
@@ -63,32 +65,40 @@ def test_the_rows_of_the_bars_are_there_on_a_gpu(stage_of):
     assert wanted <= {row.name for row in rows}
 
 
-@pytest.mark.parametrize("name", ["captured-256", "talk", "profile-32"])
-def test_benchmarks_take_the_arguments(stage_of, name, monkeypatch):
-    """Those of each stage, up to the work itself."""
-    command = stage_of[name].command
-    os.makedirs(os.path.dirname(*words_after(stage_of[name], "--json")))
-    commands, asked = benchmark.step_commands, []
-    monkeypatch.setattr(commands.bars_run, "turns_of", lambda settings, specifier: asked.append(settings) or 1 / 0)
-    monkeypatch.setattr(commands.rates, "measure", lambda specifier: asked.append(specifier) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        benchmark.main(list(command[2:]))
-    assert len(asked) == 1
-    if name == "talk":
-        assert (asked[0].batch, asked[0].blocks) == ([32, 64, 128, 256], 2)
-        assert asked[0].rows == list(stages.TALK)
+def test_scripts_take_the_arguments_of_each_stage(stage_of, monkeypatch):
+    """Up to the work itself."""
+    commands, asked = benchmark.step_commands, {}
+
+    def work(*arguments):
+        raise ZeroDivisionError(*arguments)
+
+    monkeypatch.setattr(commands.bars_run, "turns_of", work)
+    monkeypatch.setattr(commands.rates, "measure", work)
+    monkeypatch.setattr(command, "carry_out", work)
+    mains = {"benchmark.py": benchmark.main, "train_imagenet.py": lambda words: command.main(words, MODELS)}
+    for name, stage in stage_of.items():
+        _, script, *words = stage.command
+        if (main := mains.get(os.path.basename(script))) is not None:
+            for file in words_after(stage, "--json"):
+                os.makedirs(os.path.dirname(file))
+            with pytest.raises(ZeroDivisionError) as caught:
+                main(words)
+            asked[name] = caught.value.args
+    others = {"environment", "smoke", "parity", "tests-changed", "nccl", "tests-others"}
+    assert asked.keys() == stage_of.keys() - others
+    talk, _ = asked["talk"]
+    assert (talk.batch, talk.blocks, talk.rows) == ([32, 64, 128, 256], 2, list(stages.TALK))
+    for name in ("kfac", "offload", "two-sizes"):
+        arguments, *_ = asked[name]
+        config = configs.load(arguments.config, arguments.set)
+        assert (config.data.format, config.capture.mode, config.cudnn.autotune) == ("synthetic", "auto", "heuristic")
 
 
-@pytest.mark.parametrize("name", ["kfac", "offload", "two-sizes"])
-def test_configs_take_the_keys_of_training(stage_of, name):
-    (file,) = words_after(stage_of[name], "--config")
-    config = configs.load(file, words_after(stage_of[name], "--set"))
-    assert (config.data.format, config.capture.mode, config.cudnn.autotune) == ("synthetic", "auto", "heuristic")
-
-
-def test_parity_takes_the_arguments(stage_of, monkeypatch):
+def test_parity_takes_the_arguments(stage_of, monkeypatch, capsys):
     made, trained = stage_of["parity"].command[2].split(" && ")
-    assert "make_textures.py --images 5000 --side 40" in made
+    monkeypatch.setattr(make_textures, "make_textures", lambda out, **parameters: (3500, parameters["side"], True))
+    make_textures.main(made.split()[2:])
+    assert capsys.readouterr().out.endswith("/textures: 3500 training and 40 validation images\n")
     words = trained.split()
     os.makedirs(os.path.dirname(words[words.index("--json") + 1]))
     asked = []
@@ -105,6 +115,23 @@ def test_parity_takes_the_arguments(stage_of, monkeypatch):
     assert [(arm.name, seed) for arm, seed in todo] == [(name, seed) for seed in range(4) for name in ("fp32", "fp16")]
     assert jobs == 8
     assert configs.load(study.config, study.settings).capture.mode == "auto"
+
+
+def test_training_on_synthetic_images_here(stage_of, tmp_path):
+    words = list(stage_of["two-sizes"].command)
+    small = ("training.device=cpu", "model.arch=resnet8", "data.size=24", "data.resize=24", "data.synthetic_images=32")
+    words += [word for setting in (*small, "progressive.sizes=[16]") for word in ("--set", setting)]
+    (tmp_path / "two-sizes").mkdir()  # as the check does
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    with pytest.raises(ValueError, match="capture: 0 of 2 steps were launches of a graph"):  # on a CPU there is none
+        quotes.training(tmp_path / "two-sizes", lines)
+    lines = [line.replace("capture: 0 of", "capture: 1 of") for line in lines]
+    first, second, captured = quotes.training(tmp_path / "two-sizes", lines)
+    assert first.startswith("epoch 1: loss ")
+    assert second.endswith(" images/s")
+    assert captured.startswith("capture: 1 of 2 ")
 
 
 def test_named_tests_are_there():
@@ -142,11 +169,11 @@ def test_quotes_of_bars(tmp_path):
         quoted({**row, "note": note}, bars_record.measured(256, "fp32.yaml", "config", 900.0))
 
 
-@pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False), (float("nan"), False)])
+@pytest.mark.parametrize(("mean", "good"), [(1.4, True), (-1.6, False)])
 def test_quotes_of_parity(tmp_path, mean, good):
-    rows = [{"arm": arm, "mean": 60.0, "seeds": [0, 1]} for arm in ("fp32", "fp16")]
-    rows[1] |= {"against": "fp32", "difference": mean, "differences": [mean, mean]}
-    (tmp_path / quotes.PARITY).write_text(json.dumps({"rows": rows}))
+    accuracies = {"fp32": 60.0, "fp16": 60.0 + mean}
+    runs = [study_runs.Run(arm, seed, (accuracies[arm],), 0, 1.0) for arm in accuracies for seed in (0, 1)]
+    (tmp_path / quotes.PARITY).write_text(json.dumps(study_report.as_json(PARITY.only(["fp16"]), runs)))
     if good:
         assert quotes.parity(tmp_path, [])[2] == "fp16, against fp32: +1.40 points on average of +1.40, +1.40"
     else:
@@ -273,20 +300,3 @@ def test_a_digest_is_of_the_tests_and_of_what_they_test(project, changed, files)
     (project / changed).write_text((project / changed).read_text() + "\n# gpu")
     after = gpu_tests.digests(project)
     assert [name for name, digest in after.items() if before[name] != digest] == files
-
-
-# The copy in pieces
-
-
-@pytest.mark.cupy
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_its_kernels_compile_for_a_gpu(architecture):
-    log = compiler_for(architecture)(segments.source(256), architecture)
-    assert "meet" in log
-    assert "copy_slices" in log
-    assert "warning" not in log
-
-
-@pytest.mark.gpu
-def test_segments_on_a_gpu():
-    assert segments.main() == 0

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks.bars import page
 from scripts import benchmark
 
 pytestmark = pytest.mark.long
@@ -24,4 +25,5 @@ def test_all_ways_are_measured(tmp_path, capsys):
     assert [(row["name"], row["batch"]) for row in record["rows"]] == [(way, batch) for batch in (1, 2) for way in WAYS]
     assert all(speed > 0 for row in record["rows"] for speed in row["speeds"])
     assert all((row["size"] is None) == ("onnx" not in row["name"]) for row in record["rows"])
-    assert all(way in printed for way in WAYS)
+    shown = page.page({}, inferences={"inference.json": record})
+    assert all(way in printed and f"| {way} | " in shown for way in WAYS)

@@ -1,6 +1,5 @@
 """Profiles: which calls belong to which layer and kind, what time is whose, and that watching changes nothing."""
 
-import collections
 import contextlib
 import itertools
 import json
@@ -15,15 +14,13 @@ from chainer import _backprop_utils, optimizers
 
 import mixprec
 from benchmarks import configured, floors, profile
-from benchmarks.profile import clocks, kinds, timed_calls
+from benchmarks.gpu_check import quotes
+from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
-from benchmarks.recording_device import null_device
-from benchmarks.recording_device.primitive_calls import named
 from mixprec.backends import primitives_of
-from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
@@ -111,6 +108,9 @@ def test_each_call_of_a_small_network_has_its_layer_and_kind():
     primitives = {key[:3]: len(seconds) for key, seconds in found.calls.items() if not key.name[0].isupper()}
     assert primitives.pop(("conv1", kinds.LAYOUT, "to_nhwc")) == 1  # images
     assert primitives == dict.fromkeys(once, 1)
+    own = [second for seconds in found.calls.values() for second in seconds]
+    assert found.seconds == 1 + 2 * len(own)  # each call looks twice at the clock, and so does the step
+    assert sum(own) + found.rest == found.seconds
 
 
 def test_floors_of_convolutions_that_tf32_rounds():
@@ -181,24 +181,6 @@ def test_resnet18(name, monkeypatch):
     assert found.by_group().keys() == {"conv1", "bn1", "fc", "(network)", "(classifier)", "(step)"} | stages
     relus = [row.name for row in found.rows if row.kind == kinds.ELEMENTWISE and "relu" in row.name.lower()]
     assert bool(relus) == (name == "fp32.yaml")  # the others are fused, watched or not
-
-
-def test_every_call_of_a_primitive_and_all_time_are_in_one_row_or_in_the_rest(monkeypatch):
-    _, optimizer, step = _trained(MODELS["resnet8"](10))
-    for name in vars(Primitives):
-        if not name.startswith("_"):
-            monkeypatch.setitem(vars(PRIMITIVES), name, named(name, getattr(PRIMITIVES, name)))
-    with null_device.calls() as calls:
-        found = _watched(optimizer, step)
-    rows = collections.Counter()
-    for key, seconds in found.calls.items():
-        if hasattr(PRIMITIVES, key.name):
-            rows[key.name] += len(seconds)
-    assert rows == collections.Counter(call.name for call in calls)
-    own = [second for seconds in found.calls.values() for second in seconds]
-    assert (
-        sum(own) + found.rest == found.seconds == 1 + 2 * len(own)
-    )  # each call, and the step, look twice at the clock
 
 
 def test_nothing_stays_wrapped():
@@ -314,33 +296,6 @@ def test_a_device_is_held_back_anew_for_each_hundred_calls_and_for_the_update():
     assert sum(map(sum, step.calls.values())) + step.rest == pytest.approx(without_pauses)
 
 
-def test_a_call_has_the_names_of_what_computes_it(monkeypatch):
-    """Kernels and engines in their order, and not those that are launched between two calls."""
-    ran = []
-    monkeypatch.setattr(CupyLauncher, "launch", lambda launcher, kernel, blocks, arguments: ran.append(kernel.name))
-    monkeypatch.setattr(Plan, "run", lambda plan, *addresses: ran.append(plan.engine))
-    launcher, plan = object.__new__(CupyLauncher), object.__new__(Plan)
-    plan.engine = "eng4_k2=1"
-
-    def conv_fprop(x):
-        for name in ("fold", "pad", "fold"):
-            launcher.launch(types.SimpleNamespace(name=name), 1, [])
-        plan.run(1, 2)
-        return x
-
-    device = types.SimpleNamespace(conv_fprop=conv_fprop, relu=lambda x: x)
-    device = types.SimpleNamespace(**dict.fromkeys(timed_calls._PRIMITIVES) | vars(device))
-    spans = Spans(HostClock())
-    with watching(spans, types.SimpleNamespace(target=L.Linear(1, 1)), device, RATES), spans.step():
-        device.conv_fprop(IMAGES)
-        launcher.launch(types.SimpleNamespace(name="spin"), 1, [])
-        device.relu(IMAGES)
-    (step,) = spans.steps
-    engines = {key.name: key.engines for key in step.calls}
-    assert engines == {"conv_fprop": "fold, pad, eng4_k2=1", "relu": ""}
-    assert ran == ["fold", "pad", "fold", "eng4_k2=1", "spin"]
-
-
 def test_a_device_that_was_not_held_back_long_enough_is_held_back_longer():
     device = Device()
     clock = DeviceClock(device, device)
@@ -359,7 +314,7 @@ def test_a_device_that_was_not_held_back_long_enough_is_held_back_longer():
 @pytest.mark.cupy
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kernel_that_spins_compiles_for_a_gpu(architecture):
-    log = compiler_for(architecture)(clocks.source(CupyLauncher.threads), architecture)
+    log = compiler_for()(clocks.source(CupyLauncher.threads), architecture)
     assert f"spin' for '{architecture}'" in log
     assert "warning" not in log
 
@@ -420,9 +375,14 @@ def test_table():
     ]
 
 
-def test_json():
-    record = json.loads(json.dumps(profile.as_json(PROFILE)))
-    assert [(row["gain"], row["share"]) for row in record["rows"][1::2]] == [(1500.0, 0.5), (-1.0, None)]
+def test_json_and_what_a_check_quotes_of_it(tmp_path):
+    (tmp_path / quotes.PROFILE).write_text(json.dumps(profile.as_json(PROFILE)))
+    assert quotes.profile(tmp_path, [])[:2] == [
+        "a step of 5.00 ms without waiting for the host",
+        "conv fprop: 2 calls, 3.000 ms, at least 1.500",
+    ]
+    record = json.loads((tmp_path / quotes.PROFILE).read_text())
+    assert [row["gain"] for row in record["rows"][1::2]] == [1500.0, -1.0]
     assert record["kinds"][0] == {"kind": "conv fprop", "calls": 2, "microseconds": 3000.0, "floor": 1500.0}
     assert record["groups"]["layer1"] == {"BN forward": 500.0, "conv fprop": 3000.0}
     assert (record["step"], record["rest"], record["eager"], record["steps"], record["late"]) == (5000, 500, 8000, 3, 2)

@@ -74,7 +74,7 @@ def test_a_fused_step(full):
     assert found.launches == sum(found.parts.values()) == 392
     # What a schedule moves is uploaded with one copy; images come from the loader as the network wants them.
     assert (found.uploads, found.syncs, found.conversions) == (1, 0, 0)
-    assert (found.graph_launches, found.in_graph) == (0, None)
+    assert found.graph_launches == 0
     lines = counts.parts_table(found).splitlines()
     assert lines[-1].split() == ["all", "392"]
     assert ["conv_dgrad", "52"] in map(str.split, lines)
@@ -83,7 +83,7 @@ def test_a_fused_step(full):
 def test_a_step_as_a_graph(full):
     found = full[counts.CAPTURED]
     assert found.parts == _parts(RESNET50) | AROUND_A_GRAPH
-    assert (found.launches, found.graph_launches, found.in_graph) == (sum(AROUND_A_GRAPH.values()), 1, 392)
+    assert (found.launches, found.graph_launches) == (sum(AROUND_A_GRAPH.values()), 1)
     assert (found.uploads, found.syncs, found.conversions) == (1, 0, 0)
     assert found.note == "392 launches in the graph"
 
@@ -138,16 +138,6 @@ def test_in_bfloat16_images_and_what_is_computed_in_float32_are_cast():
     assert found.conversions == found.syncs == 0
 
 
-def test_an_update_one_by_one_cannot_be_seen():
-    found = _count("update.fused=false")
-    assert found.launches is None
-    assert found.note.endswith("whose launches cannot be seen: the update of parameters one by one")
-    # More than one for each parameter, and no read of the loss scale.
-    assert sum(found.parts.values()) > sum(STEP.values()) + RESNET18.params
-    assert (found.uploads, found.syncs) == (0, 0)
-    assert found.conversions > RESNET18.params  # functions of filters, of which CuPy's go through their axes
-
-
 def test_gradients_of_several_batches_are_added_as_they_lie_in_memory():
     """Once for each parameter. Nothing is turned around, neither filters nor images, and no gradient is copied."""
     found = _count("training.accumulation_steps=2", config="static_graph.yaml")
@@ -157,18 +147,15 @@ def test_gradients_of_several_batches_are_added_as_they_lie_in_memory():
     assert found.parts["copy"] == 3  # out of the graph: the loss, the mean that is reported, and the accuracy
 
 
-@pytest.mark.parametrize(
-    ("config", "note"), [("none.yaml", "none.yaml"), ("fp32.yaml", "cannot be seen: the functions of layout nchw")]
-)
-def test_what_is_not_known_has_a_note(config, note):
-    found = _count(config=config)
+def test_what_has_failed_has_a_note():
+    found = _count(config="none.yaml")
     assert found == Counts(note=found.note)
-    assert note in found.note
+    assert "none.yaml" in found.note
 
 
 def test_a_table_and_a_list_for_json():
     found = {
-        "seen": Counts(5, 1, 297, 1, 0, 0, {"copy": 5}, "297 launches in the graph"),
+        "seen": Counts(5, 1, 1, 0, 0, {"copy": 5}, "297 launches in the graph"),
         "not seen": Counts(note="why"),
     }
     title, seen, unseen = counts.table(found).splitlines()

@@ -10,6 +10,7 @@ import pytest
 from mixprec import environment
 from mixprec.bridge import constants
 from mixprec.compat import gpu_presence
+from tests.cases import first
 from tests.stand_ins.bridge_machine import FRONTEND, NO_FRONTEND, machine, python
 
 SEEN = """
@@ -64,18 +65,21 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
 
 @pytest.mark.parametrize(
     ("frontend", "named"),
-    [
-        (NO_FRONTEND, 'nvidia-cudnn-frontend (the Python module cudnn) is missing: pip install -e ".[cuda13]"'),
-        (
-            {"cudnn.py": "def backend_version(): raise RuntimeError('Unable to find symbol')"},
-            'nvidia-cudnn-cu13 (libcudnn.so.9) is missing: pip install -e ".[cuda13]"',
-        ),
-        (
-            {"cuda/pathfinder.py": "def load_nvidia_dynamic_lib(name): raise RuntimeError('no ' + name)"},
-            'libcudart.so of CUDA is missing: pip install -e ".[cuda13]"',
-        ),
-        ({"cudnn.py": "raise AttributeError('half installed\\nand more')"}, "AttributeError: half installed"),
-    ],
+    first(
+        2,
+        [
+            (NO_FRONTEND, 'nvidia-cudnn-frontend (the Python module cudnn) is missing: pip install -e ".[cuda13]"'),
+            (
+                {"cudnn.py": "def backend_version(): raise RuntimeError('Unable to find symbol')"},
+                'nvidia-cudnn-cu13 (libcudnn.so.9) is missing: pip install -e ".[cuda13]"',
+            ),
+            (
+                {"cuda/pathfinder.py": "def load_nvidia_dynamic_lib(name): raise RuntimeError('no ' + name)"},
+                'libcudart.so of CUDA is missing: pip install -e ".[cuda13]"',
+            ),
+            ({"cudnn.py": "raise AttributeError('half installed\\nand more')"}, "AttributeError: half installed"),
+        ],
+    ),
     ids=["frontend", "cudnn", "cudart", "broken"],
 )
 def test_what_is_missing_is_named_once(tmp_path, frontend, named):
@@ -198,16 +202,19 @@ def test_functions_stay_what_they_were(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "variables", "seen", "row"),
-    [
-        ({}, {}, ON, "ok by mixprec's bridge to cuDNN 9"),
-        ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
-        # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
-        ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
-        ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
-        ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
-        ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
-        ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
-    ],
+    first(
+        3,
+        [
+            ({}, {}, ON, "ok by mixprec's bridge to cuDNN 9"),
+            ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
+            # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
+            ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
+            ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
+            ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
+            ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
+            ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
+        ],
+    ),
     ids=["on", "off", "off in Chainer", "no GPU", "NVML fails", "hidden", "no CuPy"],
 )
 def test_where_there_is_no_gpu_or_it_is_off_nothing_is_placed_and_only_the_report_says_so(

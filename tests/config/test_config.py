@@ -510,6 +510,9 @@ def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, m
         ("training.gradient_accumulation_steps=2", "training.accumulation_steps"),
         ("capture.cache_size=2", "capture.max_graphs"),
         ("schedule.warmup=5", "schedule.warmup_epochs"),
+        ("loss_scale.init=1", "loss_scale.init_scale"),
+        ("optimizer.lr_images=256", "optimizer.base_batch_size"),
+        ("cudnn.tf32=true", "cudnn.allow_tf32"),
     ],
 )
 def test_an_unknown_key_gets_the_nearest_name(write, override, near):

@@ -4,7 +4,6 @@ The references are the formulas of torchvision 0.28 (``transforms/v2``), written
 """
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -176,7 +175,7 @@ def test_operations_of_pillow_are_the_formulas(policy, size, operation):
 
 
 @pytest.mark.parametrize(("policy", "size"), first(1, [("rand", 64), ("trivial", 16)]))
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", first(5, OPERATIONS))
 def test_operations_of_dali_are_those_of_pillow(policy, size, operation, monkeypatch):
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     wanted = every_step(policy, operation, size)
@@ -260,30 +259,6 @@ def test_one_operation_from_its_numbers(monkeypatch):
         assert (found.kind, found.value) == ("brightness", pytest.approx(1 + 0.9 * number / 30))
     fixed(monkeypatch, brightness, 0.75, 0.5, one_away, 0.0)
     assert steps(rand, 0, 0) == [Step("identity")]
-
-
-def test_frequencies():
-    """Within five standard errors: operations, signs and strengths, and what is skipped."""
-    count = 4000
-    trivial = [steps(spec_of(augment="trivial"), 0, place)[0] for place in range(count)]
-
-    def is_about(found, share, total=count):
-        return abs(found / total - share) < 5 * math.sqrt(share * (1 - share) / total)
-
-    kinds = Counter(kind for kind, _ in trivial)
-    for kind in set(kinds):
-        assert is_about(kinds[kind], 5 / 14 if kind == "warp" else 1 / 14), kind
-    assert len(kinds) == 10
-    factors = [value for kind, value in trivial if kind == "brightness"]
-    assert len({round(abs(factor - 1) / 0.99 * 30) for factor in factors}) == BINS
-    assert is_about(sum(factor < 1 for factor in factors), 15 / 31, len(factors))
-    rand = spec_of(augment="rand", augment_operations=3, augment_probability=0.4, augment_deviation=3.0)
-    found = [each for place in range(count) for each in steps(rand, 1, place)]
-    assert len(found) == 3 * count
-    assert is_about(sum(kind == "identity" for kind, _ in found), 0.6 + 0.4 / 14, 3 * count)
-    bins = np.array([round(abs(value - 1) / 0.9 * 30) for kind, value in found if kind == "contrast"])
-    assert abs(bins.mean() - 9) < 5 * 3 / math.sqrt(len(bins))
-    assert 2.5 < bins.std() < 3.5
 
 
 def test_strengths_are_clipped():

@@ -89,16 +89,6 @@ def test_class_folder_that_is_a_link_to_itself_is_named(root):
     assert refused(root) == f"{root}/loop: {os.strerror(errno.ELOOP)}"
 
 
-def test_images_are_decoded_once_and_again_only_when_changed(root, decoded):
-    scan_folders(root)
-    assert sorted(decoded) == sorted(scan_folders(root).paths())
-    changed = root / "cat" / "b.png"
-    os.utime(changed, ns=(0, 1))
-    decoded.clear()
-    scan_folders(root)
-    assert decoded == [str(changed)]
-
-
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY cut off", b"garbage"])
 def test_unusable_cache_only_costs_the_check(root, decoded, cache_home, content):
     scan_folders(root)

@@ -227,16 +227,6 @@ def test_picture_is_bad_and_the_reason_is_one_line(folder, name):
         assert "\n" not in problem
 
 
-@pytest.mark.parametrize("name", READ_DIFFERENTLY)
-def test_what_is_refused_for_dali_is_not_read_like_pillow(folder, decode, name):
-    expected = by_pillow(folder / name)
-    try:
-        (pixels,) = decode([str(folder / name)])
-    except RuntimeError:
-        return
-    assert not np.array_equal(pixels, expected)
-
-
 def test_reason_for_what_is_no_file(tmp_path):
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "link.jpg").symlink_to(tmp_path / "gone.jpg")

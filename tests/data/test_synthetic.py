@@ -69,12 +69,6 @@ def test_nothing_is_sent_to_the_device_after_the_start():
     assert len({t for _, t in pointers}) == 2  # that with padding is another one
 
 
-def test_the_converter_takes_its_batches():
-    x, t = to_nchw(next(make()), chainer.get_device("@numpy"))
-    assert x.shape == (4, 3, 6, 6)
-    assert t.shape == (4,)
-
-
 @given(st.integers(1, 30), st.integers(1, 8), st.sampled_from(["partial", "drop", "pad"]), st.integers(1, 3), st.data())
 def test_epochs_are_those_of_the_loaders(smallest, batch_size, last_batch, num_shards, data):
     batch_size = min(batch_size, smallest)

@@ -251,6 +251,6 @@ def test_the_scale_of_a_gradient_that_is_used_once_more_is_read(host, monkeypatc
             raise RuntimeError("the current stream is capturing")
 
         optimizer.update(model, *map(graph_array.array, small_batch(0)))
-        monkeypatch.setattr(graph_array, "_read", refused)
+        monkeypatch.setattr(graph_array.graph_work, "read", refused)
         with pytest.raises(CaptureError, match=r"a gradient of another step.* call model.cleargrads"):
             optimizer.update()

@@ -6,12 +6,10 @@ import pytest
 pytest.importorskip("onnx", reason="needs onnx and onnxruntime: pip install -e '.[export]'")
 pytest.importorskip("onnxruntime", reason="needs onnx and onnxruntime: pip install -e '.[export]'")
 
-from onnx import shape_inference
 
 from mixprec.export import calibration
-from mixprec.export.calibration import BINS, Images, Statistics, collect, entropy_threshold, percentile_threshold
+from mixprec.export.calibration import BINS, Images, Statistics, entropy_threshold, percentile_threshold
 from mixprec.messages import OneLineError
-from tests.export.graphs import images, residual
 
 
 def numbered(number, size=4):
@@ -34,11 +32,6 @@ def test_each_fourth_image_is_held_out_wherever_batches_end(size):
     assert [int(image[0, 0]) for image in parts.calibration()] == [0, 1, 2, 4, 5, 6, 8, 9]
     assert [int(image[0, 0]) for image in parts.held_out()] == [3, 7]
     assert (parts.count, parts.held_out_count) == (10, 2)
-
-
-def test_batches_may_be_a_function():
-    parts = Images(lambda: iter(numbered(8)))
-    assert [len(list(parts.calibration())) for _ in range(2)] == [6, 6]
 
 
 @pytest.mark.parametrize(
@@ -138,17 +131,3 @@ def test_entropy_is_that_of_the_slow_form(kind):
 
 def test_entropy_of_a_flat_histogram_keeps_all():
     assert entropy_threshold(np.full(BINS, 7)) == BINS
-
-
-def test_collected_statistics_are_those_of_one_pass():
-    network, batches = shape_inference.infer_shapes(residual()), images(12, 3, 8, 8)
-    names = ["images", network.graph.value_info[0].name, network.graph.output[0].name]
-    found = collect(network, names, Images(batches), lambda step, done: None)
-    assert list(found) == names
-    wanted = Statistics()
-    array = np.delete(np.concatenate(batches), [3, 7, 11], axis=0)
-    wanted.widen(array)
-    wanted.count(array)
-    assert (found["images"].lowest, found["images"].highest) == (wanted.lowest, wanted.highest)
-    np.testing.assert_array_equal(found["images"].counts, wanted.counts)
-    assert len(network.graph.output) == 1

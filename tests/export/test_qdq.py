@@ -88,14 +88,6 @@ def test_random_networks(seed, only_minmax):
             assert np.square(found - wanted).mean() < 0.01 * max(np.square(wanted).mean(), 1e-6)
 
 
-def test_integer_kernels_compute_what_the_graph_says(only_minmax):
-    network, (array,) = residual(), images(4, 3, 8, 8, seed=8)
-    model, _ = quantize(network, images(8, 3, 8, 8), target="cpu")
-    (found,), (wanted,) = run(model, array), run(model, array, qdq_in_float=True)
-    # Sums of integers against those of floats: rounding may go to the other side.
-    assert np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
-
-
 def test_layers_on_the_cpu_become_kernels_of_integers(tmp_path):
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")

@@ -45,13 +45,6 @@ def test_names_are_torchvisions(arch):
     assert len(names) == len(set(names.values()))
 
 
-@pytest.mark.parametrize("arch", ["resnet8", "resnet10_small"])
-def test_small_networks_have_a_name_for_each_array(arch):
-    network = MODELS[arch](10)
-    names = file_names(network, torch=True)
-    assert len(set(names.values())) == len(names) == len(contents(network))
-
-
 def test_a_sequential_counts_its_layers_in_their_order_with_functions_among_them():
     """As nn.Sequential does. Chainer gives the numbers 0, 3, 2 and 1 to these links, in this order."""
     layers = [L.Linear(1, 2), F.relu, L.Linear(2, 3), L.Linear(3, 4), F.relu, L.Linear(4, 5)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mixprec import functions as F
+from tests.cases import pairs
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 
 SHAPE = (4, 6, 5, 7)
@@ -40,9 +41,10 @@ def _assert_right(found, exact, dtype):
         )
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+every_way = pytest.mark.parametrize(("dtype", "added", "relu"), pairs(DTYPES, [False, True], [False, True]))
+
+
+@every_way
 def test_training_is_chainers(dtype, added, relu):
     arrays, (mean, variance) = _arrays(dtype, added), _statistics()
     y, gradients, dy = run(
@@ -59,9 +61,7 @@ def test_training_is_chainers(dtype, added, relu):
     np.testing.assert_allclose([mean, variance], expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_way
 def test_testing_is_chainers(dtype, added, relu):
     arrays, (mean, variance) = _arrays(dtype, added), _statistics()
     y, gradients, dy = run(
@@ -74,19 +74,6 @@ def test_testing_is_chainers(dtype, added, relu):
         lambda *inputs: CF.fixed_batch_normalization(*inputs, wide(mean), wide(variance), 1e-3), arrays, dy, relu
     )
     _assert_right([y, *gradients], exact, dtype)
-
-
-@pytest.mark.parametrize("train", [False, True])
-def test_the_gradient_of_an_addition_without_relu_is_that_of_the_result(train):
-    arrays, statistics = _arrays(np.float16, True), _statistics()
-
-    def normalized(x, gamma, beta, add):
-        if train:
-            return F.batch_normalization(x, gamma, beta, add=add)
-        return F.fixed_batch_normalization(x, gamma, beta, *statistics, add=add)
-
-    _, gradients, dy = run(normalized, arrays)
-    np.testing.assert_array_equal(gradients[3], dy)
 
 
 def test_gradients_in_testing_are_of_the_statistics_of_the_forward_pass():
@@ -102,18 +89,6 @@ def test_gradients_in_testing_are_of_the_statistics_of_the_forward_pass():
     y.backward()
     np.testing.assert_allclose(gamma.grad, expected, rtol=1e-4)
     np.testing.assert_allclose(x.grad, np.broadcast_to(gamma.array * invstd, SHAPE), rtol=1e-5)
-
-
-def test_running_statistics_are_chainers_over_several_steps():
-    found, expected = _statistics(), [wide(array) for array in _statistics()]
-    gamma, beta = normal(1, 7), normal(2, 7)
-    for step in range(5):
-        x = normal(step, *SHAPE) * 2 + step
-        F.batch_normalization(x, gamma, beta, running_mean=found[0], running_var=found[1])
-        CF.batch_normalization(
-            *(to_nchw(wide(x)), wide(gamma), wide(beta)), running_mean=expected[0], running_var=expected[1]
-        )
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_two_axes():
@@ -173,11 +148,6 @@ def _zeros(*shape, dtype=np.float32):
             "batch_normalization: gamma must have shape (7,); found (6,)",
         ),
         (
-            lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7, dtype=np.float16), _zeros(7)),
-            TypeError,
-            "batch_normalization: gamma must be float32; found float16",
-        ),
-        (
             lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), add=_zeros(2, 5, 7, 5)),
             ValueError,
             "batch_normalization: add must have the shape of x, (2, 5, 5, 7); found (2, 5, 7, 5)",
@@ -186,11 +156,6 @@ def _zeros(*shape, dtype=np.float32):
             lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), running_mean=_zeros(7)),
             ValueError,
             "batch_normalization: running_mean and running_var go together; found only one of them",
-        ),
-        (
-            lambda: F.batch_normalization(_zeros(7), _zeros(7), _zeros(7)),
-            ValueError,
-            "batch_normalization: x must be (..., C); found shape (7,)",
         ),
         (
             lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), sums=_zeros(7)),

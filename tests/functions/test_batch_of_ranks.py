@@ -6,10 +6,11 @@ import pytest
 
 from mixprec.backends.geometry import BatchNorm
 from mixprec.functions.batch_normalization import BatchNormalization
+from tests.cases import pairs
 from tests.functions.nhwc import DTYPES, EPS32, assert_rounded, normal, run, to_nchw, wide
 from tests.stand_ins import rank_threads
 
-PARTS = {"two": (2, 2), "four": (1, 1, 1, 1), "unequal": (1, 3), "last one small": (2, 1, 1)}
+PARTS = ((2, 2), (1, 1, 1, 1), (1, 3), (2, 1, 1))
 SHAPE = (4, 6, 5, 7)
 ELEMENTS = 4 * 6 * 5
 
@@ -35,10 +36,7 @@ def _of_ranks(x, add, rest, dy, parts, attributes):
     return rank_threads.run(len(parts), body)
 
 
-@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "parts", "added", "relu"), pairs(DTYPES, PARTS, [False, True], [False, True]))
 def test_several_processes_are_one(dtype, added, relu, parts):
     """Beside Chainer in float64 on the whole batch; gradients of gamma and beta are means, as ChainerMN's are."""
     x, add = (normal(0, *SHAPE) * 2 + 3).astype(dtype), normal(3, *SHAPE, dtype=dtype) if added else None

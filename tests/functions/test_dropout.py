@@ -84,23 +84,6 @@ def test_a_trainer_resumed_in_another_process_is_bitwise_one_that_never_stopped(
     assert found["updater/optimizer:main/mixprec/dropout_state0"].tolist()[1] == 12  # two dropouts a step
 
 
-def test_a_snapshot_from_before_these_states_were_saved_still_loads(start_process, tmp_path):
-    """Its run goes on with zeros of its own."""
-    _trainer(tmp_path, 4).run()
-    expected = _arrays(tmp_path / "snapshot_iter_4.npz")
-    with np.load(tmp_path / "snapshot_iter_2.npz") as file:
-        old = {name: file[name] for name in file.files if "dropout" not in name}
-    np.savez(tmp_path / "old.npz", **old)
-
-    start_process(seed=7)
-    trainer = _trainer(tmp_path / "resumed", 4)
-    snapshots.load(tmp_path / "old.npz", trainer)
-    trainer.run()
-    found = _arrays(tmp_path / "resumed" / "snapshot_iter_4.npz")
-    assert found.keys() == expected.keys()
-    assert (found["updater/model:main/hidden/W"] != expected["updater/model:main/hidden/W"]).any()
-
-
 @pytest.mark.parametrize("form", ["npz", "hdf5"])
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_file_of_an_optimizer_has_the_state(start_process, form, fresh, tmp_path):
@@ -158,18 +141,6 @@ def test_what_does_not_exist_is_not_saved_and_nothing_is_drawn():
     assert state.tolist()[1] == 1
     F.reset_dropout()
     assert _saved(CPU) == {}
-
-
-def test_a_saved_state_does_not_move_on(start_process):
-    F.dropout(X)
-    saved = _saved(CPU)
-    before = {name: array.copy() for name, array in saved.items()}
-    F.dropout(X)
-    np.testing.assert_equal(saved, before)
-    start_process()
-    F.serialize_dropout(serializers.NpzDeserializer(saved), [CPU])
-    F.dropout(X)
-    np.testing.assert_equal(saved, before)
 
 
 def test_a_reset_state_draws_a_new_seed_into_the_same_array():

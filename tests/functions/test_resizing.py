@@ -7,6 +7,7 @@ import pytest
 
 from mixprec.backends.geometry import Pooling
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
+from tests.cases import in_turn
 from tests.functions.nhwc import DTYPES, normal
 
 SHAPE = (2, 5, 4, 8)
@@ -32,8 +33,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("name", "dtype"), in_turn(FUNCTIONS, DTYPES))
 def test_results_are_chainers_and_gradients_those_of_a_linear_function(name, dtype):
     """Such a function is linear: <dy, f(x)> = <df(dy), x>, here in FP64, with one rounding each."""
     node, function = FUNCTIONS[name]

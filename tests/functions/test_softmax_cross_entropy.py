@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec import backends
 from mixprec import functions as F
-from mixprec.backends import cpu
 from tests.cases import tries
 from tests.functions.nhwc import DTYPES, EPS, normal, run, wide
-from tests.stand_ins.device_stand_in import DeviceArray
-from tests.stand_ins.device_stand_in import array as on_device
 
 
 @settings(max_examples=tries(40))
@@ -136,46 +132,6 @@ def test_labels_as_a_variable_get_no_gradient():
     assert t.grad is None
 
 
-class _OnDevice:
-    """The primitives of NumPy for arrays on the stand-in device, whose values they may look at."""
-
-    def __getattr__(self, name):
-        def run(*arguments, **keywords):
-            found = getattr(cpu.PRIMITIVES, name)(
-                *map(_plain, arguments), **{key: _plain(value) for key, value in keywords.items()}
-            )
-            return tuple(map(on_device, found)) if isinstance(found, tuple) else on_device(found)
-
-        return run
-
-
-def _plain(value):
-    if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return value.view(np.ndarray) if isinstance(value, DeviceArray) else value
-
-
-@pytest.mark.parametrize("reduce", ["mean", "no"])
-@pytest.mark.parametrize("options", [{}, {"class_weight": True}, {"mixed": True}, {"threshold": 0.2, "mixed": True}])
-def test_nobody_reads_from_a_device(reduce, options):
-    """Not even labels that are out of range."""
-    backends.register(DeviceArray, _OnDevice())
-    try:
-        x, t = chainer.Variable(on_device(normal(0, 4, 3))), on_device(np.array([0, 2, 1, -1], np.int32))
-        function = F.binary_cross_entropy if "threshold" in options else F.softmax_cross_entropy
-        if "class_weight" in options:
-            options = {"class_weight": on_device(np.ones(3, "f"))}
-        if "mixed" in options:
-            options = {**options, "mixed": (t, on_device(np.array(0.5, np.float32)))}
-        DeviceArray.reads = 0
-        loss = function(x, t, reduce=reduce, **options)
-        loss.grad = on_device(np.ones(loss.shape, np.float32))
-        loss.backward()
-        assert DeviceArray.reads == 0
-    finally:
-        del backends._OTHERS[DeviceArray]
-
-
 def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
     return lambda: F.softmax_cross_entropy(np.zeros(x, dtype), np.zeros(t, labels), **rest)
 
@@ -187,11 +143,6 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([3, 0])),
             ValueError,
             "softmax_cross_entropy: labels must be from 0 to 2, or -1 to be ignored; found 3",
-        ),
-        (
-            lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([-1, 2**33]), ignore_label=7),
-            ValueError,
-            "softmax_cross_entropy: labels must be from 0 to 2, or 7 to be ignored; found -1",
         ),
         (
             _loss((2, 3, 4, 4), (2, 4, 4)),
@@ -223,11 +174,6 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             "softmax_cross_entropy: share must be float32, () or of the shape of t, (2,); found float32 and (3,)",
         ),
         (
-            lambda: F.binary_cross_entropy(np.zeros((2, 3), "f"), np.array([0, 1]), threshold=1.5),
-            ValueError,
-            "binary_cross_entropy: threshold must be from 0 to below 1; found 1.5",
-        ),
-        (
             lambda: F.binary_cross_entropy(np.zeros((2, 4), "f"), np.array([0, 1]), smoothing=0.2, threshold=0.0),
             ValueError,
             "binary_cross_entropy: threshold must be from 0.05 to below 0.85, the targets of other classes and of the "
@@ -239,11 +185,6 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
             ),
             ValueError,
             "softmax_cross_entropy: second labels must be from 0 to 2 where those of t count; found -1",
-        ),
-        (
-            _loss(class_weight=np.ones(2, "f")),
-            ValueError,
-            "softmax_cross_entropy: class_weight must have shape (3,); found (2,)",
         ),
         (
             _loss(class_weight=chainer.Variable(np.ones(3, "f"))),

@@ -4,8 +4,6 @@ import itertools
 import statistics
 
 import chainer
-import chainer.functions as CF
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import serializers
@@ -59,29 +57,6 @@ def test_a_row_is_dropped_as_a_whole_and_each_by_itself():
     dropped = y[:, 0] == 0
     for share, expected in ((dropped.mean(), RATIO), ((dropped[1:] & dropped[:-1]).mean(), RATIO**2)):
         assert abs(share - expected) / np.sqrt(expected * (1 - expected) / len(y)) < RARE
-
-
-def test_the_mean_is_expected_to_be_that_of_the_input():
-    """In training over many calls, and in evaluation."""
-    x = np.ones((ROWS, 1), np.float32)
-    means = [F.stochastic_depth(x, 0.5).array.mean() for _ in range(400)]
-    assert abs(np.mean(means) - 1) < RARE / np.sqrt(400 * ROWS)  # the factor's deviation is 1
-    with chainer.using_config("train", False):
-        np.testing.assert_array_equal(F.stochastic_depth(x, 0.5).array, x)
-
-
-@pytest.mark.parametrize("shape", [(ROWS, 3, 4, 8), (ROWS, 6)])
-def test_it_is_torchvisions_with_the_same_rows(shape):
-    """``noise.bernoulli_(1 - p); noise.div_(1 - p); input * noise`` of its ``stochastic_depth``, bit for bit."""
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    x, dy, factors = normal(0, *shape), normal(1, *shape), factors_of()
-    theirs = torch.tensor(x, requires_grad=True)
-    noise = torch.tensor((factors != 0).astype(np.float32).reshape(-1, *[1] * (len(shape) - 1)))
-    expected = theirs * noise.div_(1.0 - RATIO)
-    expected.backward(torch.tensor(dy))
-    y, (dx,), _ = run(lambda x: F.stochastic_depth(x, RATIO), x, dy=dy)
-    np.testing.assert_array_equal(y, expected.detach().numpy())
-    np.testing.assert_array_equal(dx, theirs.grad.numpy())
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -208,30 +183,6 @@ def test_the_link_drops_in_training_only():
     assert (y[~closed] != np.maximum(add, 0)[~closed]).any()
     with chainer.using_config("train", False):
         np.testing.assert_array_equal(link(x, add=add, stochastic_depth=RATIO).array, link(x, add=add).array)
-
-
-def test_a_plain_network_trains_with_it():
-    """Of Chainer's links alone; a step without a converted model, with the rule's own hooks."""
-
-    class Net(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.conv = L.Convolution2D(3, 3, 3, pad=1)
-                self.bn = L.BatchNormalization(3)
-
-        def forward(self, x):
-            return CF.mean(CF.relu(F.stochastic_depth(self.bn(self.conv(x)), 0.5) + x))
-
-    model, x = Net(), normal(0, ROWS, 3, 5, 5)
-    model.cleargrads()
-    seed()
-    loss = model(x)
-    loss.backward()
-    factors = factors_of(ratio=0.5)
-    h = model.bn(model.conv(x)).array * factors[:, None, None, None]
-    np.testing.assert_allclose(loss.array, np.maximum(h + x, 0).mean(), rtol=1e-6)
-    assert all(np.isfinite(param.grad).all() for param in model.params())
 
 
 @pytest.mark.gpu

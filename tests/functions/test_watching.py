@@ -51,13 +51,6 @@ def test_the_nodes_of_a_graph_are_reported_once_and_all(compute, hooked):
         assert all(result.creator_node is node for result in results)
 
 
-def test_without_a_graph_nothing_is_reported():
-    found = []
-    with watching.watch(lambda *each: found.append(each)), chainer.no_backprop_mode():
-        functions.relu(F.sin(X))
-    assert not found
-
-
 def test_watchers_lie_in_one_another_and_belong_to_a_thread():
     calls = []
     with watching.watch(lambda node, results: calls.append(("outer", node.label))):

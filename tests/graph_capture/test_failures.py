@@ -51,6 +51,7 @@ def test_an_error_for_such_shapes_alone_if_capture_is_required(host):  # noqa: F
     assert captured.optimizer.t == done + 1
 
 
+@pytest.mark.slow
 def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, caplog):  # noqa: F811
     """Once for each: two that fit alone, but not together, would take turns for ever."""
     capture = GraphsOnHost.capture

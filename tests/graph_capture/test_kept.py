@@ -18,6 +18,7 @@ def _loss(run):
     return graph_array.receive(run.model.loss.array)
 
 
+@pytest.mark.slow
 def test_variables_of_the_model_are_those_of_the_step_that_was_run(cuda):
     """Also if another graph was captured since; training loops read ``model.loss`` and ``model.accuracy``."""
     captured = Run({"required": True})

@@ -6,7 +6,6 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.graph_capture import CaptureError, doubts, verification
-from tests.cases import first
 from tests.graph_capture.captured_runs import REQUIRED, Run, batch
 from tests.stand_ins import fake_cudnn, graph_array
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host  # noqa: F401  (fixtures)
@@ -58,6 +57,7 @@ def test_a_late_capture_of_a_batch_that_is_learnt_by_heart(host, monkeypatch):  
     assert run.step.replays >= 4
 
 
+@pytest.mark.slow
 def test_what_a_graph_is_off_by_is_compared_with_how_much_runs_vary(noise, monkeypatch):
     monkeypatch.setattr(verification, "_APART", 0)
     with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
@@ -71,7 +71,8 @@ def _overflow_at_random(gradient, random, noise):
     return gradient * random.normal(1, noise, gradient.shape)
 
 
-@pytest.mark.parametrize(("seed", "noise"), first(1, [(0, 0.7), (1, 0)]))
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "noise"), [(0, 0.7), (1, 0)])
 def test_steps_that_overflow_in_one_of_the_two_only_are_no_comparison(host, monkeypatch, seed, noise):  # noqa: F811
     cudnn.configure(deterministic=False)
     random = np.random.default_rng(seed)
@@ -105,7 +106,8 @@ def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  
     assert len(run.observed) > doubts.CALLS
 
 
-@pytest.mark.parametrize("wrong", first(1, [2, 6]))
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [2, 6])
 def test_a_value_that_is_another_one_by_chance_is_compared_again(host, monkeypatch, wrong):  # noqa: F811
     """As the accuracy of a small batch is, if two classes are equally likely."""
     cudnn.configure(deterministic=False)
@@ -153,7 +155,8 @@ def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_differe
     assert run.optimizer.skipped <= 2  # those of the batches
 
 
-@pytest.mark.parametrize("deterministic", first(1, [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_a_loss_function_that_reads_the_number_of_steps(host, deterministic):  # noqa: F811
     """Steps that are turned back are not counted, whoever asks."""
     cudnn.configure(deterministic=deterministic)

@@ -217,7 +217,7 @@ def test_errors_in_the_loss_function(error, when, late, cuda):
     assert captured.step.replays == 8 - FIRST_REPLAY
 
 
-@pytest.mark.parametrize("call", [1, 2], ids=["compared", "captured"])
+@pytest.mark.parametrize("call", first(1, [2, 1]))
 def test_an_interrupt_while_a_graph_captures(call, cuda):
     """The eager step before is done, and its gradients are there; the next calls capture again."""
 

@@ -59,6 +59,7 @@ def test_the_first_eager_call_searches_for_a_loss_scale(caplog):
     assert_same(captured, _searching(None))
 
 
+@pytest.mark.slow
 def test_calls_that_are_watched_or_captured_do_not_search(monkeypatch, caplog):
     monkeypatch.setattr(announcements, "_said", set())
     captured = _searching({**REQUIRED, "warmup": 2})
@@ -108,7 +109,7 @@ def test_results_are_new_and_have_no_graph():
         assert observed["returned"].array == observed["main/loss"].array
 
 
-@pytest.mark.parametrize("loss_scale", [None, 64.0])
+@pytest.mark.parametrize("loss_scale", first(1, [64.0, None]))
 def test_other_loss_scales_and_zeros(loss_scale):
     captured, expected = (
         Run(capture, loss_scale=loss_scale, zero_gradients=True).run(range(11)) for capture in (REQUIRED, None)
@@ -151,6 +152,7 @@ def test_weights_are_loaded_into_a_run(tmp_path):
     assert_same(captured, run(None))
 
 
+@pytest.mark.slow
 def test_a_hook_is_added_and_a_rule_changes():
     def run(capture):
         run = Run(capture).run(range(7))

@@ -7,7 +7,7 @@ import numpy as np
 from chainer import link_hooks, optimizers
 
 from tests.habits.parts import Net, train
-from tests.habits.running import IMAGES, T, X, habit
+from tests.habits.running import IMAGES, T, habit
 
 
 def cnn(**norm):
@@ -26,17 +26,6 @@ def spectral_normalization(run):
 
 
 @habit()
-def weight_standardization(run):
-    net = chainer.Sequential(
-        L.Convolution2D(3, 8, 3).add_hook(link_hooks.WeightStandardization()),
-        L.GroupNormalization(2, 8),
-        F.relu,
-        L.Linear(288, 3),
-    )
-    return train(run, net, IMAGES)
-
-
-@habit()
 def array_of_a_result_is_written(run):
     def forward(self, x):
         h = self.c(x)
@@ -45,20 +34,6 @@ def array_of_a_result_is_written(run):
         return self.l(F.relu(h))
 
     return train(run, Net(forward, c=L.Convolution2D(3, 4, 3), l=L.Linear(144, 3)), IMAGES)
-
-
-@habit(roundings=16)
-def spatial_transformer(run):
-    """Smooth images: a gradient of places jumps where a rounded one comes to the next pixel."""
-    smooth = X[:, :3, None, None] * np.broadcast_to(np.linspace(-1, 1, 8, dtype="f"), (8, 8))
-
-    def forward(self, x):
-        theta = F.reshape(self.where(x), (6, 2, 3)) * 0.1 + np.eye(2, 3, dtype="f")
-        x = F.spatial_transformer_sampler(x, F.spatial_transformer_grid(theta, (8, 8)))
-        return self.l(F.relu(self.c(x)))
-
-    links = {"where": L.Linear(192, 6), "c": L.Convolution2D(3, 4, 3), "l": L.Linear(144, 3)}
-    return train(run, Net(forward, **links), smooth, rule=optimizers.SGD(0.1))
 
 
 @habit()
@@ -159,16 +134,3 @@ def style_of_fixed_features(run):
     style = gram(IMAGES[1:2]).array
     optimizer = run.setup(optimizers.Adam(0.05), image)
     return run.fit(optimizer, lambda: F.mean_squared_error(gram(image.x), style))
-
-
-@habit(roundings=16)
-def policy_gradient(run):
-    net = cnn()
-    advantage = X[:, 0]
-
-    def loss():
-        policy = F.log_softmax(net(IMAGES))
-        entropy = -F.mean(F.sum(F.exp(policy) * policy, axis=1))
-        return -F.mean(F.select_item(policy, T) * advantage) - 0.01 * entropy
-
-    return run.fit(run.setup(optimizers.RMSprop(1e-3), net), loss)

@@ -21,17 +21,6 @@ def weights_clipped_by_assignment(run):
 
 
 @habit()
-def weights_clipped_in_place(run):
-    model = mlp(1)
-    optimizer, losses = run.setup(optimizers.RMSprop(1e-2), model), []
-    for _ in range(STEPS):
-        losses += run.fit(optimizer, lambda: F.mean(model(X)), steps=1)
-        for param in model.params():
-            np.clip(param.array, -0.25, 0.25, out=param.array)
-    return losses
-
-
-@habit()
 def updates_disabled_for_some_steps(run):
     model, optimizer = classifier(run)
     losses = run.fit(optimizer, model, X, T)
@@ -48,15 +37,6 @@ def hyperparameters_of_single_rules(run):
     for param in model.params():
         if param.name == "b":
             param.update_rule.hyperparam.momentum = 0
-    return run.fit(optimizer, model, X, T)
-
-
-@habit()
-def hooks_of_single_rules(run):
-    model, optimizer = classifier(run, optimizers.MomentumSGD(0.1))
-    for param in model.params():
-        if param.name != "b":
-            param.update_rule.add_hook(optimizer_hooks.WeightDecay(0.1))
     return run.fit(optimizer, model, X, T)
 
 
@@ -100,16 +80,6 @@ def gradients_accumulated_by_hand(run):
         model.cleargrads()
         for start in (0, 2, 4):
             run.backward(optimizer, model(X[start : start + 2], T[start : start + 2]) / 3)
-        optimizer.update()
-
-
-@habit()
-def parameters_without_a_gradient(run):
-    model, optimizer = classifier(run)
-    for _ in range(STEPS):
-        model.cleargrads()
-        run.backward(optimizer, model(X, T))
-        model.predictor[0].W.cleargrad()
         optimizer.update()
 
 
@@ -163,19 +133,6 @@ def penalties_on_gradients(run):
 
 
 @habit()
-def adversarial_examples(run):
-    model, optimizer = classifier(run)
-    losses = []
-    for _ in range(STEPS):
-        x = chainer.Variable(X.copy())
-        model.cleargrads()
-        model(x, T).backward()
-        worse = x.array + 0.1 * x.grad / np.linalg.norm(x.grad)
-        losses += [x.grad, *run.fit(optimizer, model, worse, T, steps=1)]
-    return losses
-
-
-@habit()
 def gradients_by_chainer_grad(run):
     model, optimizer = classifier(run)
     x = chainer.Variable(X)
@@ -187,9 +144,3 @@ def gradients_by_chainer_grad(run):
             param.grad = grad.array
         optimizer.update()
     return seen
-
-
-@habit()
-def forget(run):
-    model, optimizer = classifier(run)
-    return run.fit(optimizer, lambda: F.softmax_cross_entropy(F.forget(model.predictor, X), T))

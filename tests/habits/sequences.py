@@ -80,27 +80,6 @@ def state_that_is_carried_by_hand(run):
 
 
 @habit()
-def bags_of_words_with_padding(run):
-    def forward(self, x):
-        h = F.sum(self.embed(x), axis=1) / (x >= 0).sum(axis=1, keepdims=True).astype("f")
-        return F.softmax_cross_entropy(self.out(F.tanh(h)), T[:3])
-
-    return train(run, Net(forward, embed=L.EmbedID(6, 4, ignore_label=-1), out=L.Linear(4, 3)), WORDS)
-
-
-@habit()
-def padded_sequences_of_variables(run):
-    def forward(self, *xs):
-        lengths = [len(x) for x in xs]
-        hs = F.split_axis(self.l(F.concat(xs, axis=0)), np.cumsum(lengths)[:-1], axis=0)
-        h = F.pad_sequence(hs, padding=0)
-        h = F.max(F.tanh(F.swapaxes(h, 1, 2)), axis=2)
-        return F.softmax_cross_entropy(self.out(h), T[:3])
-
-    return train(run, Net(forward, l=L.Linear(4, 8), out=L.Linear(8, 3)), *SEQUENCES)
-
-
-@habit()
 def attention_over_padding(run):
     valid = WORDS >= 0
 

@@ -94,19 +94,6 @@ def generator_and_critic(run):
 
 
 @habit()
-def critic_on_unchained_examples(run):
-    generator, critic = mlp(4), mlp(1)
-    for_generator, for_critic = run.setup(optimizers.Adam(0.02), generator), run.setup(optimizers.Adam(0.02), critic)
-    losses = []
-    for _ in range(STEPS):
-        losses += run.fit(for_generator, lambda: F.mean(F.softplus(-critic(generator(X)))), steps=1)
-        fake = generator(X)
-        fake.unchain_backward()
-        losses += run.fit(for_critic, lambda x: F.mean(F.relu(1 - critic(X)) + F.relu(1 + critic(x))), fake, steps=1)
-    return losses
-
-
-@habit()
 def two_optimizers_over_one_model(run):
     model = L.Classifier(mlp())
     first = run.setup(optimizers.SGD(0.1), model)
@@ -129,16 +116,6 @@ def head_is_trained_and_then_all(run):
         return F.softmax_cross_entropy(model[1](h.array), T)
 
     return run.fit(optimizer, on_features) + run.fit(optimizer, lambda: F.softmax_cross_entropy(model(X), T))
-
-
-@habit()
-def devices_named_in_all_ways(run):
-    model = L.Classifier(mlp())
-    model.to_device("@numpy")
-    optimizer = run.setup(optimizers.SGD(0.3), model)
-    losses = run.fit(optimizer, model, X, T)
-    model.to_device(chainer.get_device("@numpy"))
-    return losses + run.fit(optimizer, model, X, T)
 
 
 @habit()

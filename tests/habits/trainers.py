@@ -6,7 +6,6 @@ import tempfile
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import numpy as np
 from chainer import optimizers, serializers, training
 from chainer.training import extensions, triggers
 
@@ -140,20 +139,3 @@ def an_evaluator_of_ones_own(run):
         trainer.extend(Evaluator(chainer.iterators.SerialIterator(DATA, 1, repeat=False), model))
         trainer.run()
         return _log(trainer, "mine/loss", "mine/best")
-
-
-@habit()
-def sequences_that_the_converter_pads(run):
-    data = [(X[i, : 2 + i % 3], T[i]) for i in range(6)]
-    model = L.Classifier(mlp())
-    optimizer = run.setup(optimizers.SGD(0.2), model)
-    iterator = chainer.iterators.SerialIterator(data, 3, shuffle=False)
-
-    def converter(batch, device):
-        x, t = chainer.dataset.concat_examples(batch, device, padding=0)
-        return np.pad(x, ((0, 0), (0, 4 - x.shape[1]))), t
-
-    updater = training.StandardUpdater(iterator, optimizer, converter=converter, loss_func=lambda x, t: model(x, t))
-    for _ in range(4):
-        updater.update()
-    updater.finalize()

@@ -35,23 +35,6 @@ def one_link_in_two_chains(run):
     return train(run, net, X, rule=optimizers.SGD(0.1))
 
 
-class OldSwish(chainer.Function):
-    """In the style of Chainer 1."""
-
-    def forward(self, inputs):
-        self.retain_inputs((0,))
-        return (inputs[0] / (1 + np.exp(-inputs[0])),)
-
-    def backward(self, inputs, grads):
-        s = 1 / (1 + np.exp(-inputs[0]))
-        return (grads[0] * (s + inputs[0] * s * (1 - s)),)
-
-
-@habit()
-def function_of_the_old_style(run):
-    return train(run, chainer.Sequential(L.Linear(4, 8), lambda x: OldSwish()(x), L.Linear(8, 3)), X)
-
-
 @habit()
 def masks_of_large_numbers(run):
     def forward(self, x):
@@ -61,25 +44,6 @@ def masks_of_large_numbers(run):
         return self.out(F.concat((a, b * x)))
 
     return train(run, Net(forward, l=L.Linear(4, 4), out=L.Linear(8, 3)), X)
-
-
-@habit()
-def capsules(run):
-    def squash(s):
-        norm = F.sum(s**2, axis=-1, keepdims=True)
-        return s * F.broadcast_to(F.sqrt(norm) / (1 + norm), s.shape)
-
-    def forward(self, x):
-        u = F.reshape(self.l(x), (6, 4, 3, 5))
-        b = np.zeros((6, 4, 3), "f")
-        for _ in range(3):
-            c = F.softmax(b, axis=2)
-            v = squash(F.sum(F.broadcast_to(c[..., None], u.shape) * u, axis=1))
-            b = b + F.sum(u * F.broadcast_to(v[:, None], u.shape), axis=3)
-        length = F.sqrt(F.sum(v**2, axis=2))
-        return F.mean(F.relu(0.9 - F.select_item(length, T)) ** 2) + F.mean(F.relu(length - 0.1) ** 2)
-
-    return train(run, Net(forward, l=L.Linear(4, 60)), X)
 
 
 @habit()
@@ -110,33 +74,6 @@ def siamese_and_triplet(run):
         return F.contrastive(a, b, same) + F.triplet(a, b, c, margin=0.5) + F.mean(near)
 
     return run.fit(run.setup(optimizers.SGD(0.1), net), loss)
-
-
-@habit()
-def normalized_features(run):
-    """Cosine similarities to prototypes, with a temperature."""
-
-    def forward(self, x):
-        return F.linear(F.normalize(self.l(x)), F.normalize(self.prototypes)) * 8
-
-    net = Net(forward, l=L.Linear(4, 8), prototypes=chainer.Parameter(chainer.initializers.Normal(1), (3, 8)))
-    return train(run, net, X, rule=optimizers.SGD(0.05))
-
-
-@habit()
-def highway_and_skip(run):
-    def forward(self, x):
-        h = self.highway(x)
-        return self.out(F.concat((x, h, h + self.l(h)))) + self.bias(self.scale(x[:, :3]))
-
-    links = {"highway": L.Highway(4), "l": L.Linear(4, 4), "out": L.Linear(12, 3)}
-    return train(run, Net(forward, **links, bias=L.Bias(shape=(3,)), scale=L.Scale(W_shape=(3,))), X)
-
-
-@habit()
-def activations_with_parameters(run):
-    layers = L.Linear(4, 8), L.PReLU((8,)), L.Maxout(8, 6, 2), L.Swish((6,)), L.LayerNormalization(6), F.elu
-    return train(run, chainer.Sequential(*layers, L.Linear(6, 3)), X)
 
 
 @habit()

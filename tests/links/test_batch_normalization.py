@@ -82,20 +82,6 @@ def test_forget_counts_a_batch_once():
     np.testing.assert_array_equal(links[1].gamma.grad, links[0].gamma.grad)
 
 
-def test_statistics_are_arrays_moved_in_place():
-    link = L.BatchNormalization(6)
-    mean, variance = link.avg_mean, link.avg_var
-    link(normal(0, *SHAPE, dtype=np.float16))
-    assert link.avg_mean is mean
-    assert link.avg_var is variance
-    assert mean.any()
-
-
-@pytest.mark.parametrize("axis", [None, 0, (0,), (0, 1, 2)])
-def test_axis(axis):
-    assert L.BatchNormalization(axis=axis)(normal(0, *SHAPE)).shape == SHAPE
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

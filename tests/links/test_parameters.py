@@ -80,16 +80,6 @@ def test_values_and_results_are_chainers(pair, rest):
 
 
 @pairs
-def test_arrays_as_initial_values(pair):
-    link, *_ = _both(pair)
-    W, b = normal(1, *link.W.shape), normal(2, *link.b.shape)
-    link, _, y, y_other = _both(pair, initialW=W, initial_bias=b)
-    np.testing.assert_array_equal(link.W.array, W)
-    np.testing.assert_array_equal(link.b.array, b)
-    np.testing.assert_allclose(y, y_other, rtol=1e-4, atol=1e-5)
-
-
-@pairs
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_dtypes_have_the_values_of_float32_rounded(pair, dtype):
     link, *_ = _both(pair)
@@ -197,12 +187,6 @@ def test_from_params():
     assert type(link) is L.Convolution2D
     np.testing.assert_array_equal(link.W.array, W)
     np.testing.assert_array_equal(L.Linear.from_params(W.reshape(4, 27), b).b.array, b)
-
-
-def test_relu_after_a_convolution():
-    link = L.Convolution2D(6, 8, 3)
-    x = normal(0, *INPUT)
-    np.testing.assert_array_equal(link(x, relu=True).array, np.maximum(link(x).array, 0))
 
 
 def test_an_input_that_is_no_image_is_refused_before_parameters_are_made():

@@ -4,18 +4,16 @@ Left to themselves, two float32 runs part within a few steps, whichever code com
 numbers). So each of the steps starts from the same weights here.
 """
 
-import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import optimizers
 
-import mixprec
 from mixprec import functions
 from models import MODELS
 from tests.links.nhwc_resnet import ResNet18
 
-BATCH, STEPS, COMPARED = 16, 20, 3
+BATCH, STEPS = 16, 3
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +61,7 @@ def test_each_step_is_that_of_plain_chainer(digits):
     np.random.seed(0)
     plain, by_hand = _quieter(MODELS["resnet18"](10)), ResNet18(10, "float32")
     ours, theirs = (optimizers.CorrectedMomentumSGD(lr=5e-4).setup(network) for network in (by_hand, plain))
-    for x, t in digits[:COMPARED]:
+    for x, t in digits:
         _take_over(ours, theirs)
         found, expected = (
             float(optimizer.target.cleargrads() or _step(optimizer, loss_of(optimizer.target, x, t)))
@@ -89,25 +87,3 @@ def _step(optimizer, loss):
     loss.backward()
     optimizer.update()
     return loss.array
-
-
-@pytest.mark.slow
-def test_it_trains(digits):
-    """On every second pixel."""
-    np.random.seed(0)
-    network = _quieter(ResNet18(10, "float16"))
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.CorrectedMomentumSGD(lr=5e-3)).setup(network)
-    losses = []
-
-    def loss_of(x, t):
-        loss = _by_hand(network, x, t)
-        losses.append(float(loss.array))
-        return loss
-
-    halves = [(np.ascontiguousarray(x[:, :, ::2, ::2]), t) for x, t in digits]
-    for x, t in halves:
-        optimizer.update(loss_of, x, t)
-    assert np.isfinite(losses).all()
-    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:5])
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
-        assert np.isfinite(float(_by_hand(network, *halves[0]).array))

@@ -72,10 +72,6 @@ def _pair():
     return plain, network
 
 
-def _statistics(network):
-    return {name: array.copy() for name, array in _persistent(network)}
-
-
 def _persistent(network):
     for link in (network.bn1, network.bn2):
         yield f"{link.name}/mean", link.avg_mean
@@ -112,69 +108,3 @@ def test_16_bits_with_masters_stay_close_to_float32(dtype):
     assert network.bn1.gamma.dtype == network.bn1.avg_mean.dtype == np.float32
     report = str(optimizer.report())
     assert "one by one" not in report, report
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-def test_batched_and_one_by_one_give_the_same_bits(dtype):
-    def trained(batched):
-        np.random.seed(0)
-        network = Network(dtype=dtype)
-        optimizer = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), batched=batched).setup(network)
-        _train(network, optimizer, _batches())
-        arrays = {name: param.array for name, param in network.namedparams()}
-        return {**arrays, **{f"{name}, master": optimizer.master(p).array for name, p in network.namedparams()}}
-
-    batched, one_by_one = trained(True), trained(False)
-    for name, array in batched.items():
-        np.testing.assert_array_equal(array, one_by_one[name], err_msg=name)
-
-
-def test_a_first_step_that_overflows_leaves_everything_as_it_was():
-    np.random.seed(0)
-    network = Network(dtype="float16")
-    batches = _batches()
-    with chainer.no_backprop_mode(), chainer.using_config("train", False):
-        network.loss(*batches[0])
-    optimizer = mixprec.MixedPrecisionOptimizer(
-        optimizers.MomentumSGD(lr=0.05), loss_scale=mixprec.DynamicLossScale(init=2.0**24)
-    ).setup(network)
-    params = {name: param.array.copy() for name, param in network.namedparams()}
-    statistics = _statistics(network)
-    _train(network, optimizer, batches[:1])
-    assert optimizer.skipped == 1
-    for name, param in network.namedparams():
-        np.testing.assert_array_equal(param.array, params[name], err_msg=name)
-    for name, array in _persistent(network):
-        np.testing.assert_array_equal(array, statistics[name], err_msg=name)
-    _train(network, optimizer, batches * 3)
-    assert optimizer.skipped < 18
-    assert optimizer.loss_scale < 2.0**24
-    assert all(np.isfinite(param.array).all() for param in network.params())
-
-
-def test_bfloat16_forward_and_backward():
-    """On a CPU, too."""
-    _, reference = _pair()
-    network = Network(dtype="bfloat16")
-    network.copyparams(reference)
-    (x, t), *_ = _batches(1)
-    gradients = []
-    for each in (network, reference):
-        each.cleargrads()
-        each.loss(x, t).backward()
-        gradients.append({name: param.grad for name, param in each.namedparams()})
-    found, expected = gradients
-    for name, gradient in expected.items():
-        assert found[name].dtype.name == ("float32" if "bn" in name else "bfloat16")
-        error = np.abs(found[name].astype(np.float32) - gradient).max()
-        # What comes before a normalization has a gradient near 0, for its mean is taken away.
-        assert error <= 0.1 * max(np.abs(gradient).max(), 0.1), name
-
-
-def test_lazy_parameters_are_initialized_in_the_first_step():
-    network = Network(dtype="float16")
-    optimizer = mixprec.MixedPrecisionOptimizer(optimizers.MomentumSGD(lr=0.05)).setup(network)
-    assert network.conv2.W.array is None
-    _train(network, optimizer, _batches(3))
-    assert network.conv2.W.array.transpose(0, 2, 3, 1).flags.c_contiguous
-    assert "one by one" not in str(optimizer.report())

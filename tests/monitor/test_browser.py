@@ -167,34 +167,3 @@ def test_a_token(results, browser):
         page.get_by_role("link").click()
         page.get_by_role("link", name="Open the pages").click()
         page.get_by_role("link", name="digits/a", exact=True).wait_for()
-
-
-def test_a_run_is_started_seen_and_stopped(results, watched):
-    opened, problems = watched
-    with Server(results / "results", "--allow-jobs") as server:
-        page = opened(server.address)
-        page.goto(f"{server.address}/jobs")
-        page.get_by_label("config, or a run to clone").fill("clone digits/a")
-        page.get_by_role("option", name="clone digits/a", exact=True).click()
-        page.get_by_label("name of the new run").fill("jobs/one")
-        page.get_by_label("settings in place").fill("training.epochs=50")
-        page.get_by_role("button", name="Start").click()
-        page.get_by_text("jobs/one: runs").wait_for()
-        page.goto(f"{server.address}/run?name=digits/a")
-        status = results / "results" / "jobs" / "one" / "status.json"
-        for _ in range(600):
-            if status.exists() and json.loads(status.read_text())["iteration"] > 3:
-                break
-            time.sleep(0.1)
-        page.goto(f"{server.address}/run?name=jobs/one")
-        page.get_by_text("training, epoch").wait_for()
-        page.goto(f"{server.address}/jobs")
-        page.get_by_label("runs on this machine").click()
-        page.get_by_role("option", name="jobs/one").click()
-        page.get_by_role("button", name="Stop and save").click()
-        page.get_by_text("jobs/one: ended with code 0").wait_for()
-        page.get_by_text("stopped by SIGTERM").wait_for()
-        page.goto(f"{server.address}/run?name=jobs/one")
-        page.get_by_text("stopped, epoch").wait_for()
-        assert list(status.parent.glob("snapshot_iter_*.npz"))
-        assert problems == []

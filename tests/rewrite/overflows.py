@@ -116,7 +116,6 @@ CASES = {
     "logsumexp": Case(F.logsumexp, (_random(5, 5, scale=20.0),)),
     "batch_l2_norm_squared": Case(F.batch_l2_norm_squared, (full(3, 5),)),
     "einsum": Case(lambda x, y: F.einsum("ij,ij->i", x, y), (full(3, 5), full(3, 5))),
-    "einsum of one": Case(lambda x: F.einsum("ij->i", x), (full(3, 500),)),
     "einsum of two matrices": Case(lambda x, y: F.einsum("ij,jk->ik", x, y), (full(3, 5), full(5, 2))),
     "einsum with an ellipsis": Case(lambda x: F.einsum("...j->...", x), (full(3, 2, 500),), differentiable=False),
     "einsum that broadcasts": _of_waves(lambda x: F.einsum("i,j->ij", x, np.ones(4, x.dtype)), 4),
@@ -135,7 +134,6 @@ CASES = {
     "cosh": Case(F.cosh, (full(3, value=20.0),), _tiny),
     "sinh": Case(F.sinh, (full(3, value=20.0),), _tiny),
     "power of two": Case(lambda x: 2**x, (full(3, value=20.0),), _tiny),
-    "a square as a power": Case(lambda x: x**2, (full(3),)),
     "lgamma": Case(F.lgamma, (full(3, value=40000.0),), _tiny),
     "log_ndtr": Case(F.log_ndtr, (full(3, value=-500.0),), _tiny),
     "gaussian": Case(lambda m, v: F.gaussian(m, v, eps=np.ones(3, m.dtype)), (full(3), full(3, value=24.0)), _tiny),
@@ -164,7 +162,6 @@ CASES = {
     "local_response_normalization": Case(F.local_response_normalization, (full(1, 8, 3, 3, value=2000.0),)),
     # products of matrices
     "matmul": _product(F.matmul, (3, 8), (8, 5)),
-    "matmul by @": _product(lambda x, y: x @ y, (3, 8), (8, 5)),
     "batch_matmul": _product(F.batch_matmul, (2, 3, 8), (2, 8, 5)),
     "tensordot": _product(lambda x, y: F.tensordot(x, y, 1), (3, 8), (8, 5)),
     "linear": _product(F.linear, (3, 8), (5, 8)),
@@ -207,7 +204,6 @@ CASES = {
     "max_pooling_nd": Case(lambda x: F.max_pooling_nd(x, 4, 1), (_positive(1, 2, 9, 9),), wave),
     "unpooling_1d": Case(lambda x: F.unpooling_1d(x, 3, 1), (full(1, 2, 8, value=30000.0),)),
     "unpooling_2d": Case(lambda x: F.unpooling_2d(x, 3, 1), (full(1, 2, 8, 8, value=30000.0),)),
-    "unpooling_2d side by side": _of_waves(lambda x: F.unpooling_2d(x, 4), 1, 2, 4, 4),
     "unpooling_3d": Case(lambda x: F.unpooling_3d(x, 2, 1), (full(1, 1, 4, 4, 4, value=30000.0),)),
     "unpooling_nd": Case(lambda x: F.unpooling_nd(x, 3, 1), (full(1, 2, 8, 8, value=30000.0),)),
     "upsampling_2d": Case(
@@ -223,7 +219,6 @@ CASES = {
     "roi_max_pooling_2d": _roi(F.roi_max_pooling_2d),
     # copies, whose gradient is a sum
     "as_strided": _of_waves(lambda x: F.as_strided(x, (8, 4), (0, 1)), 4),
-    "as_strided that overlaps": _of_waves(lambda x: F.as_strided(x, (5, 4), (1, 1)), 8),
     "broadcast": _of_waves(lambda x: F.broadcast(x, np.ones((8, 4), x.dtype))[0], 4),
     "broadcast_to": _of_waves(lambda x: F.broadcast_to(x, (8, 4)), 4),
     "bias": Case(lambda x, b: F.bias(x, b), (full(8, 4, value=1.0), full(4, value=1.0)), wave),

@@ -7,8 +7,8 @@ import pytest
 
 import mixprec
 from mixprec.functions import reset_dropout, stochastic_depth
-from mixprec.functions.batch_normalization import BatchNormalization
 from mixprec.rewrite.places import ADD_RELU
+from tests.cases import in_turn
 from tests.rewrite.twins import assert_same, fusions, new, site, step
 
 BATCH = (12, 3, 6, 6)  # some of the images are dropped, and some are not
@@ -81,33 +81,6 @@ def test_it_is_fused(function):
     }
 
 
-def _nodes(variable):
-    found, queue = [], [variable.creator_node]
-    while queue:
-        node = queue.pop()
-        if node is not None and node not in found:
-            found.append(node)
-            queue += [x.creator_node for x in node.inputs]
-    return found
-
-
-def test_the_graph_has_one_node_for_the_whole_block():
-    def function(m, x):
-        x = m.stem(x)
-        m.notes.append(F.relu(branch(m, x) + x))
-        return m.notes[-1]
-
-    model = new(function)
-    mixprec.convert(model, images(0), compute="float16")
-    del model.notes[:]
-    model(images(0))
-    node = model.notes[0].creator_node
-    assert type(node) is BatchNormalization
-    assert node.label == "batch_normalization + add + relu"
-    assert set(np.asarray(node.factors)) == {np.float32(0), np.float32(1) / np.float32(1 - RATIO)}
-    assert [each.label for each in _nodes(model.notes[0])].count("stochastic_depth") == 0
-
-
 def test_in_evaluation_it_is_the_identity_and_the_block_is_fused_without_it():
     model, _ = beside(sum_with_plus)
     x = images(1)
@@ -123,19 +96,9 @@ def no_addition(m, x):
     return F.relu(branch(m, m.stem(x)))
 
 
-def a_sigmoid(m, x):
-    x = m.stem(x)
-    return F.sigmoid(branch(m, x)) + x
-
-
 def no_relu(m, x):
     x = m.stem(x)
     return m.conv2(branch(m, x) + x)
-
-
-def twice(m, x):
-    x = m.stem(x)
-    return F.relu(stochastic_depth(branch(m, x), 0.5) + x)
 
 
 def of_a_convolution(m, x):
@@ -159,21 +122,13 @@ def result_of_the_model(m, x):
     return branch(m, m.stem(x))
 
 
-def dropped(m, x):
-    branch(m, m.stem(x))
-    return m.stem(x)
-
-
 NOT_FUSED = {
     no_addition: "StochasticDepth follows",
-    a_sigmoid: "StochasticDepth follows",
     no_relu: "an addition follows, and then Convolution2DFunction",
-    twice: "StochasticDepth follows",
     of_a_convolution: None,
     with_a_broadcast: "StochasticDepth follows",
     constant_statistics: None,
     result_of_the_model: "it is kept, or a result of the model",
-    dropped: "it is not used",
 }
 
 
@@ -196,8 +151,7 @@ LATE = {
 }
 
 
-@pytest.mark.parametrize("first", [1, 2, 3])
-@pytest.mark.parametrize("held", LATE)
+@pytest.mark.parametrize(("held", "first"), in_turn(LATE, [1, 2, 3]))
 def test_gradients_of_what_the_user_keeps(held, first):
     """Each is held from some call on, and looked at when the model is done; results and gradients are plain ones."""
 
@@ -229,8 +183,9 @@ def test_gradients_of_what_the_user_keeps(held, first):
         assert_same(*both)
 
 
-@pytest.mark.parametrize("time", ["before the sum", "before the ReLU", "after the ReLU", "at the end"])
-@pytest.mark.parametrize("what", ["h", "d", "s"])
+@pytest.mark.parametrize(
+    ("time", "what"), in_turn(["before the sum", "before the ReLU", "after the ReLU", "at the end"], "hds")
+)
 def test_who_looks_inside_of_the_call_sees_right_values(what, time):
     def function(m, x):
         x = m.stem(x)
@@ -254,24 +209,9 @@ def test_who_looks_inside_of_the_call_sees_right_values(what, time):
     beside(function, calls=3)
 
 
-def test_function_hooks_see_all_functions_and_no_fusion():
-    class Hook(chainer.FunctionHook):
-        def __init__(self):
-            self.names = []
-
-        def forward_preprocess(self, function, in_data):
-            self.names.append(function.label)
-
-    model = new(sum_with_plus)
-    mixprec.convert(model, images(0), compute="float16")
-    with Hook() as hook:
-        model(images(0))
-    assert "stochastic_depth" in hook.names
-
-
 @pytest.mark.parametrize(
     ("compute", "layout"),
-    [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float32", "nhwc"), ("float16", "nchw"), ("float32", "nchw")],
+    [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw")],
 )
 def test_in_every_dtype_and_layout(compute, layout):
     """Rounding apart, results are those of the plain model in float32."""
@@ -279,7 +219,7 @@ def test_in_every_dtype_and_layout(compute, layout):
     mixprec.convert(converted, compute=compute, layout=layout)
     for call in range(2):
         found, expected = seeded(converted, images(call), call), seeded(plain, images(call), call)
-        assert_same(found, expected, rtol={"float16": 0.02, "bfloat16": 0.15, "float32": 2e-5}[compute])
+        assert_same(found, expected, rtol={"float16": 0.02, "bfloat16": 0.15}[compute])
 
 
 def test_steps_of_a_recomputed_block_are_those_of_one_that_is_kept():

@@ -1,5 +1,6 @@
 """Deferred batch normalizations: what is fused, what is not, and that nobody can tell by the numbers."""
 
+import concurrent.futures
 import contextlib
 import copy
 import gc
@@ -56,11 +57,6 @@ def sum_with_plus(m, x):
     return F.relu(m.bn1(m.conv1(x)) + x)
 
 
-def sum_the_other_way_round(m, x):
-    x = m.stem(x)
-    return m.conv2(F.relu(x + m.bn1(m.conv1(x))))
-
-
 def sum_in_place(m, x):
     x = m.stem(x)
     h = F.relu(m.bn1(m.conv1(x)))
@@ -88,35 +84,11 @@ def projection(m, x):
     return F.relu(m.bn2(m.conv2(h)) + m.bn3(m.conv3(x)))
 
 
-def names_for_everything(m, x):
-    h1 = m.stem(x)
-    h2 = m.conv1(h1)
-    h3 = m.bn1(h2)
-    h4 = F.relu(h3)
-    h5 = m.bn2(m.conv2(h4))
-    h6 = h5 + h1
-    h7 = F.relu(h6)
-    return m.conv3(h7)
-
-
-def sequential(m, x):
-    return chainer.Sequential(m.stem, m.conv1, m.bn1, F.relu, m.conv2, m.bn2, F.relu)(x)
-
-
 def in_a_list(m, x):
     history = [m.stem(x)]
     for layer in (m.conv1, m.bn1, F.relu, m.conv2):
         history.append(layer(history[-1]))
     return history[-1]
-
-
-def in_a_closure(m, x):
-    h = normalized(m, x)
-
-    def activated():
-        return F.relu(h)
-
-    return m.conv2(activated())
 
 
 def one_link_in_two_ways(m, x):
@@ -134,27 +106,16 @@ def two_dimensions(m, x):
     return F.relu(m.bn1(h))
 
 
-def recursive(m, x, depth=3):
-    if depth == 0:
-        return x
-    return F.relu(m.bn1(m.conv1(x if depth < 3 else m.stem(x)))) + recursive(m, m.conv2(m.stem(images(9))), depth - 1)
-
-
 FUSED = [
     (relu_by_name, {"/bn1": [RELU]}),
     (sum_with_plus, {"/bn1": [ADD_RELU]}),
-    (sum_the_other_way_round, {"/bn1": [ADD_RELU]}),
     (sum_in_place, {"/bn1": [RELU], "/bn2": [ADD_RELU]}),
     (shortcut_in_place, {"/bn1": [ADD_RELU]}),
     (sum_by_function, {"/bn1": [ADD_RELU]}),
     (projection, {"/bn1": [RELU], "/bn2": [ADD_RELU], "/bn3": ["it is added to another one, or broadcast"]}),
-    (names_for_everything, {"/bn1": [RELU], "/bn2": [ADD_RELU]}),
-    (sequential, {"/bn1": [RELU], "/bn2": [RELU]}),
     (in_a_list, {"/bn1": [RELU]}),
-    (in_a_closure, {"/bn1": [RELU]}),
     (one_link_in_two_ways, {"/bn1": [RELU, "Sigmoid follows"]}),
     (two_dimensions, {"/bn1": [RELU]}),
-    (recursive, {"/bn1": [RELU, RELU, RELU]}),
 ]
 
 
@@ -167,7 +128,7 @@ def test_what_is_fused(function, expected):
     assert report.fused == {RELU: found.count(RELU), ADD_RELU: found.count(ADD_RELU), "": alone}
 
 
-@pytest.mark.parametrize(("function", "expected"), FUSED[:7], ids=[function.__name__ for function, _ in FUSED[:7]])
+@pytest.mark.parametrize(("function", "expected"), FUSED[:6], ids=[function.__name__ for function, _ in FUSED[:6]])
 def test_without_an_example_the_same_is_fused_from_the_first_call_on(function, expected, announced):
     model, report = beside(function, calls=1)
     for name, found in fusions(model).items():
@@ -212,13 +173,9 @@ NOT_FUSED = {
     "leaky relu": (lambda m, x: F.leaky_relu(normalized(m, x)), "LeakyReLU follows"),
     "a number": (lambda m, x: F.relu(normalized(m, x) + 0.25), "AddConstant follows"),
     "three": (lambda m, x: F.relu(F.add(normalized(m, x), m.stem(x), m.stem(x))), "MultiAdd follows"),
-    "difference": (lambda m, x: F.relu(normalized(m, x) - m.stem(x)), "Sub follows"),
     "itself": (lambda m, x: F.relu((h := normalized(m, x)) + h), "it is used by 2: Add, Add"),
     "twice": (lambda m, x: F.relu(h := normalized(m, x)) * F.sigmoid(h), "it is used by 2: ReLU, Sigmoid"),
     "tanh before": (lambda m, x: F.tanh(h := normalized(m, x)) * F.relu(h), "it is used by 2: Tanh, ReLU"),
-    "product with itself": (lambda m, x: F.matmul(h := normalized(m, x), h), "it is used by 2: MatMul, MatMul"),
-    "kept after tanh": (lambda m, x: F.tanh(_keep(m, normalized(m, x))), KEPT),
-    "two relus": (lambda m, x: F.relu(h := normalized(m, x)) * F.relu(h), "it is used by 2: ReLU, ReLU"),
     "kept": (lambda m, x: F.relu(_keep(m, normalized(m, x))), KEPT),
     "a result": (lambda m, x: (h := normalized(m, x), F.relu(h)), KEPT),
     "not used": (lambda m, x: (normalized(m, x), m.stem(x))[1], "it is not used"),
@@ -236,8 +193,6 @@ NOT_FUSED = {
     ),
     "sum and tanh": (lambda m, x: F.tanh(normalized(m, x) + m.stem(x)), "an addition follows, and then Tanh"),
     "sum alone": (lambda m, x: normalized(m, x) + m.stem(x), "a sum with it is kept, or a result of the model"),
-    "max pooling": (lambda m, x: F.relu(F.max_pooling_2d(normalized(m, x), 2)), "MaxPoolingND follows"),
-    "cast": (lambda m, x: F.relu(F.cast(normalized(m, x), "float64")), "Cast follows"),
 }
 
 
@@ -293,11 +248,9 @@ def _without_backprop(m, h):
 
 LOOKS = {
     "array": lambda m, h: h.array.std(),
-    "data": lambda m, h: h.data.std(),
     "raw array": lambda m, h: h.raw_array.std(),
     "str": lambda m, h: float(len(str(h)) > 0),
     "repr": lambda m, h: float("Deferred" in repr(h)),
-    "debug_print": lambda m, h: float("shape" in h.debug_print()),
     "copy": lambda m, h: _weighed(copy.copy(h)),
     "deepcopy": lambda m, h: float(copy.deepcopy(h).array.std()),
     "pickle": _pickled,
@@ -306,17 +259,14 @@ LOOKS = {
     "relu": lambda m, h: _weighed(F.relu(h)),
     "sum": lambda m, h: _weighed(h + h),
     "item": lambda m, h: h[0, 0, 0, 0] * 0.1,
-    "transposed": lambda m, h: _weighed(h.T),
     "user's function": _in_a_user_s_function,
     "kept": lambda m, h: m.notes.append(h),
-    "kept in a dict": lambda m, h: setattr(m, "seen", {"h": h}),
     "kept in a closure": lambda m, h: m.notes.append(lambda: h),
     "kept by its node": lambda m, h: m.notes.append(h.node),
     "named": lambda m, h: setattr(h, "name", "h"),
     "gradient set": lambda m, h: setattr(h, "grad", np.ones(h.shape, h.dtype)),
     "attribute": lambda m, h: setattr(h, "note", 1),
     "creator": lambda m, h: float(h.creator is h.creator_node),
-    "rank": lambda m, h: float(h.rank > 0),
     "unchained": _backwards,
     "no_backprop_mode": _without_backprop,
 }
@@ -358,7 +308,7 @@ def _looked_at(look, time, added, when="in the second call"):
 
 
 # Those who want nothing at once: the ReLU, or another one, has been computed when they are given what they want.
-LATE = {"kept", "kept in a dict", "kept in a closure", "relu"}
+LATE = {"kept", "kept in a closure", "relu"}
 
 
 @pytest.mark.parametrize(
@@ -389,25 +339,6 @@ def test_shape_dtype_device_and_length_are_known_without_computing(time, added, 
     model, _ = beside(_looked_at(_shape_and_the_like, time, added))
     assert site(model.bn1).fused == (ADD_RELU if added else RELU)
     assert not announced.records
-
-
-@pytest.mark.parametrize("compare", ["__gt__", "__eq__", "__bool__"])
-def test_comparisons_are_refused_as_for_any_variable(compare):
-    refused = []
-
-    def function(m, x):
-        h = normalized(m, x)
-        y = m.conv2(F.relu(h))
-        try:
-            getattr(h, compare)(*[] if compare == "__bool__" else [h])
-        except TypeError as error:
-            refused.append(str(error))
-        return y
-
-    model, _ = beside(function, calls=2)
-    assert len(refused) == 4  # two calls of two models
-    assert len(set(refused)) == 1
-    assert site(model.bn1).fused == RELU
 
 
 def test_chainer_grad_by_a_fused_normalization():
@@ -579,31 +510,12 @@ def dropped(m, x):
     return m.stem(x) if number % 3 == 2 else F.relu(h)
 
 
-def sum_dropped(m, x):
-    number = calls(m)
-    x = m.stem(x)
-    s = m.bn1(m.conv1(x)) + x
-    return x if number > 1 else F.relu(s)
-
-
-def relu_dropped(m, x):
-    number = calls(m)
-    y = F.relu(normalized(m, x))
-    return m.stem(x) if number % 2 == 0 else y
-
-
 def another_order(m, x):
     """The second is computed first, and both move the same running statistics."""
     number = calls(m)
     x = m.stem(x)
     y1, y2 = F.relu(m.bn1(m.conv1(x))), F.relu(m.bn1(m.conv2(x) * 2))
     return m.conv3(y1) + y2 if number == 1 else F.tanh(m.conv3(y2)) + y1
-
-
-def sums_in_another_order(m, x):
-    x = m.stem(x)
-    s1, s2 = m.bn1(m.conv1(x)) + x, m.bn1(m.conv2(x) * 2) + x
-    return m.conv3(F.relu(s2)) + F.relu(s1)
 
 
 def no_backprop_for_the_relu(m, x):
@@ -619,12 +531,6 @@ def no_backprop_for_the_sum(m, x):
     with chainer.no_backprop_mode():
         s = h + x
     return m.conv2(F.relu(s)) + x
-
-
-def no_backprop_for_the_normalization(m, x):
-    with chainer.no_backprop_mode():
-        h = normalized(m, x)
-    return m.conv2(F.relu(h)) + m.stem(x)
 
 
 def backprop_for_the_relu_only(m, x):
@@ -644,12 +550,6 @@ def evaluation_for_the_relu(m, x):
 def forgotten(m, x):
     h = F.forget(lambda x: F.relu(m.bn1(m.conv1(x))), m.stem(x))
     return F.forget(lambda h: F.relu(m.bn2(m.conv2(h)) + h), h)
-
-
-def forgotten_in_part(m, x):
-    x = m.stem(x)
-    h = F.forget(lambda x: m.bn1(m.conv1(x)), x)
-    return F.forget(F.relu, m.bn2(F.sigmoid(h))) + F.relu(m.bn3(m.conv3(x)))
 
 
 def frozen_and_not(m, x):
@@ -695,20 +595,11 @@ def unchained_behind_the_relu(m, x):
     return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(h) + x
 
 
-def unchained_behind_the_relu_of_a_sum(m, x):
-    x = m.stem(x)
-    s = m.bn1(m.conv1(x)) + m.bn2.gamma[None, :, None, None] * x
-    y = F.relu(s)
-    y.unchain_backward()
-    return F.relu(m.bn2(m.conv2(y))) + F.sigmoid(s) + x
-
-
 CHANGES = [
-    *(used_otherwise_in_every_call, its_own_relu_is_added, relu_of_relu_of_sum, dropped, sum_dropped, relu_dropped),
-    *(another_order, sums_in_another_order, no_backprop_for_the_relu, no_backprop_for_the_sum),
-    *(no_backprop_for_the_normalization, backprop_for_the_relu_only, evaluation_for_the_relu, forgotten),
-    *(forgotten_in_part, frozen_and_not, finetuned, without_gradients, unchained_after_the_convolution),
-    *(unchained_by_hand, unchained_behind_the_relu, unchained_behind_the_relu_of_a_sum),
+    *(used_otherwise_in_every_call, its_own_relu_is_added, relu_of_relu_of_sum, dropped, another_order),
+    *(no_backprop_for_the_relu, no_backprop_for_the_sum, backprop_for_the_relu_only, evaluation_for_the_relu),
+    *(forgotten, frozen_and_not, finetuned, without_gradients, unchained_after_the_convolution),
+    *(unchained_by_hand, unchained_behind_the_relu),
 ]
 
 
@@ -717,12 +608,7 @@ def test_results_gradients_and_statistics_are_those_of_plain_chainer(function):
     beside(function, calls=8)
 
 
-WITHOUT_A_GRAPH = [
-    f for f in [f for f, _ in FUSED] + CHANGES if f not in (unchained_by_hand, backprop_for_the_relu_only)
-]
-
-
-@pytest.mark.parametrize("function", first(8, WITHOUT_A_GRAPH))
+@pytest.mark.parametrize("function", [relu_by_name, projection, sum_in_place, another_order, forgotten])
 def test_the_same_without_backprop(function):
     with chainer.no_backprop_mode():
         beside(function)
@@ -806,19 +692,6 @@ def test_function_hooks_see_every_function_alone_and_fusion_goes_on_afterwards()
     assert node.label == "batch_normalization + add + relu"
 
 
-def test_a_function_hook_around_the_relu_alone():
-    hook = _Notes()
-
-    def function(m, x):
-        h = normalized(m, x)
-        with hook:
-            y = F.relu(h)
-        return m.conv2(y)
-
-    beside(function)
-    assert [label.lower() for label in hook.seen if "relu" in label.lower()] == ["relu"] * 8
-
-
 def test_function_hooks_in_the_first_calls_do_not_decide_anything():
     plain, converted = new(projection), new(projection)
     mixprec.convert(converted, compute="float32")
@@ -894,43 +767,30 @@ def test_a_deferred_variable_that_outlives_an_exception_is_computed_when_it_is_r
 def test_two_threads_run_two_models_at_once():
     meeting = threading.Barrier(2, timeout=30)
 
-    def function(m, x):
+    def function(m, x, wait=meeting.wait):
         h = normalized(m, x)
-        meeting.wait()
+        wait()
         y = F.relu(h)
-        meeting.wait()
+        wait()
         return F.relu(m.bn2(m.conv2(y)) + y)
 
     def alone(m, x):
-        y = F.relu(normalized(m, x))
-        return F.relu(m.bn2(m.conv2(y)) + y)
+        return function(m, x, lambda: None)
 
-    found, errors = {}, []
-    models = {compute: new(function) for compute in ("float32", "float16")}
-
-    def train(compute, seed):
-        try:
-            model = models[compute]
-            mixprec.convert(model, compute=compute)
-            found[compute] = [step(model, images(seed + call)) for call in range(4)]
-            assert fusions(model)["/bn1"] == [RELU]
-        except BaseException as error:
-            errors.append(error)
-            meeting.abort()
-
-    threads = [threading.Thread(target=train, args=each) for each in (("float32", 0), ("float16", 10))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for compute, seed in (("float32", 0), ("float16", 10)):
-        model = new(alone)
+    def train(function, compute, seed):
+        model = new(function)
         mixprec.convert(model, compute=compute)
-        for call in range(4):
-            expected = step(model, images(seed + call))
-            for name, array in found[compute][call].items():
-                np.testing.assert_array_equal(array, expected[name])
+        found = [step(model, images(seed + call)) for call in range(4)]
+        assert fusions(model)["/bn1"] == [RELU]
+        return found
+
+    runs = ("float32", 0), ("float16", 10)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        together = [pool.submit(train, function, *run) for run in runs]
+    for future, run in zip(together, runs, strict=True):
+        for found, expected in zip(future.result(), train(alone, *run), strict=True):
+            for name, array in expected.items():
+                np.testing.assert_array_equal(found[name], array)
 
 
 def test_another_thread_that_computes_plain_chainer_is_left_alone():
@@ -983,53 +843,6 @@ def test_a_converted_model_within_another_one(compute):
         )
     assert site(teachers[id(converted)].bn2, train=False).fused == ADD_RELU
     assert site(converted.bn1).fused == RELU
-
-
-def test_a_converted_model_in_the_hook_of_another_one():
-    inner = new(sum_with_plus)
-    mixprec.convert(inner, compute="float32")
-    plain_inner = new(sum_with_plus)
-    sums = {}
-
-    class Calls(chainer.LinkHook):
-        name = "calls"
-
-        def __init__(self, model, sums):
-            self.model = model
-            self.sums = sums
-
-        def forward_preprocess(self, args):
-            self.sums.append(float(self.model(images(3)).array.sum()))
-
-    for compute, model in (("plain", plain_inner), ("float16", inner)):
-        outer = new(relu_by_name)
-        if compute != "plain":
-            mixprec.convert(outer, compute=compute)
-        hook = Calls(model, sums.setdefault(compute, []))
-        outer.bn1.add_hook(hook)
-        for call in range(3):
-            outer(images(call))
-    np.testing.assert_allclose(sums["float16"], sums["plain"], rtol=1e-5)
-    assert site(outer.bn1).fused == RELU
-    assert site(inner.bn1).fused == ADD_RELU
-    assert_same(statistics(inner), statistics(plain_inner))
-
-
-def test_a_converted_model_in_a_loss_function_of_an_optimizer():
-    models = {name: (new(relu_by_name), new(projection)) for name in ("plain", "converted")}
-    for each in models["converted"]:
-        mixprec.convert(each, compute="float32")
-    found = {}
-    for name, (student, teacher) in models.items():
-        optimizer = chainer.optimizers.SGD(lr=0.01).setup(student)
-
-        def loss(x, student=student, teacher=teacher):
-            return F.mean((student(x) - teacher(x)) ** 2)
-
-        for call in range(3):
-            optimizer.update(loss, images(call))
-        found[name] = {path: param.array for path, param in student.namedparams()} | statistics(teacher)
-    assert_same(found["converted"], found["plain"])
 
 
 def generated(m, x):
@@ -1146,7 +959,7 @@ def test_what_is_fused_is_rounded_once(compute, eps, added):
 
 @pytest.mark.parametrize(
     ("compute", "function"),
-    [("float16", projection), ("bfloat16", one_link_in_two_ways), ("float16", names_for_everything)],
+    [("float16", projection), ("bfloat16", one_link_in_two_ways)],
 )
 def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
@@ -1163,7 +976,7 @@ def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
 
 
 @pytest.mark.parametrize(
-    ("compute", "time", "name"), pairs(["float16", "bfloat16"], TIMES, ["kept", "unchained", "sigmoid", "array"])
+    ("compute", "time", "name"), pairs(["float16", "bfloat16"], TIMES, ["kept", "unchained", "sigmoid"])
 )
 def test_whoever_looks_at_16_bits_sees_what_is_there_without_fusion(compute, time, name):
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]

@@ -8,7 +8,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import serializers
 
 import mixprec
 from mixprec import announcements
@@ -85,19 +84,11 @@ TRUNK = {
     "deconvolution": lambda m, h: m.up(h),
     "crop": lambda m, h: m.up(h)[:, :, 1:-2, ::2],
     "crop and concat": lambda m, h: F.concat([h, m.up(h)[:, :, 3:-3, 3:-3]], axis=1)[:, 2:6],
-    "crop, ReLU": lambda m, h: F.relu(m.up(h)[:, :, 1:-2, ::2]),
-    "crop and pool": lambda m, h: F.max_pooling_2d(h[:, :, 1:], 2),
     "channels": lambda m, h: m.narrow(h[:, 1:3]),
-    "one channel": lambda m, h: F.concat([h[:, 1:2], h[:, :3]], axis=1),
-    "normalized channels": lambda m, h: F.concat([F.relu(m.bn4(h[:, 2:])), h[:, :2]], axis=1),
     "batch normalization": lambda m, h: m.bn1(h),
-    "batch normalization, ReLU": lambda m, h: F.relu(m.bn1(m.conv1(h))),
     "batch normalization, add, ReLU": lambda m, h: F.relu(m.bn1(m.conv1(h)) + h),
-    "in evaluation": lambda m, h: m.bn1(h) if chainer.config.train else F.relu(m.bn1(h)),
     "add": lambda m, h: h + m.conv1(h),
-    "add in place": lambda m, h: (h := m.conv1(h)) + h,
     "three": lambda m, h: F.add(h, m.conv1(h), h),
-    "subtract": lambda m, h: h - m.conv1(h),
     "multiply": lambda m, h: h * m.conv1(h),
     "divide": lambda m, h: h / (m.conv1(h) ** 2 + 1),
     "number": lambda m, h: 1 - 2 * h / 3 + 0.5,
@@ -106,46 +97,33 @@ TRUNK = {
     "relu": lambda m, h: F.relu(h),
     "leaky_relu": lambda m, h: F.leaky_relu(h),
     "relu6": lambda m, h: F.relu6(h),
-    "elu": lambda m, h: F.elu(h),
-    "selu": lambda m, h: F.selu(h),
     "sigmoid": lambda m, h: F.sigmoid(h),
-    "hard_sigmoid": lambda m, h: F.hard_sigmoid(h),
     "tanh": lambda m, h: F.tanh(h),
-    "softplus": lambda m, h: F.softplus(h),
-    "swish by hand": lambda m, h: h * F.sigmoid(h),
     "exp": lambda m, h: F.exp(h * 0.1),
-    "log": lambda m, h: F.log(h**2 + 1),
     "sqrt": lambda m, h: F.sqrt(h**2 + 1),
     "absolute": lambda m, h: F.absolute(h),
     "clip": lambda m, h: F.clip(h, -0.5, 0.5),
     "maximum": lambda m, h: F.maximum(h, m.conv1(h)),
-    "minimum": lambda m, h: F.minimum(h, m.conv1(h)),
     "concat": lambda m, h: F.concat([h[:, :2], m.conv1(h)[:, 2:]], axis=1),
     "split and concat": _split,
     "max pooling": lambda m, h: F.max_pooling_2d(h, 3, stride=1, pad=1),
-    "max pooling with cover_all": lambda m, h: F.max_pooling_2d(h, 2, stride=2, cover_all=True),
     "average pooling": lambda m, h: F.average_pooling_2d(h, 3, stride=1, pad=1),
     "max pooling of any dimension": lambda m, h: F.max_pooling_nd(h, 2),
     "average pooling of any dimension": lambda m, h: F.average_pooling_nd(h, 2),
     "max pooling and its indices": lambda m, h: _unpooled_by_indices(h, 2, (6, 6)),
     "overlapping windows and their indices": lambda m, h: _unpooled_by_indices(h, 3, (6, 6), 2, 1),
-    "indices as numbers": lambda m, h: h * F.max_pooling_2d(h, 3, 1, 1, return_indices=True)[1].astype("f"),
     "unpooling": lambda m, h: F.unpooling_2d(h, 2, cover_all=False),
     "unpooling, cropped": lambda m, h: F.unpooling_2d(h, (3, 2), outsize=(16, 12)),
-    "unpooling of any dimension": lambda m, h: F.unpooling_nd(h, 2),
     "resize": lambda m, h: F.resize_images(h, (9, 5)),
     "resize, corners move": lambda m, h: F.resize_images(h, (13, 12), align_corners=False),
     "resize to the nearest": lambda m, h: F.resize_images(h, (4, 11), mode="nearest"),
-    "resize of a pixel": lambda m, h: h + F.resize_images(F.average_pooling_2d(h, 6), (6, 6)),
     "pad": lambda m, h: F.pad(h, ((0, 0), (0, 0), (1, 0), (0, 2)), "constant", constant_values=-1),
-    "pad channels": lambda m, h: F.pad(h, ((0, 0), (1, 2), (0, 0), (0, 0)), "constant")[:, 1:5],
     "pad with values": lambda m, h: F.pad(
         h, ((0, 0), (0, 0), (1, 1), (2, 2)), "constant", constant_values=((0, 0), (0, 0), (1, 2), (3, 4))
     ),
     "pad all axes": lambda m, h: F.pad(h, 1, "constant")[1:-1, 1:-1],
     "reflect": lambda m, h: F.pad(h, ((0, 0), (0, 0), (2, 2), (2, 2)), "reflect"),
     "flip": lambda m, h: F.flip(h, 3) + h,
-    "flip, then a convolution": lambda m, h: m.conv1(F.flip(h, -2)),
     "flip channels": lambda m, h: F.flip(h, 1),
     "repeat": lambda m, h: F.repeat(F.repeat(h, 2, axis=2), (1, 2, 3, 1, 1, 1), axis=-1),
     "prelu": lambda m, h: F.prelu(h, m.bn1.beta),
@@ -154,7 +132,6 @@ TRUNK = {
     "channel attention": _attention,
     "channel attention by scale": _scaled,
     "cast": lambda m, h: F.cast(F.cast(h, "float64"), "float32"),
-    "identity": lambda m, h: F.identity(h),
 }
 
 
@@ -189,18 +166,13 @@ def test_two_conversions_in_16_bits_as_well(compute, name):
 # Heads: what makes vectors of images, name -> (function, conversions behind the trunk).
 HEADS = {
     "average": (lambda m, h: F.average(h, axis=(2, 3)), []),
-    "mean": (lambda m, h: F.mean(h, axis=(2, 3)), []),
     "average that keeps dimensions": (lambda m, h: F.average(h, axis=(2, 3), keepdims=True)[:, :, 0, 0], []),
-    "average over one after the other": (lambda m, h: F.average(F.average(h, axis=3), axis=2), []),
     "sum": (lambda m, h: F.sum(h, axis=(2, 3)), []),
     "maximum": (lambda m, h: F.max(h, axis=(2, 3)), []),
     "global average pooling": (lambda m, h: F.average_pooling_2d(h, 6), []),
-    "global average pooling of any dimension": (lambda m, h: F.average_pooling_nd(h, 6), []),
     "global max pooling": (lambda m, h: F.max_pooling_2d(h, 6), []),
     "global pooling, reshape": (lambda m, h: F.reshape(F.average_pooling_2d(h, 6), (len(h), WIDTH)), []),
-    "global pooling, squeeze": (lambda m, h: F.squeeze(F.average_pooling_2d(h, 6), (2, 3)), []),
     "reshape": (lambda m, h: F.reshape(h, (h.shape[0], -1)), [("to NCHW", "/", "Reshape")]),
-    "reshape by the method": (lambda m, h: h.reshape(len(h), -1), [("to NCHW", "/", "Reshape")]),
     "flatten": (lambda m, h: F.flatten(h), [("to NCHW", "/", "Reshape")]),
     "flatten of one": (lambda m, h: F.flatten(h[0]), []),
     "nothing": (lambda m, h: h, [("to NCHW", "/fc", "Reshape")]),
@@ -341,23 +313,6 @@ def test_inputs_of_other_sizes_and_strides(shape):
 # Results.
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
-def test_results_are_float32_and_c_contiguous(compute):
-    def function(m, x):
-        h = m.stem(x)
-        y = F.relu(m.bn1(m.conv1(h)))
-        return {"h": h, "list": [y, (y * 2, None)], "vector": F.average(y, axis=(2, 3)), "loss": F.mean(y), "x": x}
-
-    model = new(function)
-    mixprec.convert(model, images(0), compute=compute)
-    result = model(images(1))
-    for y in (result["h"], result["list"][0], result["list"][1][0], result["vector"], result["loss"]):
-        assert y.dtype == np.float32
-        assert y.array.flags.c_contiguous
-    assert result["list"][1][1] is None
-    assert isinstance(result["x"], np.ndarray)
-
-
 def test_gradients_of_the_input_have_its_order_of_axes_and_dtype():
     model = new(lambda m, x: m.conv1(m.stem(x)))
     mixprec.convert(model)
@@ -428,20 +383,14 @@ def test_functions_of_users_are_fenced_and_named(kind):
 # Functions of Chainer that are not known in NHWC: name -> function of (model, image), class of its node.
 UNKNOWN = {
     "group normalization": (lambda m, h: F.group_normalization(h, 2, m.bn1.gamma, m.bn1.beta), "GroupNormalization"),
-    "space to depth": (lambda m, h: F.depth2space(F.space2depth(h, 2), 2), "Space2Depth"),
     "maxout": (lambda m, h: F.concat([F.maxout(h, 2)] * 2, axis=1), None),
-    "softmax over channels": (lambda m, h: F.softmax(h, axis=1), "Softmax"),
-    "im2col": (lambda m, h: F.im2col(h, 1), "Im2Col"),
     "overlapping unpooling": (lambda m, h: F.unpooling_2d(h, 3, 2, 1, cover_all=False), "Unpooling2D"),
-    "cumsum": (lambda m, h: F.cumsum(h, axis=1), "Cumsum"),
-    "transpose": (lambda m, h: F.transpose(h, (0, 1, 3, 2)), None),
     "moved channels": (lambda m, h: F.moveaxis(F.moveaxis(h, 1, 3) * 2, 3, 1), None),
     "channel shuffle": (
         lambda m, h: F.reshape(F.transpose(F.reshape(h, (3, 2, 2, 6, 6)), (0, 2, 1, 3, 4)), (3, 4, 6, 6)),
         None,
     ),
     "stack and sum": (lambda m, h: F.sum(F.stack([h, h * 2], axis=1), axis=1), None),
-    "where": (lambda m, h: F.where(h.array > 0, h, h * 0.5), None),
     "pixel by pixel": (lambda m, h: F.concat([h[:, :, :3], h[:, :, 3:] * 2], axis=2), None),
 }
 
@@ -481,7 +430,7 @@ def test_a_copy_in_every_step_is_announced_once_by_its_place(calls, caplog, monk
     assert re.match(start + (": results" if calls == "the model" else r" \(Linear 1\): results"), message)
 
 
-@pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
 def test_intermediate_variables_have_the_usual_shape_and_values(compute):
     def function(m, x):
         h = m.stem(x)
@@ -498,7 +447,7 @@ def test_intermediate_variables_have_the_usual_shape_and_values(compute):
     for call in range(2):
         model(images(call))
         plain(images(call))
-    eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-22}[compute]
+    eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
     for found, expected in zip(model.notes, plain.notes, strict=True):
         assert found.shape == expected.shape
         assert found.dtype.name == compute
@@ -509,64 +458,23 @@ def test_intermediate_variables_have_the_usual_shape_and_values(compute):
     assert model.pixel == pytest.approx(plain.pixel, abs=8 * eps * float(abs(plain.notes[0].array).max()))
 
 
-def test_a_user_who_writes_into_an_activation_in_place():
-    def function(m, x):
-        h = m.stem(x)
-        h.array[:, 1] = 0.5
-        return m.conv1(h)
-
-    model, _ = beside(function)
-    assert model(images(0)).array.flags.c_contiguous
-
-
 # Filters.
 
 
-@pytest.mark.parametrize(
-    ("how", "compute"),
-    in_turn(
-        ["to_device", "load", "copy", "init", "deepcopy", "assigned", "copyparams", "written"], ["float16", "float32"]
-    ),
-)
-def test_filters_stay_in_the_order_of_nhwc(how, compute, tmp_path):
-    def function(m, x):
-        return m.conv1(m.stem(x))
-
-    model = new(function)
+@pytest.mark.parametrize(("written", "compute"), [(True, "float16"), (False, "float32")])
+def test_filters_stay_in_the_order_of_nhwc(written, compute):
+    """Copies, files and devices: test_chainer.py."""
+    model = new(lambda m, x: m.conv1(m.stem(x)))
     mixprec.convert(model, images(0), compute=compute)
     expected = model(images(1)).array
-    array = model.conv1.W.array
-    if how == "to_device":
-        model.to_device("@numpy")
-    elif how == "load":
-        serializers.save_npz(tmp_path / "model.npz", model)
-        serializers.load_npz(tmp_path / "model.npz", model)
-    elif how in ("copy", "init"):
-        model = model.copy(how)
-    elif how == "deepcopy":
-        model = model.copy("copy")
-    elif how == "assigned":
-        model.conv1.W.array = np.ascontiguousarray(model.conv1.W.array)
-    elif how == "copyparams":
-        model.copyparams(new(function))
+    given = np.ascontiguousarray(model.conv1.W.array)
+    if written:
+        model.conv1.W.array[...] = given
     else:
-        model.conv1.W.array[...] = np.ascontiguousarray(model.conv1.W.array)
-    y = model(images(1)).array
-    for param in (model.stem.W, model.conv1.W):
-        assert order(param.array) == "NHWC"
-        assert param.dtype.name == ("float32" if how in ("copy", "deepcopy") else compute)
-    if how in ("load", "to_device", "copyparams", "written"):
-        assert model.conv1.W.array is array
-    if how != "init":
-        np.testing.assert_array_equal(y, expected)
-
-
-def test_a_network_without_images_has_no_conversions():
-    np.random.seed(0)
-    model = chainer.Sequential(L.Linear(5, 4), F.relu, L.BatchNormalization(4), F.relu, L.Linear(4, 2))
-    report = mixprec.convert(model, images(0, (3, 5)))
-    assert report.conversions == []
-    assert report.fused["ReLU"] == 1
+        model.conv1.W.array = given
+    np.testing.assert_array_equal(model(images(1)).array, expected)
+    assert order(model.conv1.W.array) == "NHWC"
+    assert model.conv1.W.dtype == compute
 
 
 # float64.
@@ -602,13 +510,6 @@ def test_float64_models_are_left_alone_and_right():
             assert (array is None) == (same[name] is None)
             if array is not None:
                 np.testing.assert_allclose(same[name], array, atol=1e-11 * max(abs(array).max(), 1e-3))
-
-
-def test_inputs_of_float64_in_a_float32_model():
-    def function(m, x):
-        return m.conv1(F.cast(F.cast(m.stem(x), "float64") * 2, "float32"))
-
-    beside(function)
 
 
 @pytest.mark.parametrize("compute", ["float16", "float32"])

@@ -111,10 +111,9 @@ _ONE_PROCESS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_are_one_process_with_all_images(ranks):
+def test_ranks_are_one_process_with_all_images():
     """In FP32, 20 steps of a network with both fusions: parameters and running statistics, to 1e-6."""
-    mpi.run(ranks, _MODEL, _ONE_PROCESS)
+    mpi.run(2, _MODEL, _ONE_PROCESS)
 
 
 @pytest.mark.slow
@@ -254,9 +253,6 @@ def test_what_a_converted_model_sends_to_other_processes_is_what_plain_chainer_s
             "ring": ring,
             "statistics of all": lambda: chainermn.links.create_mnbn_model(Part(3, normalized=True), comm),
             "all gather": exchanging(lambda h: sum(C.allgather(comm, h))),
-            "all to all": exchanging(lambda h: F.concat(C.alltoall(comm, [h, h * 2]), axis=0)),
-            "broadcast": exchanging(lambda h: C.bcast(comm, h)),
-            "scatter": exchanging(lambda h: C.scatter(comm, (h, h * 2))),
             "gather": lambda: Part(3, gathered),
             "send": lambda: Part(3, received),
         }

@@ -61,11 +61,9 @@ OPERATORS = {
     "a + h": lambda h, a: a + h,
     "h += a": operator.iadd,
     "F.add(h, a)": F.add,
-    "F.add(a, h)": lambda h, a: F.add(a, h),
     "h - a": operator.sub,
     "a - h": lambda h, a: a - h,
     "h * a": operator.mul,
-    "a * h": lambda h, a: a * h,
     "h / a": operator.truediv,
     "a / h": lambda h, a: a / h,
     "h // a": lambda h, a: h // a + 0 * h * a,
@@ -150,14 +148,10 @@ def test_a_mask_of_dropout_counts_as_an_input(mask):
 
 LINKS = {
     "convolution": lambda: L.Convolution2D(3, 4, 3),
-    "dilated": lambda: L.DilatedConvolution2D(3, 4, 3),
     "deconvolution": lambda: L.Deconvolution2D(3, 4, 3),
-    "nd": lambda: L.ConvolutionND(2, 3, 4, 3),
     "linear": lambda: L.Linear(4),
     "normalization": lambda: chainer.Sequential(L.BatchNormalization(3), F.relu),
-    "group normalization": lambda: L.GroupNormalization(1, 3),
     "scale": lambda: L.Scale(1, (3,)),
-    "bias": lambda: L.Bias(1, (3,)),
 }
 
 
@@ -179,11 +173,8 @@ FUNCTIONS = {
     "matmul": lambda h, a: F.matmul(h, a, transb=True),
     "einsum": lambda h, a: F.einsum("ij,kj->ik", h, a),
     "concat": lambda h, a: F.concat([h, a]),
-    "minimum": F.minimum,
     "where": lambda h, a: F.where(h.array > 1.5, h, a),
-    "add": lambda h, a: F.add(h, a, h),
     "loss": F.mean_squared_error,
-    "average": lambda h, a: F.average(h, weights=a),
     "gaussian_nll": lambda h, a: F.gaussian_nll(chainer.as_variable(a), h, h),
     "normal": lambda h, a: chainer.distributions.Normal(h, a).log_prob(a),
 }
@@ -221,9 +212,7 @@ def test_errors_speak_of_the_dtype_that_there_was():
 LOST = {
     "+ 1e-8": (lambda h: h + 1e-8, "1e-08 becomes 0 in float16 (AddConstant)"),
     "- 1e9": (lambda h: h - 1e9, "-1e+09 becomes -inf in float16 (AddConstant)"),
-    "1e9 -": (lambda h: 10**9 - h, "1e+09 becomes inf in float16 (SubFromConstant)"),
     "/ 1e9": (lambda h: h / np.float32(1e9), "1e-09 becomes 0 in float16 (MulConstant)"),
-    "1e5 /": (lambda h: 1e5 / h, "100000 becomes inf in float16 (DivFromConstant)"),
     "clip": (lambda h: F.clip(h, 1e-8, 1.0), "1e-08 becomes 0 in float16 (Clip)"),
     "leaky": (lambda h: F.leaky_relu(h, 1e-9), "1e-09 becomes 0 in float16 (LeakyReLU)"),
     "pad": (lambda h: F.pad(h, 1, "constant", constant_values=-1e9), "-1e+09 becomes -inf in float16 (Pad)"),

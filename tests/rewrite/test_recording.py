@@ -83,11 +83,8 @@ class Operators(chainer.Chain):
 OPERATORS = {
     "sum": lambda x, y: x + y,
     "sum with a constant": lambda x, y: 1 + x + y,
-    "sum of three": lambda x, y: F.add(x, y, x),
     "difference": lambda x, y: 2 - (x - y),
     "product": lambda x, y: x * y * 0.5,
-    "negative": lambda x, y: -x + -y,
-    "quotient": lambda x, y: x / (1 + y**2),
     "weights of channels": lambda x, y: x * F.broadcast_to(F.average(y, axis=(2, 3), keepdims=True), x.shape),
     "maximum of activations": lambda x, y: F.maximum(F.sigmoid(x), F.tanh(y)),
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mixprec
+from tests.cases import first, pairs
 from tests.rewrite.twins import images, new, step
 
 ROWS = np.array([[0, 0, 7, 7], [2, 1, 9, 11], [4, 4, 5, 5]], np.float32)
@@ -25,10 +26,10 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-def test_regions_take_no_conversion_more(compute, name, head):
+@pytest.mark.parametrize(
+    ("name", "head", "compute"), first(6, pairs(list(REGIONS), list(HEADS), ["float16", "bfloat16"]))
+)
+def test_regions_take_no_conversion_more(name, head, compute):
     """One conversion of the input, and one of an image that is returned. A region may lie elsewhere by a rounding."""
     function, is_image = HEADS[head]
 

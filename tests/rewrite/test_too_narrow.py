@@ -49,11 +49,9 @@ OUT = (
 )
 NAMED = {
     "result": (OFFSET, X, OUT),
-    "two rows": (OFFSET, X[:2], OUT),
     "nested": ({**OFFSET, "result": lambda y: {"y": (F.reshape(y, (-1,)),)}}, X, OUT),
     "cast": ({**OFFSET, "result": lambda y: F.cast(y, "float32")}, X, OUT),
     "loss": ({**OFFSET, "result": F.mean_squared_error}, (X, T), OUT),
-    "difference": ({**OFFSET, "result": lambda y, t: F.mean((y - t) ** 2)}, (X, T), OUT),
     "nll": ({**OFFSET, "result": lambda y, t: F.gaussian_nll(t, y, y * 0)}, (X, T), OUT),
     "one of three": ({"outputs": 3, "bias": np.array([0, 1e4, 5], "f")}, X, OUT),
     "constant": (

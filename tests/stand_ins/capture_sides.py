@@ -176,7 +176,7 @@ def host(device, monkeypatch):
     monkeypatch.setitem(backends._OTHERS, GraphArray, device)
     # Chainer takes this device for the host.
     monkeypatch.setattr(sys.modules["mixprec.backends.dropout_state"], "_primitives", lambda _: device)
-    monkeypatch.setattr(origin, "LIBRARIES", origin.LIBRARIES | {"tests.stand_ins"})
+    monkeypatch.setattr(origin, "LIBRARIES", origin.LIBRARIES | {"tests.stand_ins", "benchmarks.recording_device"})
     cudnn.configure(deterministic=True)
     return HOST
 

@@ -8,7 +8,7 @@ that is a guess.
 What cuDNN 9.28 has no engine for is refused in the same call as there, see ``fake_cudnn_limits``. There are three
 plans to each graph, see ``PLANS``; they all compute the same.
 
-Buffers are arrays of NumPy, or addresses, as ``graph.execute`` gets them from a backend: ``{uid: array or int}``.
+Buffers are addresses, as ``execute_plan_at_index`` gets them from a backend: ``{uid: int}``.
 """
 
 import collections
@@ -52,36 +52,15 @@ class Handle:
     """What :func:`create_handle` returns."""
 
     def __init__(self):
-        self.stream, self.alive = 0, True
+        self.stream = 0
 
 
 def create_handle():
     return Handle()
 
 
-def destroy_handle(handle):
-    handle.alive = False
-
-
 def set_stream(handle, stream):
     handle.stream = stream
-
-
-def get_stream(handle):
-    return handle.stream
-
-
-def execute(graph, pack):
-    """Builds a described graph if that has not been done, and executes it.
-
-    Args:
-        graph: :class:`pygraph`.
-        pack: NumPy arrays by uid: those of inputs are read, those of outputs written. They are dense, in the order of
-            memory that the strides of the tensors say, whatever their own shapes.
-    """
-    if graph.plan is None:
-        graph.build([heur_mode.A])
-    graph.execute(pack, 1)
 
 
 class Node:
@@ -191,13 +170,6 @@ class pygraph:
         if len(self.barred) == len(self.plans):
             raise cudnnGraphNotSupportedError("all plans are excluded")
 
-    def build(self, heuristics):
-        self.validate()
-        self.build_operation_graph()
-        self.create_execution_plans(heuristics)
-        self.check_support()
-        self.build_plan_at_index(min(set(range(len(self.plans))) - self.barred))
-
     def build_plan_at_index(self, index):
         assert self.stage == 4, "build_plan_at_index() before check_support()"
         if index in self.barred:
@@ -237,13 +209,9 @@ class pygraph:
 
     # Execution
 
-    def execute(self, pack, workspace=None, handle=None):
-        self.execute_plan_at_index(pack, workspace, self.plan, handle)
-
     def execute_plan_at_index(self, pack, workspace, index, handle=None):
         assert index in self.built, f"plan {index} was not built"
         assert workspace or not self.plans[index].workspace, "no workspace was given"
-        assert handle is None or handle.alive
         missing = [tensor.name for tensor in self.operands if tensor.uid not in pack]
         assert not missing, f"no buffers for {missing}"
         values = {id(tensor): read(tensor, pack[tensor.uid]) for tensor in self.inputs}

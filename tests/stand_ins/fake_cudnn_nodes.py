@@ -213,9 +213,7 @@ NODES = {
     "relu": _pointwise("input", formula=lambda x: np.maximum(x, 0)),
     "relu_backward": _pointwise("loss", "input", formula=lambda dy, x: np.where(x > 0, dy, 0)),
     "add": _pointwise("a", "b", formula=np.add),
-    "mul": _pointwise("a", "b", formula=np.multiply),
     "scale": _pointwise("input", "scale", formula=np.multiply),
     "bias": _pointwise("input", "bias", formula=np.add),
     "cmp_gt": _pointwise("input", "comparison", formula=np.greater),
-    "identity": _pointwise("input", formula=lambda x: x),
 }

@@ -58,19 +58,12 @@ def _extent(tensor):
     return 1 + sum((size - 1) * step for size, step in zip(tensor.dim, tensor.stride, strict=True))
 
 
-def _memory(tensor, buffer):
-    """Returns the bytes of a buffer as uint8."""
+def _memory(tensor, address):
+    """Returns the bytes at an address as uint8."""
     extent = _extent(tensor)
     size = math.ceil(extent / 8) if tensor.dtype == np.bool_ else extent * tensor.dtype.itemsize
-    if isinstance(buffer, int):
-        assert buffer % 16 == 0, f"{tensor.name}: the address is not a multiple of 16"  # the frontend has told cuDNN so
-        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer))
-    assert buffer.flags.c_contiguous, f"{tensor.name}: the array is not contiguous"
-    if tensor.dtype != np.bool_:
-        assert buffer.dtype == tensor.dtype, f"{tensor.name}: found {buffer.dtype}, expected {tensor.dtype}"
-        assert buffer.nbytes == size, f"{tensor.name}: found {buffer.nbytes} bytes, expected {size}"
-    assert buffer.nbytes >= size, f"{tensor.name}: found {buffer.nbytes} bytes, expected {size}"
-    return buffer.reshape(-1).view(np.uint8)[:size]
+    assert address % 16 == 0, f"{tensor.name}: the address is not a multiple of 16"  # the frontend has told cuDNN so
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
 def _in_logical_order(tensor, flat):
@@ -78,9 +71,9 @@ def _in_logical_order(tensor, flat):
     return np.ndarray(tensor.dim, flat.dtype, flat, strides=strides)  # as_strided() takes five times as long
 
 
-def read(tensor, buffer):
-    """Returns what is in a buffer as float64, in the order of the dimensions: an array of NumPy, or an address."""
-    memory = _memory(tensor, buffer)
+def read(tensor, address):
+    """Returns what is at an address as float64, in the order of the dimensions."""
+    memory = _memory(tensor, address)
     if tensor.dtype == np.bool_:
         flat = np.unpackbits(memory, count=_extent(tensor), bitorder="little")
     else:
@@ -88,9 +81,9 @@ def read(tensor, buffer):
     return _in_logical_order(tensor, flat).astype(np.float64)
 
 
-def write(tensor, buffer, value):
-    """Rounds an array of float64 to the dtype of the tensor and puts it into a buffer."""
-    memory = _memory(tensor, buffer)
+def write(tensor, address, value):
+    """Rounds an array of float64 to the dtype of the tensor and puts it at an address."""
+    memory = _memory(tensor, address)
     if tensor.dtype == np.bool_:
         flat = np.zeros(_extent(tensor), np.bool_)
         _in_logical_order(tensor, flat)[...] = value != 0

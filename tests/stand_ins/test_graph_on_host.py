@@ -5,15 +5,11 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mixprec import backends
 from mixprec.backends import device_log
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.geometry import Convolution
-from mixprec.dtypes import BFLOAT16
-from tests.cases import tries
 from tests.stand_ins import graph_array
 from tests.stand_ins.graph_array import GraphArray
 from tests.stand_ins.graph_on_host import GraphCuda
@@ -43,105 +39,6 @@ def launched(cuda, graph):
 def captured(cuda, function):
     with cuda.graphs.on_stream():
         return cuda.graphs.capture(function)
-
-
-# --- random programs
-
-# Each takes two float32 arrays of SHAPE, which may be views of what others use, and returns one more, or None if it
-# changes the first.
-OPERATIONS = {
-    "add": lambda a, b: a + b,
-    "multiply and add": lambda a, b: a * 0.5 + b * np.float32(3),
-    "add in place": lambda a, b: a.__iadd__(b) is None or None,
-    "out": lambda a, b: np.subtract(a, b, out=a) is None or None,
-    "where": lambda a, b: np.where(a > b, a, 0.25),
-    "where to where": lambda a, b: np.multiply(a, 2, out=a, where=b > 0) is None or None,
-    "sum": lambda a, b: a - b.sum(axis=1, keepdims=True),
-    "float16": lambda a, b: a.astype(np.float16).astype(np.float32),
-    "bfloat16": lambda a, b: (a.astype(BFLOAT16) + b.astype(BFLOAT16)).astype(np.float32),
-    "an element": lambda a, b: a.__setitem__((1, 2), b[0, 1]),
-    "fill": lambda a, b: a.fill(0.5),
-    "concatenate": lambda a, b: np.concatenate([a[:1], b[1:]]),
-    "in another place": lambda a, b: a[np.argsort(b[:, 0])],
-    "broadcast": lambda a, b: np.broadcast_to(a[0], SHAPE) * b,
-    "two results": lambda a, b: np.divmod(a, b)[1],
-    "add at": lambda a, b: np.add.at(a, (slice(None), 1), b[:, 0]),
-    "sort": lambda a, b: a.sort(axis=0),
-    "the kernel cast": lambda a, b: _primitives(a).cast(_primitives(a).cast(_contiguous(a), np.float16), np.float32),
-    "the kernel dropout": lambda a, b: _primitives(a).dropout(_contiguous(a), 0.5, _key(a)),
-    "the plan of relu": lambda a, b: _primitives(a).relu(_contiguous(a)),
-    "nothing": lambda a, b: np.empty_like(a) is None or None,
-}
-_states = {}
-
-
-def _primitives(array):
-    return backends.primitives_of(array)
-
-
-def _contiguous(array):
-    return array.copy(order="C")
-
-
-def _key(array):
-    return _primitives(array).dropout_key(_states[type(array)])
-
-
-def run(program, x, state):
-    """Runs operations on ``x``, ``state`` and what the ones before have returned, of which some is dropped."""
-    alive = [x, state]
-    for name, first, second, dropped in program:
-        result = OPERATIONS[name](alive[first % len(alive)], alive[second % len(alive)])
-        if result is not None:
-            alive.append(result)
-        if dropped and len(alive) > 3:
-            del alive[2 + first % (len(alive) - 2)]
-    return alive[2:]
-
-
-@pytest.mark.slow
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 9), st.integers(0, 9), st.booleans()),
-        min_size=1,
-        max_size=15,
-    )
-)
-@settings(max_examples=tries(40))
-def test_random_programs(cuda, program):
-    """Captured once and launched three times with other inputs; at once; and by NumPy."""
-    on_host, at_once, in_graph = numbers(0), graph_array.array(numbers(0)), graph_array.array(numbers(0))
-    buffer = cuda.graphs.empty_like(on_host)
-    with cuda.graphs.on_stream():  # plans are built, and workspaces made
-        run_with(cuda, program, graph_array.array(numbers(9)), graph_array.array(numbers(0)), 0)
-        reads = GraphArray.reads
-        seed = _states[GraphArray] = cuda.new_random_state(0)
-        graph, found = cuda.graphs.capture(lambda: run(program, buffer, in_graph))
-        np.testing.assert_array_equal(graph_array.receive(in_graph), numbers(0))  # nothing has run
-        for step in range(3):
-            x = numbers(step + 1)
-            wanted = run_with(cuda, program, x.copy(), on_host, step)
-            others = run_with(cuda, program, graph_array.array(x), at_once, step)
-            cuda.graphs.copy(x, buffer)
-            seed[1] = step
-            graph.launch()
-            for array, other, expected in zip(found, others, wanted, strict=True):
-                same(other, expected)
-                same(array, expected)
-            same(at_once, on_host)
-            same(in_graph, on_host)
-    assert GraphArray.reads == reads
-
-
-def run_with(cuda, program, x, state, counter):
-    before = dict(_states)
-    _states[type(x)] = _primitives(x).new_random_state(0)
-    _states[type(x)][1] = counter
-    try:
-        with np.errstate(all="ignore"):
-            return run(program, x, state)
-    finally:
-        _states.update(before)
 
 
 def same(found, expected):

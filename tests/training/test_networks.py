@@ -197,8 +197,9 @@ def test_a_dry_run_of_a_network_of_ones_own_with_blocks_that_start_at_zero(run, 
     assert "arch: nets:Residual" in process.stdout
 
 
-def test_no_module_is_hidden_by_a_file_of_the_working_directory(run, work):
-    before = sys.path[:]
+def test_no_module_is_hidden_by_a_file_of_the_working_directory(run, work, monkeypatch):
+    before = [folder for folder in sys.path if folder]  # "" of another test is the working directory, too
+    monkeypatch.setattr(sys, "path", before[:])
     assert run("--set", "model.arch=code:net").stderr.startswith(
         f"error: --set: 'model.arch' is 'code:net': code has no attribute net in {sys.modules['code'].__file__}"
     )

@@ -1,7 +1,5 @@
 """The zoo: one residual block, in the many ways that people write it, and what they do to its parts."""
 
-import functools
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -72,14 +70,6 @@ def sum_in_place(self, x):
 
 
 @block()
-def sum_in_place_of_the_shortcut(self, x):
-    h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-    shortcut = self.bn3(self.conv3(x))
-    shortcut += h
-    return F.relu(shortcut)
-
-
-@block()
 def shortcut_comes_first(self, x):
     h = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
     h = x + h
@@ -88,20 +78,8 @@ def shortcut_comes_first(self, x):
 
 
 @block()
-def sum_by_name(self, x):
-    activation = functools.partial(F.relu)
-    h = activation(self.bn1(self.conv1(x)))
-    return F.relu(F.add(self.bn2(self.conv2(h)), x))
-
-
-@block()
 def sum_of_three(self, x):
     return F.relu(F.add(self.bn1(self.conv1(x)), self.bn2(self.conv2(x)), self.bn3(self.conv3(x))))
-
-
-@block()
-def sum_of_three_in_turn(self, x):
-    return F.relu(self.bn1(self.conv1(x)) + self.bn2(self.conv2(x)) + x)
 
 
 @block()
@@ -111,23 +89,11 @@ def both_have_their_own(self, x):
 
 
 @block()
-def sum_with_itself(self, x):
-    h = self.bn1(self.conv1(x))
-    return F.relu(h + h)
-
-
-@block()
 def sum_after_relu(self, x):
     h1 = self.conv1(x)
     h2 = self.bn1(h1)
     h3 = F.relu(h2)
     return x + h3
-
-
-@block()
-def relu_of_a_sum_used_twice(self, x):
-    h = self.bn1(self.conv1(x)) + x
-    return F.relu(h) + h
 
 
 @block()
@@ -150,21 +116,9 @@ def normalized_twice(self, x):
 
 
 @block()
-def sum_with_a_number(self, x):
-    return F.relu(self.bn1(self.conv1(x)) + 0.25) * 2 - 1
-
-
-@block()
 def difference(self, x):
     h = F.relu(x - self.bn1(self.conv1(x)))
     return F.relu(self.bn2(self.conv2(h)) - x) - self.bn3(h)
-
-
-@block()
-def minus_and_times(self, x):
-    h = -self.bn1(self.conv1(x))
-    h = F.relu(self.bn2(self.conv2(h)) * x)
-    return F.maximum(h, self.bn3(x)) / 2
 
 
 @block()
@@ -196,38 +150,10 @@ def used_twice(self, x):
     return F.relu(h) + F.sigmoid(h)
 
 
-@block()
-def read_twice_by_relu(self, x):
-    h = self.bn1(self.conv1(x))
-    return F.relu(h) * F.relu(h)
-
-
-@block()
-def concat_with_its_own_relu(self, x):
-    h = self.bn1(self.conv1(x))
-    return F.concat([F.relu(h), h], axis=1)[:, 2 : 2 + WIDTH]
-
-
 @block(kept=("h",))
 def kept(self, x):
     self.h = self.bn1(self.conv1(x))
     return F.relu(self.h)
-
-
-@block(kept=("before", "between"))
-def kept_before_a_sum(self, x):
-    self.before = self.bn1(self.conv1(x))
-    self.between = self.before + x
-    return F.relu(self.between)
-
-
-@block()
-def kept_in_a_list(self, x):
-    history = [self.bn1(self.conv1(x))]
-    history.append(F.relu(history[-1]))
-    history.append(self.bn2(self.conv2(history[-1])))
-    history.append(F.relu(history[-1] + history[0]))
-    return sum(history[1:], history[0])
 
 
 @block()
@@ -240,13 +166,6 @@ def read_by_array(self, x):
 
 
 @block()
-def read_after_relu(self, x):
-    h = self.bn1(self.conv1(x))
-    y = F.relu(h)
-    return y * float((h.array > 0).mean()) + float(h.data[0, -1, 0, 1])
-
-
-@block()
 def asked_for_its_shape(self, x):
     h = self.bn1(self.conv1(x))
     n, c, height, width = h.shape
@@ -254,10 +173,3 @@ def asked_for_its_shape(self, x):
     h = F.relu(h + x)
     assert h.dtype.kind == "f"
     return F.reshape(h, (n, c, height // 2, 2, width))[:, :, :, 0, :]
-
-
-@block()
-def unchained(self, x):
-    h = self.bn1(self.conv1(x))
-    h.unchain_backward()
-    return F.relu(h) + self.bn2(self.conv2(x))

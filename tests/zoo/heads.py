@@ -5,7 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from tests.zoo.cases import case, images, itself, labelled, own
+from tests.zoo.cases import case, images, itself, own
 
 
 def words(batch, length, vocabulary=11, classes=3):
@@ -76,29 +76,6 @@ class SequencesOfAnyLength(chainer.Chain):
         embedded = F.split_axis(self.embed(F.concat(xs, axis=0)), sections, 0)
         h, c, ys = self.rnn(None, None, list(embedded))
         return self.fc(F.concat([h[2], h[3]], axis=1)), c, ys
-
-
-@case("captions", lambda random: (images(2, 3, 8, 8)(random), random.randint(0, 11, (2, 4)).astype(np.int32)))
-class Captions(chainer.Chain):
-    """Images are the first state of a sequence."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 6, 3, stride=2, nobias=True)
-            self.bn = L.BatchNormalization(6)
-            self.embed = L.EmbedID(11, 6)
-            self.cell = L.LSTM(6, 6)
-            self.out = L.Linear(6, 11)
-
-    def forward(self, x, t):
-        h = F.relu(self.bn(self.conv(x)))
-        self.cell.reset_state()
-        self.cell(F.max(h, axis=(2, 3)))
-        losses = []
-        for now, following in zip(t.T[:-1], t.T[1:], strict=True):
-            losses.append(F.softmax_cross_entropy(self.out(self.cell(self.embed(now))), following))
-        return F.sum(F.stack(losses))
 
 
 @case("mlp", images(6, 12))
@@ -175,17 +152,6 @@ class VAELoss(chainer.Chain):
         return self.loss
 
 
-@case("vae_by_methods", lambda random: random.uniform(0, 1, (4, 1, 8, 8)).astype(np.float32), own, method="get_loss")
-class VAEByMethods(VAE):
-    """Nobody calls the model itself, only its methods, as the updater of examples/vae did."""
-
-    def get_loss(self, x):
-        mu, ln_var = self.encode(x)
-        h = self.decode(F.gaussian(mu, ln_var), sigmoid=False)
-        self.loss = F.bernoulli_nll(getattr(x, "array", x), h) / len(x) + F.gaussian_kl_divergence(mu, ln_var)
-        return h
-
-
 class Generator(chainer.Chain):
     """As examples/dcgan."""
 
@@ -240,38 +206,3 @@ class DCGAN(chainer.Chain):
             "dis": F.sum(F.softplus(-y_real)) / 4 + F.sum(F.softplus(y_fake)) / 4,
             "gen": F.sum(F.softplus(-y_fake)) / 4,
         }
-
-
-@case("old_style_call", labelled(4, 3, 8, 8), itself, kept=("loss", "y"))
-class OldStyleCall(chainer.Chain):
-    """Chainer of before version 4: ``__call__``, links as arguments, everything kept."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_link("conv", L.Convolution2D(3, 6, 3, nobias=True))
-        self.add_link("bn", L.BatchNormalization(6))
-        self.add_link("fc", L.Linear(None, 5))
-
-    def __call__(self, x, t):
-        self.y = self.fc(F.relu(self.bn(self.conv(x))))
-        self.loss = F.softmax_cross_entropy(self.y, t)
-        self.accuracy = F.accuracy(self.y, t)
-        return self.loss
-
-
-@case("triplets", lambda random: tuple(images(3, 3, 8, 8)(random) for _ in range(3)), itself)
-class Triplets(chainer.Chain):
-    """One network for three inputs, a loss between its outputs."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 6, 3, nobias=True)
-            self.bn = L.BatchNormalization(6)
-            self.fc = L.Linear(None, 4)
-
-    def embed(self, x):
-        return F.normalize(self.fc(F.relu(self.bn(self.conv(x)))))
-
-    def forward(self, anchor, positive, negative):
-        return F.triplet(self.embed(anchor), self.embed(positive), self.embed(negative), margin=1.0)

@@ -1,7 +1,5 @@
 """The zoo: blocks that share parts, change the configuration, or decide as they run; forwards with odd results."""
 
-import collections
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,23 +11,10 @@ from tests.zoo.cases import case, images
 
 
 @block()
-def one_bn_in_two_places(self, x):
-    h = F.relu(self.bn1(self.conv1(x)))
-    return F.relu(self.bn1(self.conv2(h)) + x)
-
-
-@block()
 def one_bn_in_two_ways(self, x):
     """With a ReLU after it in one place, without in the other."""
     h = F.relu(self.bn1(self.conv1(x)))
     return F.sigmoid(self.bn1(self.conv2(h)))
-
-
-@block()
-def one_convolution_in_two_places(self, x):
-    for _ in range(2):
-        x = F.relu(self.bn1(self.conv1(x)) + x)
-    return x
 
 
 @block()
@@ -42,17 +27,6 @@ def one_bn_whose_results_swap(self, x):
 
 
 @block()
-def result_is_dropped(self, x):
-    """Statistics move although nobody uses the result, from the second call on."""
-    h = self.bn1(self.conv1(x))
-    k = self.bn2(self.conv2(x))
-    self.calls += 1
-    if self.calls > 1:
-        return F.relu(k)
-    return F.relu(h) + F.relu(k)
-
-
-@block()
 def statistics_are_read_between(self, x):
     h = self.bn1(self.conv1(x))
     mean = float(abs(self.bn1.avg_mean).sum())
@@ -60,57 +34,9 @@ def statistics_are_read_between(self, x):
 
 
 @block()
-def target_without_backprop(self, x):
-    """A ReLU outside of the graph, of a normalization inside of it."""
-    h = self.bn1(self.conv1(x))
-    with chainer.no_backprop_mode():
-        target = F.relu(h)
-    return F.relu(self.bn2(self.conv2(x))) * target
-
-
-@block()
-def only_the_normalization_without_backprop(self, x):
-    with chainer.no_backprop_mode():
-        h = self.bn1(self.conv1(x))
-    return F.relu(h) * F.relu(self.bn2(self.conv2(x)))
-
-
-@block()
-def sum_without_backprop(self, x):
-    h = self.bn1(self.conv1(x))
-    with chainer.no_backprop_mode():
-        h = h + x
-    return F.relu(h) * F.relu(self.bn2(self.conv2(x)))
-
-
-@block()
-def detached(self, x):
-    """A copy of a result that no gradient goes through."""
-    h = self.bn1(self.conv1(x))
-    constant = chainer.Variable(F.relu(h).array)
-    return constant + F.relu(self.bn2(self.conv2(x)))
-
-
-@block()
 def forgotten(self, x):
     h = F.forget(lambda h: F.relu(self.bn1(self.conv1(h))), x)
     return F.forget(lambda a, b: F.relu(self.bn2(self.conv2(a)) + b), h, x)
-
-
-@block()
-def called_without_backprop(self, x):
-    with chainer.no_backprop_mode():
-        target = F.relu(self.bn1(self.conv1(x)))
-    h = F.relu(self.bn1(self.conv1(x)))
-    return h * (target + 1)
-
-
-@block()
-def in_evaluation_mode_inside(self, x):
-    """A frozen normalization: its statistics do not move."""
-    with chainer.using_config("train", False):
-        h = F.relu(self.bn1(self.conv1(x)))
-    return F.relu(self.bn2(self.conv2(h)) + x)
 
 
 @block(inputs=images(16, 3, 8, 8))
@@ -121,11 +47,6 @@ def functions_of_normalization(self, x):
     size = h.shape[1:]
     ones, zeros = self.xp.ones(size, h.dtype), self.xp.zeros(size, h.dtype)
     return F.relu(F.batch_normalization(h, ones, zeros, axis=0) + x)
-
-
-@block()
-def finetuning(self, x):
-    return F.relu(self.bn1(self.conv1(x), finetune=True))
 
 
 @forward()
@@ -162,11 +83,6 @@ def keyword_arguments(self, *, images, extra, flag=True):
     return {"logits": self.fc(F.average(h, axis=(2, 3)))}
 
 
-@forward(inputs=lambda random: (IMAGES(random), IMAGES(random)))
-def siamese(self, x1, x2, margin=1.0):
-    return [self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3))) * margin for x in (x1, x2)]
-
-
 @forward()
 def siamese_side_by_side(self, x):
     """Both images go through each layer before the next one, and come out in the other order."""
@@ -193,12 +109,6 @@ def adversarial(self, x):
     return logits(x), logits(moved)
 
 
-@forward(inputs=lambda random: random.normal(size=(4, 8, 8, 3)).astype(np.float32).transpose(0, 3, 1, 2))
-def images_in_another_order(self, x):
-    """A loader delivers (N, H, W, C), and the user transposes."""
-    return self.fc(F.average(F.relu(self.bn1(self.conv1(self.stem(x)))), axis=(2, 3)))
-
-
 @forward(inputs=lambda random: random.randint(0, 256, (4, 3, 8, 8)).astype(np.uint8))
 def bytes_are_images(self, x):
     x = F.cast(x, chainer.config.dtype) / 127.5 - 1
@@ -213,26 +123,6 @@ def several_outputs(self, x):
     h3 = self.bn2(self.conv2(h2))
     h4 = F.relu(self.bn3(self.conv3(h2)))
     return {"features": (h2, [h3, h4]), "logits": self.fc(F.average(h4, axis=(2, 3))), "count": h4.size}
-
-
-Both = collections.namedtuple("Both", ["features", "logits"])
-
-
-@forward()
-def named_outputs(self, x):
-    h = F.relu(self.bn1(self.conv1(self.stem(x))))
-    return Both(features=h, logits=self.fc(F.average(h, axis=(2, 3))))
-
-
-@forward()
-def a_normalization_is_the_output(self, x):
-    return F.relu(self.bn1(self.conv1(self.stem(x)))), self.bn2(self.conv2(self.stem(x)))
-
-
-@forward()
-def a_sum_is_the_output(self, x):
-    h = self.stem(x)
-    return self.bn1(self.conv1(h)) + h
 
 
 @forward()
@@ -287,13 +177,6 @@ def spectral_normalization():
     net = chainer.Sequential(L.Convolution2D(3, 6, 3), L.BatchNormalization(6), F.relu, L.Convolution2D(6, 4, 3))
     for convolution in (net[0], net[3]):
         convolution.add_hook(link_hooks.SpectralNormalization())
-    return net
-
-
-@case("weight_standardization", IMAGES)
-def weight_standardization():
-    net = chainer.Sequential(L.Convolution2D(3, 6, 3), L.BatchNormalization(6), F.relu, L.Convolution2D(6, 4, 3))
-    net[0].add_hook(link_hooks.WeightStandardization())
     return net
 
 

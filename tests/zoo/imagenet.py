@@ -116,53 +116,6 @@ def inception_bn():
     return L.Classifier(Net())
 
 
-@case("nin", labelled(4, 3, 24, 24), itself)
-def nin():
-    """Network in network: Chainer's MLPConvolution2D, dropout on images, a global average instead of a layer."""
-
-    class Net(chainer.Chain):
-        def __init__(self):
-            super().__init__()
-            conv_init = initializers.HeNormal()
-            with self.init_scope():
-                self.mlpconv1 = L.MLPConvolution2D(None, (8, 8, 8), 5, stride=2, conv_init=conv_init)
-                self.mlpconv2 = L.MLPConvolution2D(None, (12, 12, 12), 3, pad=1, conv_init=conv_init)
-                self.mlpconv4 = L.MLPConvolution2D(None, (12, 12, CLASSES), 3, pad=1, conv_init=conv_init)
-
-        def forward(self, x):
-            h = F.max_pooling_2d(F.relu(self.mlpconv1(x)), 3, stride=2)
-            h = F.max_pooling_2d(F.relu(self.mlpconv2(h)), 3, stride=2)
-            h = self.mlpconv4(F.dropout(h))
-            return F.reshape(F.average_pooling_2d(h, h.shape[2]), (x.shape[0], CLASSES))
-
-    return L.Classifier(Net())
-
-
-@case("alex", labelled(4, 3, 33, 33), own, kept=("loss",))
-class Alex(chainer.Chain):
-    """Overlapping pooling, local response normalization, a head of three layers with dropout."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(None, 8, 7, stride=2)
-            self.conv2 = L.Convolution2D(None, 12, 5, pad=2, groups=2)
-            self.conv3 = L.Convolution2D(None, 12, 3, pad=1)
-            self.fc6 = L.Linear(None, 24)
-            self.fc7 = L.Linear(None, 24)
-            self.fc8 = L.Linear(None, CLASSES)
-
-    def forward(self, x, t):
-        h = F.max_pooling_2d(F.local_response_normalization(F.relu(self.conv1(x))), 3, stride=2)
-        h = F.max_pooling_2d(F.local_response_normalization(F.relu(self.conv2(h))), 3, stride=2)
-        h = F.relu(self.conv3(h))
-        h = F.dropout(F.relu(self.fc6(h)))
-        h = F.dropout(F.relu(self.fc7(h)))
-        self.loss = F.softmax_cross_entropy(self.fc8(h), t)
-        chainer.report({"loss": self.loss}, self)
-        return self.loss
-
-
 class BottleneckA(chainer.Chain):
     def __init__(self, in_size, width, out_size, stride=2, groups=1):
         super().__init__()

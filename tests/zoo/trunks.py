@@ -132,12 +132,6 @@ def slices_of_channels(self, h):
     return F.concat([h[:, 6:], h[:, ::-2], h[:, 1:3] * h[:, 4:6]], axis=1)
 
 
-@middle(channels=7)
-def separated_channels(self, h):
-    one, *others = F.separate(h, axis=1)
-    return F.stack([other * one for other in others], axis=1)
-
-
 @middle(channels=6)
 def unequal_split(self, h):
     a, b, c = F.split_axis(h, [2, 5], axis=1)
@@ -147,11 +141,6 @@ def unequal_split(self, h):
 @middle()
 def slices_of_pixels(self, h):
     return F.concat((h[:, :, ::2, :], h[:, :, 1::2, 2:].array.mean() * h[:, :, :8]), axis=2)[..., ::-1]
-
-
-@middle()
-def slices_of_the_batch(self, h):
-    return F.vstack([h[1:], h[:1]]) + h[[1, 0]]
 
 
 @middle()
@@ -269,11 +258,6 @@ def normalization_of_pixels(self, h):
 @middle(inputs=images(8, 3, 16, 16), prepare=lambda self: self.add_link("norm", L.BatchNormalization((8, 16, 16))))
 def normalization_over_the_batch(self, h):
     return F.relu(self.norm(h) + h)
-
-
-@middle(prepare=lambda self: self.add_link("norm", L.BatchNormalization(8, use_gamma=False, use_beta=False)))
-def normalization_without_parameters(self, h):
-    return F.relu(self.norm(h) - 0.1)
 
 
 def _scales(self):

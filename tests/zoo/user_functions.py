@@ -2,11 +2,9 @@
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 
-from tests.zoo.cases import case
-from tests.zoo.trunks import IMAGES, middle
+from tests.zoo.trunks import middle
 
 
 class ChannelShift(chainer.FunctionNode):
@@ -23,28 +21,6 @@ class ChannelShift(chainer.FunctionNode):
         factors = np.arange(1, gy.shape[1], dtype=gy.dtype)[None, :, None, None]
         shifted = gy[:, 1:] * F.broadcast_to(chainer.as_variable(factors), gy[:, 1:].shape)
         return (gy + F.pad(shifted, [(0, 0), (0, 1), (0, 0), (0, 0)], "constant"),)
-
-
-class Cube(chainer.FunctionNode):
-    """Of the user's, elementwise; it keeps its input."""
-
-    def forward(self, inputs):
-        self.retain_inputs((0,))
-        return (inputs[0] ** 3,)
-
-    def backward(self, indexes, grad_outputs):
-        (x,) = self.get_retained_inputs()
-        return (3 * x * x * grad_outputs[0],)
-
-
-class OldSquare(chainer.Function):
-    """Of the user's, in the style before version 3."""
-
-    def forward(self, inputs):
-        return (inputs[0] * inputs[0],)
-
-    def backward(self, inputs, grad_outputs):
-        return (2 * inputs[0] * grad_outputs[0],)
 
 
 class OldChannelMean(chainer.Function):
@@ -69,26 +45,6 @@ def user_function_of_channels(self, h):
 
 
 @middle()
-def user_functions_elementwise(self, h):
-    return Cube().apply((h * 0.5,))[0] + OldSquare()(h)
-
-
-@middle()
 def user_functions_in_the_old_style(self, h):
     y, mean = OldChannelMean()(h, h * 2)
     return y * F.broadcast_to(F.sigmoid(mean)[:, :, None, None], y.shape)
-
-
-@case("user_function_of_a_normalization", IMAGES)
-class UserFunctionOfANormalization(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 6, 3, pad=1, nobias=True)
-            self.bn = L.BatchNormalization(6)
-            self.conv2 = L.Convolution2D(6, 6, 3, pad=1, nobias=True)
-            self.bn2 = L.BatchNormalization(6)
-
-    def forward(self, x):
-        (h,) = ChannelShift().apply((self.bn(self.conv(x)),))
-        return OldSquare()(self.bn2(self.conv2(F.relu(h))))

@@ -30,9 +30,9 @@ class BatchNormKernels(Candidates):
         self._statistics(x, None, sums=sums)
         return sums
 
-    def _scale_bias(self, x, scale, bias, relu):
-        """Returns ``relu(scale * x + bias)``; ``scale`` (C,) float32 or ``None`` for 1, ``bias`` likewise for 0."""
-        return self._apply(x, (scale, bias, None, None), AFFINE, 0.0, relu, None)
+    def _with_bias(self, x, bias, relu):
+        """Returns ``x + bias``, or ``relu(x + bias)``; ``bias`` is (C,) float32, or ``None`` for 0."""
+        return self._apply(x, (None, bias, None, None), AFFINE, 0.0, relu, None)
 
     def _statistics(self, x, attributes, mean=None, invstd=None, running=None, sums=None):
         if not rows_of(x)[0]:

@@ -50,7 +50,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._resized(self._choose(key, self._wgrad_candidates, (x, dy))(x, dy), w_shape)
 
     def relu(self, x):
-        return self._scale_bias(x, None, None, relu=True)
+        return self._with_bias(x, None, relu=True)
 
     def relu_backward(self, dy, y):
         result = self._empty(dy.shape, dy.dtype)
@@ -157,7 +157,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
             outputs += [self._address(sums), self._address(sums) + channels * _FLOAT.itemsize]
         plan.run(*map(self._address, inputs), *outputs)
         if wanted.ending and not fused.ending:
-            y = self._scale_bias(y, None, None if b is None else self.cast(b, _FLOAT), relu)
+            y = self._with_bias(y, None if b is None else self.cast(b, _FLOAT), relu)
         if not wanted.statistics:
             return y
         return y, self._sums(y) if sums is None else sums

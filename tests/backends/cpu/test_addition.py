@@ -28,15 +28,15 @@ def test_what_does_not_fit_is_inf_without_a_warning(anywhere, dtype):
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-def test_a_batch_normalization_of_two_terms_computes_the_bits_of_that_of_their_sum(primitives, dtype, relu, add):
+def test_a_batch_normalization_of_two_terms_computes_the_bits_of_that_of_their_sum(by_any_engine, dtype, relu, add):
     rng = np.random.default_rng(1)
     x, other, dy, plus = (arrays(rng, (4, 3, 3, 8), dtype) for _ in range(4))
     gamma, beta = (arrays(rng, (8,), np.float32) for _ in range(2))
     attributes = BatchNorm(relu=relu)
-    _, saved = primitives.batch_norm(x, gamma, beta, None, attributes, add=other if add else None)
+    _, saved = by_any_engine.batch_norm(x, gamma, beta, None, attributes, add=other if add else None)
     rest = x, gamma, beta, saved, attributes
-    found = primitives.batch_norm_backward(dy, *rest, add=add, plus=plus)
-    expected = primitives.batch_norm_backward(primitives.add(dy, plus), *rest, add=add)
+    found = by_any_engine.batch_norm_backward(dy, *rest, add=add, plus=plus)
+    expected = by_any_engine.batch_norm_backward(by_any_engine.add(dy, plus), *rest, add=add)
     for one, other in zip(found, expected, strict=True):
         if other is None:
             assert one is None

@@ -1,7 +1,5 @@
 """Batch normalization on NumPy beside FP64: training, inference, statistics of a convolution."""
 
-import chainer
-import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm
-from tests.backends import batch_norm_checks, batches_with_factors
+from tests.backends import batch_norm_checks
 from tests.backends.batch_norm_checks import check_gradients, opened, without_doubt
 from tests.backends.primitive_cases import (
     FLOAT16,
@@ -17,7 +15,6 @@ from tests.backends.primitive_cases import (
     STORAGE,
     arrays,
     assert_close,
-    batch_norm_gradients,
     batch_norm_moments,
     batch_norm_output,
     batch_norm_shapes,
@@ -38,46 +35,6 @@ def here(value):
 
 
 # --- the reference
-
-
-@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
-@given(shape=batch_norm_shapes(), seed=seeds)
-@EXAMPLES
-def test_the_reference_is_chainers(shape, seed):
-    rng = np.random.default_rng(seed)
-    x, add, dy = arrays(rng, (3, *shape), np.float64)
-    gamma, beta = arrays(rng, (2, shape[-1]), np.float64)
-    axes = tuple(range(len(shape) - 1))
-    variables = list(map(chainer.Variable, (x, gamma, beta)))
-    y = F.relu(F.batch_normalization(*variables, eps=1e-3, axis=axes) + add)
-    y.grad = dy
-    y.backward()
-
-    moments = batch_norm_moments(x, 1e-3)
-    before, _ = batch_norm_output(x, gamma, beta, moments, add)
-    np.testing.assert_allclose(np.maximum(before, 0), y.array, atol=1e-12)
-    gradients = batch_norm_gradients(dy * (before > 0), x, gamma, moments.mean, moments.invstd)
-    for (found, _), variable in zip(gradients.values(), variables, strict=True):
-        np.testing.assert_allclose(found, variable.grad, rtol=1e-9, atol=1e-9)
-
-
-@given(shape=batch_norm_shapes(), seed=seeds)
-@EXAMPLES
-def test_the_reference_is_chainers_in_inference(shape, seed):
-    rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, (2, *shape), np.float64)
-    gamma, beta, mean = arrays(rng, (3, shape[-1]), np.float64)
-    variance = np.exp(arrays(rng, shape[-1], np.float64))
-    variables = list(map(chainer.Variable, (x, gamma, beta)))
-    y = F.fixed_batch_normalization(*variables, mean, variance, eps=1e-3, axis=tuple(range(len(shape) - 1)))
-    y.grad = dy
-    y.backward()
-
-    invstd = 1 / np.sqrt(variance + 1e-3)
-    np.testing.assert_allclose(batch_norm_output(x, gamma, beta, given_moments(mean, invstd))[0], y.array, atol=1e-12)
-    gradients = batch_norm_gradients(dy, x, gamma, mean, invstd, constant=True)
-    for (found, _), variable in zip(gradients.values(), variables, strict=True):
-        np.testing.assert_allclose(found, variable.grad, rtol=1e-9, atol=1e-9)
 
 
 # --- training
@@ -208,10 +165,11 @@ def test_inputs_are_left_as_they_are(anywhere):
             np.testing.assert_array_equal(exact(array), exact(old))
 
 
-@given(**batches_with_factors.CASES)
+@given(shape=batch_norm_shapes(), dtype=storage_dtypes, attributes=batch_norms, with_plus=st.booleans(), seed=seeds)
 @EXAMPLES
-def test_images_with_factors(anywhere, **case):
-    batches_with_factors.check(anywhere, here, here, **case)
+def test_images_with_factors(anywhere, shape, dtype, attributes, with_plus, seed):
+    options = {"with_factors": True, "with_plus": with_plus, "seed": seed}
+    batch_norm_checks.check(anywhere, here, here, shape, dtype, attributes, True, **options)
 
 
 def test_a_factor_of_one_changes_no_bit(primitives):

@@ -1,4 +1,4 @@
-"""Batch normalization of the batches of several processes on NumPy."""
+"""Batch normalization of the batches of several processes: NumPy, the native library, CUDA kernels on the host."""
 
 import numpy as np
 import pytest
@@ -17,24 +17,24 @@ def here(value):
 
 @settings(max_examples=tries(200))
 @given(**CASES)
-def test_forward_and_backward(primitives, **case):
-    check(primitives, here, here, **case)
+def test_forward_and_backward(anywhere, **case):
+    check(anywhere, here, here, **case)
 
 
 @settings(max_examples=tries(40))
 @given(**CASES)
-def test_rows_with_factors(primitives, **case):
-    check(primitives, here, here, **case | {"with_add": True, "with_factors": True})
+def test_rows_with_factors(anywhere, **case):
+    check(anywhere, here, here, **case | {"with_add": True, "with_factors": True})
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-def test_a_channel_of_constants_has_no_variance(primitives, dtype):
+def test_a_channel_of_constants_has_no_variance(anywhere, dtype):
     """A difference of sums of squares would leave one."""
     x = np.full((6, 3), 12345.678, np.float32).astype(dtype)
     parameters = np.ones(3, np.float32), np.zeros(3, np.float32)
 
     def normalized(rank, ranks):
-        return primitives.batch_norm(split(x, (1, 2, 3))[rank], *parameters, None, BatchNorm(), ranks=ranks)
+        return anywhere.batch_norm(split(x, (1, 2, 3))[rank], *parameters, None, BatchNorm(), ranks=ranks)
 
     for y, saved in rank_threads.run(3, normalized):
         np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(2e-5), rtol=1e-6)

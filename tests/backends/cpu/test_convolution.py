@@ -93,22 +93,26 @@ def drawn(case, dtype, seed):
 # --- all shapes
 
 
+def check(primitives, case, dtype, seed):
+    """Checks all three convolutions of a case."""
+    convolution, shape, w_shape = case
+    x, w, dy = drawn(case, dtype, seed)
+    found = [
+        primitives.conv_fprop(x, w, convolution),
+        primitives.conv_dgrad(dy, w, convolution, shape),
+        primitives.conv_wgrad(x, dy, convolution, w_shape),
+    ]
+    for ours, theirs, bound in zip(found, chainers(x, w, dy, convolution), bounds(x, w, dy, convolution), strict=True):
+        assert ours.flags.c_contiguous
+        assert_close(ours, theirs, dtype, bound)
+
+
 @settings(max_examples=tries(150))
 @given(case=cases, dtype=storage_dtypes, seed=seeds, limit=limits)
 @example(case=POINTWISE_WITH_PADDING, dtype=FLOAT16, seed=0, limit=host.LIMIT)
 def test_against_float64(anywhere, case, dtype, seed, limit):
-    convolution, shape, w_shape = case
-    x, w, dy = drawn(case, dtype, seed)
-    expected = chainers(x, w, dy, convolution)
     with mock.patch.object(host, "LIMIT", limit):
-        found = [
-            anywhere.conv_fprop(x, w, convolution),
-            anywhere.conv_dgrad(dy, w, convolution, shape),
-            anywhere.conv_wgrad(x, dy, convolution, w_shape),
-        ]
-    for ours, theirs, bound in zip(found, expected, bounds(x, w, dy, convolution), strict=True):
-        assert ours.flags.c_contiguous
-        assert_close(ours, theirs, dtype, bound)
+        check(anywhere, case, dtype, seed)
 
 
 @settings(max_examples=tries(60))
@@ -219,8 +223,7 @@ def test_nothing_comes_of_no_images(primitives, groups):
     assert not dw.any()
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("groups", "dtype"), list(zip((1, 2, 4), STORAGE, strict=True)), ids=str)
 def test_overflow_is_inf_without_a_warning(primitives, dtype, groups):
     """Of the result in float32, and of its rounding; every element has the same sign."""
     convolution = Convolution(pad=(1, 1), groups=groups)
@@ -241,9 +244,9 @@ def test_overflow_is_inf_without_a_warning(primitives, dtype, groups):
         assert (sums[1] == np.inf).all()
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    ("groups", "dtype", "bad"), [(1, FLOAT16, np.inf), (2, FLOAT32, np.nan), (4, STORAGE[1], -np.inf)], ids=str
+)
 def test_what_is_not_finite_goes_where_it_is_seen_and_nowhere_else(primitives, dtype, groups, bad):
     convolution = Convolution((2, 1), (1, 2), (1, 2), groups)
     x, w, dy = drawn((convolution, (2, 8, 9, 4), (4, 3, 3, 4 // groups)), dtype, 0)
@@ -306,19 +309,6 @@ def test_sums_of_millions_for_a_batch_normalization(primitives):
 # --- memory, and the number of products
 
 
-@settings(max_examples=tries(100))
-@given(count=st.integers(0, 9), rows=st.integers(0, 9), row_size=st.integers(0, 50), limit=st.integers(1, 4000))
-def test_parts_cover_every_row_once(count, rows, row_size, limit):
-    covered = np.zeros((count, rows), int)
-    with mock.patch.object(host, "LIMIT", limit):
-        for images, some in host.parts_of(count, rows, row_size):
-            covered[images, some] += 1
-            size = covered[images, some].size
-            assert size == 1 or 4 * size * row_size <= limit
-            assert covered[images].shape[0] == 1 or some == slice(0, rows)  # contiguous in memory
-    assert (covered == 1).all()
-
-
 def test_no_loop_over_images():
     """A batch of layers of ResNet-50 at 64x64 pixels takes one part."""
     for size, row_size in ((16, 16 * (9 * 64 + 64)), (8, 8 * (9 * 128 + 128)), (2, 2 * (9 * 512 + 512))):
@@ -348,7 +338,7 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
         tracemalloc.stop()
 
 
-# --- PyTorch
+# --- layers of networks
 
 
 @pytest.mark.slow
@@ -367,26 +357,5 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
     ],
     ids=["stem", "1x1", "3x3", "3x3/2", "1x1/2", "last", "resnext", "depthwise"],
 )
-def test_layers_against_torch(primitives, convolution, shape, w_shape, dtype):
-    torch = pytest.importorskip("torch")
-    x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
-
-    def torches(*arrays):
-        x, w, dy = (torch.tensor(exact(array).transpose(0, 3, 1, 2)) for array in arrays)
-        x.requires_grad_()
-        w.requires_grad_()
-        attributes = (convolution.stride, convolution.pad, convolution.dilation, convolution.groups)
-        y = torch.nn.functional.conv2d(x, w, None, *attributes)
-        results = [y, *torch.autograd.grad(y, [x, w], dy)]
-        return [result.detach().numpy().transpose(0, 2, 3, 1) for result in results]
-
-    found = [
-        primitives.conv_fprop(x, w, convolution),
-        primitives.conv_dgrad(dy, w, convolution, shape),
-        primitives.conv_wgrad(x, dy, convolution, w_shape),
-    ]
-    magnitudes = torches(*(abs(exact(array)) for array in (x, w, dy)))
-    for ours, theirs, count, magnitude in zip(
-        found, torches(x, w, dy), counts(dy.shape, w_shape, convolution), magnitudes, strict=True
-    ):
-        assert_close(ours, theirs, dtype, accumulated(count, magnitude))
+def test_layers(primitives, convolution, shape, w_shape, dtype):
+    check(primitives, (convolution, shape, w_shape), dtype, 0)

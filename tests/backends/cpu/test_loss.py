@@ -1,7 +1,5 @@
 """Softmax cross entropy on NumPy beside FP64: Chainer's, and torch's for class weights and label smoothing."""
 
-import chainer
-import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -32,23 +30,6 @@ smoothings = st.sampled_from([0.0, 0.1, 0.5])
 
 
 # --- the reference
-
-
-@given(count=rows, number=classes, weighted=st.booleans(), ignore_label=st.sampled_from([-1, 255]), seed=seeds)
-@settings(max_examples=tries(40))
-def test_the_reference_is_chainers(count, number, weighted, ignore_label, seed):
-    rng = np.random.default_rng(seed)
-    x, t = arrays(rng, (count, number), np.float64), labels(rng, count, number, ignore_label)
-    class_weight = rng.uniform(0.5, 2, number) if weighted else None
-    variable = chainer.Variable(x)
-    expected = F.softmax_cross_entropy(
-        variable, t, class_weight=class_weight, ignore_label=ignore_label, reduce="no", enable_double_backprop=True
-    )
-    expected.grad = np.ones(count)
-    expected.backward()
-    losses, _, gradient = softmax_cross_entropy(x, t, class_weight, 0.0, ignore_label)
-    np.testing.assert_allclose(losses, expected.array, atol=1e-12)
-    np.testing.assert_allclose(gradient, variable.grad, atol=1e-12)
 
 
 @given(count=rows, number=classes, weighted=st.booleans(), smoothing=smoothings, seed=seeds)

@@ -1,8 +1,7 @@
-"""Registers of kernels, and how many loads a thread has under way, from what NVRTC makes of them for a GPU.
+"""How many loads a thread of a kernel has under way, from what NVRTC makes of it for a GPU.
 
-Run with what ``make test-cupy`` installs: ``PYTHONPATH=. .venv/bin/python tests/backends/cuda/loads_in_flight.py
-[sm_90 [float16]]``. The main loop of a kernel is the first with loads of 16 bytes; those that come before an
-instruction that reads what one of them brings are under way together.
+The main loop of a kernel is the first with loads of 16 bytes; those that come before an instruction that reads what one
+of them brings are under way together.
 """
 
 import functools
@@ -11,16 +10,11 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from typing import NamedTuple
 
-import ml_dtypes
-import numpy as np
-
 from mixprec.backends import launch
-from mixprec.backends.cuda import kernels
 
 # What files with macros of their own are compiled with: pairs of name and value, by file.
 MACROS = {
@@ -59,18 +53,12 @@ def disassembler():
 
 
 def compiled(source, architecture):
-    """Returns what NVRTC makes of a source: a cubin, and the log of the assembler."""
+    """Returns what NVRTC makes of a source, a cubin."""
     from cupy_backends.cuda.libs import nvrtc
 
     program = nvrtc.createProgram(source, "kernels.cu", [], [])
-    nvrtc.compileProgram(program, [*launch.OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"])
-    return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)  # CuPy takes the last byte away
-
-
-def registers(log):
-    """Returns (registers, bytes that are spilled) of each kernel by its name, from a log."""
-    entry = r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers"
-    return {name: (int(used), int(spilled)) for name, spilled, used in re.findall(entry, log, re.DOTALL)}
+    nvrtc.compileProgram(program, [*launch.OPTIONS, f"-arch={architecture}"])
+    return nvrtc.getCUBIN(program) + b"\0"  # CuPy takes the last byte away
 
 
 def loops(cubin):
@@ -117,25 +105,3 @@ def _together(instructions):
             loaded |= set(range(first, first + words))
             count += _is_wide(instruction)
     return count
-
-
-def main(architecture="sm_90", dtype="float16"):
-    """Prints a line for each kernel of batch normalization."""
-    for file in ("batch_norm", *MACROS):
-        for macros in MACROS.get(file, [()]):
-            source = kernels.source_of(
-                file, launch.CupyLauncher.threads, np.dtype(getattr(ml_dtypes, dtype, dtype)), 8, None, macros
-            )
-            cubin, log = compiled(source, architecture)
-            found = loops(cubin)
-            for name, (used, spilled) in registers(log).items():
-                how = ", ".join(f"{key}={value}" for key, value in macros)
-                loads, together, instructions = found[name]
-                print(
-                    f"{name:26}{how:24}{used:4} registers, {spilled} bytes spilled; loop: {together} of {loads} loads "
-                    f"together, {instructions} instructions"
-                )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

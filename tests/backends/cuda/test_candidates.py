@@ -1,7 +1,5 @@
 """The choice between candidates, and the engines that are built for it: none, if it is known."""
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -54,19 +52,6 @@ def test_a_known_choice_builds_one_engine_of_what_is_taken(graphs, tmp_path, nod
     built.clear()
     np.testing.assert_array_equal(normalize(HostCuda(node_cost)), expected)
     assert (len(made), len(built)) == (operations, operations)
-
-
-def test_a_choice_that_is_no_way_any_more_is_made_again(graphs, tmp_path, monkeypatch):
-    settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
-    cuda = HostCuda(2.0)
-    normalize(cuda)
-    (path,) = tmp_path.glob("*.json")
-    path.write_text(path.read_text().replace('"kernels, backwards"', '"magic"'))
-    made, _ = graphs
-    made.clear()
-    normalize(HostCuda(2.0))
-    assert len(made) == 2
-    assert '"magic"' not in path.read_text()
 
 
 def test_choices_are_made_again_with_other_kernels_and_engines_are_not(graphs, tmp_path, monkeypatch):
@@ -140,33 +125,3 @@ def test_a_rule_that_is_a_guess_is_said_once(caplog, capability, said):
     lines = [record.getMessage() for record in caplog.records if "measured on an H100" in record.getMessage()]
     assert len(lines) == said
     assert not said or lines[0].startswith("sm_80: how convolutions and batch normalizations are computed is a rule")
-
-
-def test_files_that_matter_to_a_choice(monkeypatch, tmp_path):
-    """An edit of a pooling kernel leaves the choices of convolutions as they are; of a batch normalization, not."""
-    folders = [tmp_path / name for name in ("cuda", "kernels", "nchw")]
-    for folder in folders:
-        folder.mkdir()
-        for name in ("batch_norm.py", "bias.py", "convolution.cu", "pooling.cu", "stem.cu", "words.cuh"):
-            (folder / name).write_text("before")
-    monkeypatch.setattr(candidates.resources, "files", lambda package: tmp_path)
-
-    def texts():
-        candidates._digest.cache_clear()
-        return [candidates._text((name,)) for name in ("batch_norm_backward", "conv_batch_norm", "plain conv_fprop")]
-
-    try:
-        found = [texts()]
-        for name in ("pooling.cu", "stem.cu", "bias.py", "batch_norm.py", "words.cuh"):
-            (tmp_path / "kernels" / name).write_text("after")
-            found.append(texts())
-    finally:
-        candidates._digest.cache_clear()
-    changed = [[one != other for one, other in zip(*pair, strict=True)] for pair in itertools.pairwise(found)]
-    assert changed == [
-        [False, False, False],
-        [False, True, False],
-        [False, False, True],
-        [True, True, False],
-        [True, True, True],
-    ]

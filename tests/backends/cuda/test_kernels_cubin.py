@@ -47,8 +47,7 @@ def test_a_thread_of_a_batch_normalization_has_its_loads_under_way_together(file
         pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
     for macros in loads_in_flight.MACROS.get(file, [()]):
         source = kernels.source_of(file, CupyLauncher.threads, dtype, _GROUP, None, macros)
-        cubin, _ = loads_in_flight.compiled(source, "sm_90")
-        found = loads_in_flight.loops(cubin)
+        found = loads_in_flight.loops(loads_in_flight.compiled(source, "sm_90"))
         assert set(found) == set(kernels.names_in(file))
         for name, loop in found.items():
             assert loop.together >= 4, f"{name}, {macros}: {loop}"
@@ -67,7 +66,7 @@ def test_there_are_kernels():
 )
 @pytest.mark.parametrize("file", FILES)
 def test_every_kernel_compiles_without_spills(file, architecture, whole):
-    compiler = compiler_for(architecture)
+    compiler = compiler_for()
     sources = _sources(file, architecture, whole)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         logs = pool.map(compiler, sources.values(), [architecture] * len(sources))

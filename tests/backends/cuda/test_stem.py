@@ -82,15 +82,6 @@ def test_the_stem_of_a_resnet_on_integers_is_exact(measuring, dtype, channels):
             np.testing.assert_array_equal(exact(found), exact(right))
 
 
-def test_what_the_filter_of_7x7_becomes():
-    pairs, squares = (fold_of(rows, (256, 224, 224, 3), (64, 7, 7, 3), RESNET) for rows in (1, 2))
-    assert (pairs.x_shape, pairs.w_shape) == ((256, 224, 112, 8), (64, 7, 4, 8))
-    assert (squares.x_shape, squares.w_shape) == ((256, 112, 112, 16), (64, 4, 4, 16))
-    assert (squares.convolution.pad, squares.convolution.pad_after) == ((2, 2), (1, 1))
-    for fold in (pairs, squares):
-        assert fold.convolution.out_size(fold.x_shape[1:3], fold.w_shape[1:3]) == (112, 112)
-
-
 @pytest.mark.parametrize(
     ("shape", "convolution"),
     [
@@ -104,12 +95,6 @@ def test_what_the_filter_of_7x7_becomes():
 def test_what_is_not_folded(shape, convolution):
     w_shape = 6, 7, 7, shape[3] // convolution.groups
     assert fold_of(1, shape, w_shape, convolution) is fold_of(2, shape, w_shape, convolution) is None
-
-
-def test_odd_rows_only_make_pairs():
-    w_shape = 6, 7, 7, 3
-    assert fold_of(1, (1, 9, 8, 3), w_shape, RESNET)
-    assert fold_of(2, (1, 9, 8, 3), w_shape, RESNET) is None
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,15 @@
-"""What the first steps of a training run build and measure, counted without a GPU.
+"""The operations for which the first steps of a training run want an engine of cuDNN, counted without a GPU.
 
-    PYTHONPATH=. python tests/backends/cudnn/cold_start.py
-
-The operations are those of a ResNet-50 in the default arithmetic on the stand-in that takes notes. Their engines are
-built for an H200 that is described by a file, where `make test-plans` has installed cuDNN. That says how long building
-takes on this machine's processor. What measuring takes only a GPU can say.
+They are those of a ResNet-50 in the default arithmetic on the stand-in that takes notes.
 """
 
 import contextlib
 import dataclasses
-import pathlib
-import sys
-import tempfile
-import time
 
 from benchmarks import configured
 from benchmarks.recording_device import null_device
 from benchmarks.step import counts
-from mixprec.backends.cudnn.engines import Engines
-from mixprec.backends.cudnn.search import built
-from mixprec.backends.cudnn.settings import Settings
 from models import MODELS
-from tests.stand_ins import deviceless_cudnn
 
 IMAGES = 2  # of a batch; where a shape begins with it, it is the batch size
 
@@ -72,28 +60,3 @@ def _of_batch(operation, batch):
         )
 
     return dataclasses.replace(operation, inputs=tensors(operation.inputs), outputs=tensors(operation.outputs))
-
-
-def main():
-    with tempfile.TemporaryDirectory() as folder:
-        cudnn = deviceless_cudnn.load(deviceless_cudnn.compile_driver(pathlib.Path(folder)))
-    print(f"cuDNN {cudnn.backend_version_string()}, a ResNet-50 at batch 256 in float16 on an H200")
-    for autotune in ("off", "heuristic", "measure"):
-        operations, engines, compiled, seconds = asked(autotune), 0, 0, time.monotonic()
-        for operation in operations:
-            of_operation = Engines(
-                cudnn, operation, Settings(autotune), **deviceless_cudnn.arguments_for(cudnn, "H200")
-            )
-            names = list(built(of_operation, 0.0)) if autotune == "measure" else [next(of_operation.usable())]
-            engines += len(names)
-            compiled += sum(map(of_operation.is_compiled, names))
-        seconds = time.monotonic() - seconds
-        kinds = sorted({operation.kind for operation in operations})
-        print(
-            f"{autotune}: {len(operations)} operations ({', '.join(kinds)}); {engines} engines are built in "
-            f"{seconds:.1f} s, {compiled} of them compiled; {engines if autotune == 'measure' else 0} are timed"
-        )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,6 @@
-"""Operations of cuDNN from shapes, for tests."""
+"""Operations of cuDNN from shapes, for tests, and how they run on the stand-in."""
+
+import numpy as np
 
 from mixprec.backends.cudnn.operation import Operation, Tensor
 
@@ -57,3 +59,18 @@ def batch_norm_backward(x, dtype, *, relu=False, add=False):
     elif relu:
         inputs.append(Tensor("beta", x[-1:], "float32"))
     return _operation("batch_norm_backward", inputs, outputs)
+
+
+def arrays(operation):
+    """Returns arrays for all tensors of an operation by name; outputs hold 7."""
+    random = np.random.RandomState(0)
+    found = {t.name: random.uniform(0.5, 1, t.shape).astype(t.dtype) for t in operation.inputs}
+    dtypes = {"boolean": np.uint8}
+    return {**found, **{t.name: np.full(t.shape, 7, dtypes.get(t.dtype, t.dtype)) for t in operation.outputs}}
+
+
+def run(context, operation, **replaced):
+    """Runs the plan of a context on arrays, which are returned."""
+    found = {**arrays(operation), **replaced}
+    context.plan(operation).run(*(array.ctypes.data for array in found.values()))
+    return found

@@ -24,7 +24,7 @@ from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.search_time import SearchTime
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
-from tests.backends.cudnn.operations import batch_norm, conv_fprop
+from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice
 
@@ -69,21 +69,8 @@ def graphs(monkeypatch):
     return made
 
 
-def arrays(operation, seed=0):
-    """Arrays for all tensors of an operation by name; outputs hold 7."""
-    random = np.random.RandomState(seed)
-    found = {t.name: random.uniform(0.5, 1, t.shape).astype(t.dtype) for t in operation.inputs}
-    return {**found, **{t.name: np.full(t.shape, 7, t.dtype) for t in operation.outputs}}
-
-
 def addresses(found):
     return {name: array.ctypes.data for name, array in found.items()}
-
-
-def run(context, operation):
-    found = arrays(operation)
-    context.plan(operation).run(*addresses(found).values())
-    return found
 
 
 def process(milliseconds=None):
@@ -193,20 +180,6 @@ def test_threads_that_ask_at_the_same_time_build_one_plan(context, graphs):
 
 
 # Which engine
-
-
-@pytest.mark.parametrize(
-    ("autotune", "modes"), [("off", "A FALLBACK"), ("heuristic", "B FALLBACK"), ("measure", "A B FALLBACK")]
-)
-def test_heuristics_that_are_asked(context, monkeypatch, autotune, modes):
-    asked = []
-    create = fake_cudnn.pygraph.create_execution_plans
-    monkeypatch.setattr(
-        fake_cudnn.pygraph, "create_execution_plans", lambda self, modes: (asked.extend(modes), create(self, modes))
-    )
-    settings.configure(autotune=autotune)
-    context.plan(CONV)
-    assert [mode.name for mode in asked] == modes.split()
 
 
 @pytest.mark.parametrize("switch", ["setting", "chainer"])
@@ -327,15 +300,6 @@ def test_equally_fast_engines_are_taken_in_the_order_of_the_heuristics(context):
     assert context.plan(CONV).engine == "eng0_k0=0"
 
 
-def test_one_slow_turn_does_not_count():
-    """Two turns decide on what is much slower, and the median on the rest: eng0 is the fastest but once."""
-    ticks = itertools.chain([9.0, 1.2, 1.2], itertools.cycle([1.0, 1.2, 1.2]))
-    context = CudnnContext(0, frontend=fake_cudnn, device=HostDevice(lambda: next(ticks)))
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    assert context.plan(CONV).engine == "eng0_k0=0"
-
-
 def timed(costs):
     """Times functions that take so many milliseconds, from turn to turn; returns what is found, and their calls."""
     ticks = [itertools.cycle(each) for each in costs]
@@ -426,14 +390,6 @@ def test_what_is_measured_within_a_measurement_counts_once(search_time):
     assert (search_time.spent, search_time.measured) == (20.0, 1)  # the second of three looks at the clock is within
 
 
-def test_a_plan_is_measured_once(context):
-    settings.configure(autotune="measure")
-    run(context, CONV)
-    fake_cudnn.executed.clear()
-    run(context, CONV)
-    assert len(fake_cudnn.executed) == 1
-
-
 def test_excluded_engines_are_not_measured(context):
     settings.configure(autotune="measure", deterministic=True, workspace=2**12 - 1)
     run(context, CONV)
@@ -477,17 +433,6 @@ def test_a_choice_that_cannot_be_built_any_more_is_measured_again(monkeypatch):
     assert later.plan(CONV).engine == "eng1_k0=0"
 
 
-@pytest.mark.parametrize("change", ["name", "driver"])
-def test_choices_of_another_device_are_not_taken(change):
-    settings.configure(autotune="measure")
-    run(process({0: 3.0, 1: 1.0, 2: 2.0}), CONV)
-    device = HostDevice(lambda: 1.0)
-    setattr(device, change, {"name": "another", "driver": 13010}[change])
-    other = CudnnContext(0, frontend=fake_cudnn, device=device)
-    run(other, CONV)
-    assert other.plan(CONV).engine == "eng0_k0=0"
-
-
 @pytest.mark.parametrize("autotune", ["off", "heuristic"])
 def test_nothing_is_measured_or_kept_without_being_asked(context, device, monkeypatch, tmp_path, autotune):
     monkeypatch.delattr(HostDevice, "times")
@@ -510,14 +455,6 @@ def test_engines_that_are_compiled_have_a_budget_of_their_own(context, monkeypat
     assert {index for _, index in fake_cudnn.executed} == {*range(compiled), *range(30, 40 - compiled)}
 
 
-def test_a_longer_search_does_not_take_the_choice_of_a_shorter_one(context, graphs):
-    for seconds, searched in ((3, True), (40, True), (3, False), (40, False)):
-        settings.configure(autotune="measure", compile_seconds=seconds)
-        fake_cudnn.executed.clear()
-        run(process(), CONV)
-        assert (len(fake_cudnn.executed) > 1) == searched
-
-
 def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypatch):
     allocate = device.allocate
 
@@ -530,16 +467,6 @@ def test_engines_for_which_there_is_no_memory_are_not_measured(device, monkeypat
     settings.configure(autotune="measure")
     run(CudnnContext(0, frontend=fake_cudnn, device=device), CONV)
     assert {index for _, index in fake_cudnn.executed} == {1, 2}
-
-
-def test_no_memory_at_all_is_an_error(context, device, monkeypatch):
-    def none(size):
-        raise MemoryError("out of memory")
-
-    monkeypatch.setattr(device, "allocate", none)
-    settings.configure(autotune="measure")
-    with pytest.raises(MemoryError):
-        run(context, CONV)
 
 
 def test_an_engine_that_two_heuristics_name_is_measured_once(context, monkeypatch):
@@ -684,8 +611,7 @@ def test_the_handle_of_a_thread_that_has_ended_serves_the_next(device, handles):
     for stream in (0, 0, 5):
         in_threads([lambda stream=stream: pool.on(stream)])
         gc.collect()
-    (handle,) = handles[0]
-    assert handle.alive
+    assert len(handles[0]) == 1
     assert handles[1] == [0, 5]
 
 

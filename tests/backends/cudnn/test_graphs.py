@@ -1,13 +1,10 @@
 """How operations are described to cuDNN; what they compute, the tests of primitives compare by the stand-in."""
 
-import pytest
-
 from mixprec.backends.cudnn import library
 from mixprec.backends.cudnn.operation_graphs import describe
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
 from tests.stand_ins import fake_cudnn
-from tests.stand_ins.fake_cudnn_limits import cudnnGraphNotSupportedError
 
 X = (3, 4, 5, 16)
 
@@ -39,18 +36,3 @@ def test_strides_say_that_channels_lie_innermost():
     assert (w.dim, w.stride) == ([4, 6, 3, 2], [36, 1, 12, 6])
     assert (dx.dim, dx.stride) == ([2, 6, 9, 8], [432, 1, 48, 6])
     assert dy.dim[:2] == [2, 4]
-
-
-REFUSED = {
-    "10 channels": operations.batch_norm((2, 3, 3, 10), "float16"),
-    "6 channels": operations.batch_norm_backward((2, 3, 3, 6), "float32"),
-    "addition without ReLU": operations.batch_norm(X, "float16", add=True),
-    "sums in bfloat16": operations.conv_fprop(X, (8, 3, 3, 16), Convolution(pad=(1, 1)), "bfloat16", sums=True),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_stand_in_refuses_what_cudnn_has_no_engine_for(name):
-    """The same cases are tried with cuDNN itself in test_plans.py."""
-    with pytest.raises(cudnnGraphNotSupportedError):
-        graph_of(REFUSED[name]).build([fake_cudnn.heur_mode.A])

@@ -68,20 +68,14 @@ class Builder:
         self.results.update(zip([(operation, gpu, settings) for operation in todo], built, strict=True))
         return [self.results[operation, gpu, settings] for operation in operations]
 
-    def pytest_terminal_summary(self, terminalreporter):
-        built = sum(name is not None for name, _ in self.results.values())
-        terminalreporter.write_line(f"{built} plans of cuDNN were built")
-
 
 @pytest.fixture(scope="module")
-def builder(request, tmp_path_factory):
+def builder(tmp_path_factory):
     driver = deviceless_cudnn.compile_driver(tmp_path_factory.mktemp("driver"))
     context = multiprocessing.get_context("spawn")  # a copy of this process would have what it has loaded
     workers = len(os.sched_getaffinity(0))
     with concurrent.futures.ProcessPoolExecutor(workers, context, start_worker, (driver,)) as pool:
-        found = Builder(pool)
-        request.config.pluginmanager.register(found)
-        yield found
+        yield Builder(pool)
 
 
 def assert_all_are_built(builder, operations, gpu):

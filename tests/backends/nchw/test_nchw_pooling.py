@@ -4,7 +4,6 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer.utils import conv_nd
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,35 +159,6 @@ def test_average_is_chainers(device, case, kind, dtype, misaligned, seed):
     dx = device.backward(x, y, gradients[0], kind, window, stride, pad, misaligned=misaligned)
     _, magnitude = of_chainer(average, x, lambda _: np.abs(exact(gradients[0])))
     assert_close(dx, expected_dx, dtype, accumulated(count + 1, magnitude))
-
-
-@settings(max_examples=tries(30))
-@given(case=cases(overlapping_pad=False), kind=st.sampled_from(AVERAGES), dtype=storage_dtypes, seed=seeds)
-def test_averages_of_windows_beyond_the_padding(device, case, kind, dtype, seed):
-    """As many as Chainer's cover_all has, which its own averages refuse; of none there is no average."""
-    shape, window, stride, pad = case
-    rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype)
-    axes = tuple(range(2, 2 + len(window)))
-
-    def columns(image):
-        return conv_nd.im2col_nd_cpu(image, window, stride, pad, cover_all=True)
-
-    def sums(terms):
-        terms = np.broadcast_to(np.expand_dims(terms, axes), columns(exact(x)).shape)
-        return conv_nd.col2im_nd_cpu(terms, stride, pad, shape[2:])
-
-    there = columns(np.ones(shape)).sum(axes)
-    divisor = np.prod(window) if kind == "average" else np.where(there, there, np.nan)
-    count = np.prod(window)
-    y = device.forward(x, there.shape[2:], kind, window, stride, pad)
-    bound = accumulated(count + 1, columns(np.abs(exact(x))).sum(axes) / divisor)
-    assert_close(y, columns(exact(x)).sum(axes) / divisor, dtype, bound)
-
-    dy = arrays(rng, y.shape, dtype)
-    dx = device.backward(x, y, dy, kind, window, stride, pad)
-    terms = np.where(there, exact(dy) / divisor, 0)
-    assert_close(dx, sums(terms), dtype, accumulated(count + 1, sums(np.abs(terms))))
 
 
 @dtypes

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from chainer import optimizer_hooks
 
-import mixprec
 from mixprec.backends.launch import CupyLauncher
 from mixprec.dtypes import BFLOAT16
-from mixprec.optimizer.batch.scaling import Scaling
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 pytestmark = pytest.mark.gpu
@@ -75,36 +72,6 @@ def test_arrays_that_are_not_aligned():
         return view
 
     run(twin([("MomentumSGD", size, dtype) for size in SIZES for dtype in DTYPES], send=send), exactly)
-
-
-def test_loss_scale_and_counters_advance_as_on_the_host():
-    import cupy
-
-    host, device = (mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2) for _ in range(2))
-    names = ("_value", "_clean", "_hysteresis_left", "_overflows_in_row")
-    arrays = [cupy.asarray(getattr(device, name)) for name in names]
-    constants = (device.growth, device.backoff, device.floor, device.cap, device.interval, device.hysteresis)
-    steps = cupy.zeros((), np.int64), cupy.zeros((), bool)
-    both = twin([("SGD", 9, np.float16)])
-    for overflow in (False, True, True, False, False, False, True, True, True):
-        both.set_gradients([np.full(9, np.inf if overflow else 1, np.float16)])
-        both.batch.check([arrays[0]])
-        both.batch.update(scaling=Scaling(*arrays, *constants), steps=steps)
-        host.adjust(overflow)
-        assert [array.item() for array in arrays] == [getattr(host, name).item() for name in names]
-        assert steps[1].item() == overflow
-    assert steps[0].item() == 5
-
-
-def test_noise_is_normal():
-    both = twin([("SGD", 100_003, np.float32)], [optimizer_hooks.GradientNoise(0.25)])
-    both.optimizers["SGD"].lr = 1
-    both.entries[0].param.array[...] = 0
-    both.set_gradients([None])
-    both.batch.check()
-    both.batch.update()
-    stats = pytest.importorskip("scipy.stats", reason="needs SciPy")
-    assert stats.kstest(both.masters()[0] / 0.5, "norm").pvalue > 1e-3
 
 
 def test_a_step_runs_on_the_current_stream_and_waits_for_nothing():

@@ -377,55 +377,6 @@ def test_a_float32_parameter_shares_its_array_with_its_master(launcher):
         batch.check()
 
 
-ROUNDING = """
-extern "C" __global__ void round_all(const float* x, u16* bits, long long count) {
-    for (int i = threadIdx.x; i < count; i += THREADS) bits[i] = float_to_bfloat(x[i]);
-}
-"""
-
-
-def test_bfloat16_is_rounded_to_nearest_ties_to_even(launcher):
-    kernel = launcher.compile(source_of((), launcher.threads, launcher.chunk) + ROUNDING, ("round_all",))["round_all"]
-    upper = np.arange(0x7F80, dtype=np.uint32)  # every finite positive number
-    bits = np.concatenate([upper << 16 | lower for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
-    bits = np.concatenate([bits, bits | 0x80000000, np.array([0x7F800000, 0xFF800000], np.uint32)])
-    found = array(np.zeros(bits.size, np.uint16))
-    values = array(bits.view(np.float32))
-    launcher.launch(kernel, 1, [launcher.address(values), launcher.address(found), bits.size])
-    below, above = bits & 0xFFFF0000, (bits & 0xFFFF0000) + np.uint32(0x10000)
-    rest = bits & 0xFFFF
-    up = (rest > 0x8000) | ((rest == 0x8000) & (bits >> 16 & 1 == 1))
-    np.testing.assert_array_equal(receive(found), np.where(up, above, below) >> 16)
-    nan = array(np.array([np.nan], np.float32))
-    launcher.launch(kernel, 1, [launcher.address(nan), launcher.address(found), 1])
-    assert receive(found)[0] & 0x7FFF > 0x7F80
-
-
-PHILOX = """
-extern "C" __global__ void words(u32* words, long long key0, long long key1) {
-    if (threadIdx.x == 0) philox(*reinterpret_cast<u32 (*)[4]>(words), key0, key1);
-}
-"""
-
-
-def test_philox_has_the_known_answers(launcher):
-    """The vectors of Random123 for philox4x32-10."""
-    kernel = launcher.compile(source_of((), launcher.threads, launcher.chunk) + PHILOX, ("words",))["words"]
-    ones = 0xFFFFFFFF
-    for counter, key, expected in [
-        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((ones,) * 4, (ones, ones), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-        (
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xA4093822, 0x299F31D0),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ]:
-        words = array(np.array(counter, np.uint32))
-        launcher.launch(kernel, 1, [launcher.address(words), *key])
-        assert tuple(receive(words).tolist()) == expected
-
-
 def noise_of(launcher, seed=1, steps=1, sizes=(40_003, 40_003), hooks=None, send=array):
     """What GradientNoise makes of gradients that are zero, in units of its standard deviation, step by step."""
     hooks = [optimizer_hooks.GradientNoise(0.25)] if hooks is None else hooks

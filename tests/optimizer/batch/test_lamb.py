@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from chainer import optimizers
 
 import mixprec
 from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, trained
@@ -59,10 +58,3 @@ def test_zero_weights_take_steps_of_adam():
 def test_zero_gradients_and_no_decay_leave_the_weights():
     found = trained(mixprec.LAMB(), WEIGHTS, [0 * GRADIENTS[0]] * 2)
     np.testing.assert_array_equal(found.array, WEIGHTS)
-
-
-def test_without_adapting_it_is_adamw():
-    """Chainer's decay is not multiplied by the learning rate, and its eps is added before the correction."""
-    lamb = trained(mixprec.LAMB(lr=0.25, eps=0, weight_decay=0.125, adapt=False), WEIGHTS, GRADIENTS)
-    adam = trained(optimizers.AdamW(alpha=0.25, eps=0, weight_decay_rate=0.25 * 0.125), WEIGHTS, GRADIENTS)
-    np.testing.assert_allclose(lamb.array, adam.array, rtol=1e-12)

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from chainer import optimizers
 
 import mixprec
 from tests.optimizer.batch.trust_ratio import GRADIENTS, WEIGHTS, trained
@@ -51,9 +50,3 @@ def test_without_a_norm_there_is_no_trust_ratio(array, gradient):
     settings = {**SETTINGS, "eps": 0.0}
     found = trained(mixprec.LARS(**settings), array, [gradient])
     np.testing.assert_allclose(found.array, array - 2.0 * (gradient + 0.125 * array), rtol=1e-15)
-
-
-def test_without_adapting_it_is_momentum_sgd():
-    lars = trained(mixprec.LARS(lr=0.125, momentum=0.75, adapt=False), WEIGHTS, GRADIENTS)
-    sgd = trained(optimizers.MomentumSGD(lr=0.125, momentum=0.75), WEIGHTS, GRADIENTS)
-    np.testing.assert_allclose(lars.array, sgd.array, rtol=1e-14)
