@@ -13,7 +13,7 @@ STEPS = 10
 
 
 @both_sides
-@pytest.mark.parametrize("capture", [None, REQUIRED])
+@pytest.mark.parametrize("capture", [pytest.param(None, marks=pytest.mark.slow), REQUIRED])
 def test_the_same_bits(side, capture, monkeypatch):  # noqa: F811
     def plan(recording, budget, bus, **wishes):
         return planning.plan(recording, planning.least(recording, smallest=wishes["smallest"]), bus, **wishes)

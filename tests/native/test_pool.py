@@ -63,14 +63,6 @@ _PROGRAMS = {
         [thread.join() for thread in threads]
         assert not failed, failed
     """,
-    "thousands of tiny calls": """
-        small, of_small = x[:70000], expected[:70000]
-        for _ in range(5000):
-            native.convert(small, expected[:70000])
-        for count in (1, 256, 2, 8) * 20:
-            native.set_threads(count)
-            convert()
-    """,
     "the program ends while a thread computes": """
         def compute():
             while True:
