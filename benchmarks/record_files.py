@@ -71,11 +71,6 @@ def markdown_file(text):
     return _checked(text, ".md")
 
 
-def picture_file(text):
-    """Returns likewise the path of a picture, by its suffix an SVG or a PNG."""
-    return _checked(text, ".svg", ".png")
-
-
 @contextlib.contextmanager
 def writing(path):
     """Makes an ``OSError`` of the block a :class:`WriteError` about a file."""
