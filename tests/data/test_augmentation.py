@@ -175,7 +175,7 @@ def test_operations_of_pillow_are_the_formulas(policy, size, operation):
 
 
 @pytest.mark.parametrize(("policy", "size"), first(1, [("rand", 64), ("trivial", 16)]))
-@pytest.mark.parametrize("operation", first(5, OPERATIONS))
+@pytest.mark.parametrize("operation", first(5, reversed(OPERATIONS)))  # the last have most arithmetic of our own
 def test_operations_of_dali_are_those_of_pillow(policy, size, operation, monkeypatch):
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     wanted = every_step(policy, operation, size)

@@ -135,6 +135,7 @@ _VALUES = st.lists(st.floats() | st.just(math.inf), max_size=400)
 
 
 @hypothesis.given(values=_VALUES, most=st.integers(4, 60))
+@hypothesis.example(values=[*map(float, range(10))], most=4)
 def test_few_points_stand_for_many_with_all_peaks(values, most):
     x = list(map(float, range(len(values))))
     points = sampled(x, values, most)
