@@ -1,5 +1,7 @@
 """Chainer's link hooks on layers that get their shape in the first pass."""
 
+import types
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -129,3 +131,25 @@ def test_gamma_in_float16_is_the_largest_singular_value():
     largest = np.linalg.svd(layer.W.array.astype(np.float64), compute_uv=False)[0]
     assert layer.gamma.dtype == np.float16
     assert layer.gamma.array == np.float16(largest)
+
+
+@pytest.mark.filterwarnings("ignore:.*MultiNodeBatchNormalization is experimental:FutureWarning")
+def test_hooks_run_around_a_batch_normalization_of_ranks():
+    """ChainerMN's link has a ``__call__`` of its own."""
+    from chainermn.links import MultiNodeBatchNormalization
+
+    calls = []
+
+    class Notes(chainer.LinkHook):
+        name = "notes"
+
+        def forward_preprocess(self, args):
+            calls.append(("before", args.link, args.args))
+
+        def forward_postprocess(self, args):
+            calls.append(("after", args.link, args.out))
+
+    link = MultiNodeBatchNormalization(3, types.SimpleNamespace(size=1), communication_backend="mpi")
+    with Notes(), chainer.using_config("train", False):
+        y = link(X)
+    assert calls == [("before", link, (X,)), ("after", link, y)]
