@@ -149,14 +149,5 @@ def test_few_points_stand_for_many_with_all_peaks(values, most):
     assert (None in [height for _, height in points]) == any(map(math.isinf, values))
 
 
-def test_a_long_curve_keeps_its_peaks():
-    y = [math.sin(number) for number in range(10_000)]
-    y[5_003], y[7_007] = 30.0, -40.0
-    points = sampled(list(map(float, range(10_000))), y)
-    assert len(points) <= 1000
-    assert [5003.0, 30.0] in points
-    assert [7007.0, -40.0] in points
-
-
 def test_a_short_curve_is_left_as_it_is():
     assert sampled([1.0, 2.0, 3.0, 4.0], [5.0, math.nan, math.inf, 6.0]) == [[1.0, 5.0], [3.0, None], [4.0, 6.0]]
