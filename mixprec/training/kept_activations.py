@@ -24,6 +24,7 @@ from mixprec.training import estimate as estimates
 from mixprec.training.networks import EXAMPLE
 
 _ROUNDS = 3  # in two of which a round is recorded
+_SHARE = 0.8  # of what is free; the rest is for graphs, workspaces and batches made ahead, which the guess leaves out
 
 
 def limit(config, trainer, report, out, ranks):
@@ -45,7 +46,8 @@ def limit(config, trainer, report, out, ranks):
     settings, updater, lines = config.memory, trainer.updater, []
     is_blocks = settings.recompute == "blocks"
     if settings.recompute == "auto" and settings.budget is None:
-        is_blocks = not estimates.first_guess(config, trainer, report, ranks).fits
+        guess = estimates.first_guess(config, trainer, report, ranks)
+        is_blocks = not dataclasses.replace(guess, available=int(_SHARE * guess.available)).fits
     if is_blocks:
         updater.blocks = _found(trainer, config.data.size)
         for block in updater.blocks.blocks:

@@ -89,6 +89,7 @@ def _first_two(batch, *args):
     return tuple(part[:2] for part in batch(*args))
 
 
+@pytest.mark.slow
 def test_another_batch_and_another_branch(tmp_path, at_least):
     """A smaller batch gets a plan of its own; a step with another branch is right as well, and announced."""
     at_least()

@@ -207,6 +207,7 @@ _TRAINING = """
 """
 
 
+@pytest.mark.slow
 def test_accumulated_steps_of_two_processes_are_those_of_one_with_all_images():
     """Four batches of six images: two for each process. There is one message for each parameter and step."""
     code = """

@@ -95,6 +95,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_a_chain_of_two():
     """The core. Without a scale and with one, by update() and by hand; an error is one of all ranks."""
     code = """

@@ -71,6 +71,7 @@ def test_set_is_complete_split_by_class_and_readable(complete):
     assert numbers == list(range(1797))
 
 
+@pytest.mark.slow
 def test_files_show_scikit_learns_digits_under_their_labels(complete):
     """Reduced to 8x8 again, an image correlates best with the digit of its number, of all 1,797."""
     from sklearn.datasets import load_digits

@@ -55,6 +55,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_set_is_complete_split_by_class_and_readable(complete):
     train, val = scan_folders(complete / "train"), scan_folders(complete / "val")
     check_same_classes(train, val)

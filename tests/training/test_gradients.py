@@ -26,6 +26,7 @@ from mixprec.training import trainer as trainers
 from mixprec.training.gradient_counts import LOWEST, Regions, summarize
 from mixprec.training.gradient_histogram import draw
 from mixprec.training.plots import Plots
+from tests.cases import first
 from tests.training import finished_run
 
 
@@ -127,7 +128,7 @@ def test_inf_and_nan_are_in_the_title_and_in_the_overflow_region():
     assert _texts(figure.axes[0])[10:] == ["50 %", "50 %"]
 
 
-@pytest.mark.parametrize("layers", [3, 110])
+@pytest.mark.parametrize("layers", first(1, [3, 110]))
 def test_the_names_of_the_layers_do_not_overlap(layers):
     names = [f"/predictor/layer1/{index}/downsample/0/W" for index in range(layers)]
     figure = draw(summarize([(name, _array(1)) for name in names], 1.0), "Title")
@@ -219,6 +220,7 @@ def test_a_norm_that_is_not_finite_is_left_out(tmp_path, value):
     assert all("gradient_norm" not in entry for entry in log)
 
 
+@pytest.mark.slow
 def test_pictures_of_a_series_are_kept(tmp_path):
     optimizer = Optimizer(_array(1, 2**-30))
     _run(tmp_path, GradientHistogram(optimizer, "gradients_{.updater.iteration}.png"))

@@ -299,6 +299,7 @@ def _files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_another_model_or_other_data_is_refused(run, work, whole):
     shutil.copytree(whole[1], work / "out")
     before = _files(work)

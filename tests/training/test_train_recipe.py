@@ -134,6 +134,7 @@ def test_mixed_images(run, tmp_path, capsys):
     assert finished_run.log(tmp_path / "plain") != finished_run.log(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", first(1, ["pillow", "dali"]))
 def test_augmented_images(run, tmp_path, capsys, loader):
     """They are the same ones after a resume, and for any number of threads."""
