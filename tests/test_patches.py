@@ -227,6 +227,7 @@ def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
     assert len(late) > 80
 
 
+@pytest.mark.slow
 def test_only_the_registry_assigns_to_attributes_of_other_libraries():
     """Also in code that needs a GPU: no ``chainer.Link.serialize = ...`` in any module."""
     for path in (ROOT / "mixprec").rglob("*.py"):

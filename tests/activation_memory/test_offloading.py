@@ -140,6 +140,7 @@ def test_double_backprop(tmp_path):
         F.sum(F.tanh(x) ** 2).backward(enable_double_backprop=True)
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_forward_pass(tmp_path, at_least, slots):
     """Leaves no slot taken and no array away; the steps after it are those without it."""
     at_least()

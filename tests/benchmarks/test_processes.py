@@ -1,6 +1,5 @@
 """benchmarks.processes: what comes back from the process of a row, and what is left of it."""
 
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -124,21 +123,6 @@ def test_ctrl_c_is_for_the_parent():
         pid = worker.call(os.getpid)
         os.kill(pid, signal.SIGINT)
         assert worker.attempt(os.getpid) == (pid, "")
-
-
-def test_ctrl_c_while_it_starts_counts_when_it_has_started(monkeypatch, capfd):
-    start, started = multiprocessing.context.SpawnProcess.start, []
-
-    def interrupted(process):
-        os.kill(os.getpid(), signal.SIGINT)
-        start(process)
-        started.append(process)
-
-    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Worker()
-    started[0].join(60)
-    assert capfd.readouterr().err == ""
 
 
 PARENT = """

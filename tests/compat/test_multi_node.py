@@ -238,6 +238,7 @@ def test_accumulated_steps_of_two_processes_are_those_of_one_with_all_images():
     assert mpi.run(2, mpi.COMMUNICATOR, _TRAINING, code) == ["right"] * 2
 
 
+@pytest.mark.slow
 def test_an_overflow_in_a_batch_of_one_process_skips_the_step_on_all():
     """Masters and running statistics are then what they were before; the scale backs off everywhere."""
     code = """

@@ -24,6 +24,7 @@ def _runs(lossfun=None, capture=None):
     return captured, expected, run
 
 
+@pytest.mark.slow
 def test_shapes_that_cannot_be_captured_leave_the_graph_of_others(host):  # noqa: F811
     captured, expected, run = _runs(_reads_small_batches)
     run(range(8), 4)

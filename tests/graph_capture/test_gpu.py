@@ -97,6 +97,7 @@ def test_a_loss_function_of_the_users(side):  # noqa: F811
     assert_same(captured, expected)
 
 
+@pytest.mark.slow
 @both_sides
 @pytest.mark.parametrize(
     ("wishes", "replays"),

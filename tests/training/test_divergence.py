@@ -137,7 +137,7 @@ OTHERS = [["training.ema_decay=0.9"], ["training.accumulation_steps=2"]]
 LAST_LOSSES = [*((*doom, []) for doom in DOOMS), *((*doom, keys) for doom, keys in zip(DOOMS, OTHERS, strict=False))]
 
 
-@pytest.mark.parametrize(("doom", "words", "keys"), first(3, LAST_LOSSES))
+@pytest.mark.parametrize(("doom", "words", "keys"), first(1, LAST_LOSSES))
 def test_a_last_loss_that_no_network_should_have(train, doom, words, keys):
     """Of fewer steps than patience has; in steps and in evaluations; of averaged weights, and of several batches."""
     code, _, error, out = train(*keys, **doom)

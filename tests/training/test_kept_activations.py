@@ -123,6 +123,7 @@ def test_a_budget_that_nothing_meets(work, monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_dry_run_refuses_a_budget(work, capsys):
     assert _main("dry", "memory.budget=2 MB", arguments=["--dry-run"]) == 2
     error = capsys.readouterr().err

@@ -84,6 +84,7 @@ def test_lars_of_a_config(tmp_path, everywhere, bias):
     np.testing.assert_allclose(optimizer.master(optimizer.target.b).array, bias, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_adamw_of_a_config_is_pytorchs_while_the_learning_rate_changes(tmp_path):
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     settings = {"optimizer.name": "AdamW", "optimizer.lr": 0.1, "optimizer.weight_decay": 0.3}

@@ -242,6 +242,7 @@ class Counter:
         return counted
 
 
+@pytest.mark.slow
 @both_sides
 @pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
 def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(side, monkeypatch, kind):  # noqa: F811
@@ -286,6 +287,7 @@ def _all(updater, evaluator, side):  # noqa: F811
                 evaluator()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
 def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F811
     cudnn.configure(autotune="heuristic", cache=None)

@@ -122,6 +122,7 @@ def test_schedule_free_sgd_is_validated_with_what_it_saves(run, tmp_path, monkey
     _assert_that_it_goes_on(run, tmp_path, *arguments)
 
 
+@pytest.mark.slow
 def test_mixed_images(run, tmp_path, capsys):
     """They are others in each step, the same ones after a resume, and the same for any number of threads."""
     settings = ("data.last_batch=partial", "training.loss=bce", "training.mixup=0.2", "training.cutmix=1")

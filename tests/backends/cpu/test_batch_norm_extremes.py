@@ -20,6 +20,7 @@ from tests.cases import pairs
 # --- statistics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "mean", "dtype"),
     [(3, 100, FLOAT16), (1, -1000, FLOAT32), pytest.param(1, 100, BFLOAT16, marks=pytest.mark.slow)],
