@@ -75,6 +75,7 @@ def test_logits_and_gradients_exist(name, side):
         assert parameter.grad.any(), parameter_name
 
 
+@pytest.mark.slow
 def test_resnet50_reduces_224_pixels_as_published():
     """Table 1: 112 pixels after the stem's convolution, then 56, 28, 14 and 7 in the stages."""
     model = models.MODELS["resnet50"](10)
@@ -91,6 +92,7 @@ def test_resnet50_reduces_224_pixels_as_published():
     assert stages == [(256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7)]
 
 
+@pytest.mark.slow
 def test_resnet50_has_53_batch_normalizations_and_no_bias_in_its_53_convolutions():
     model = models.MODELS["resnet50"](1000)
     normalizations = links_of(model, L.BatchNormalization)
@@ -197,6 +199,7 @@ def test_the_training_script_takes_the_networks_of_the_checkout():
     assert {network.__module__.partition(".")[0] for network in models.MODELS.values()} == {"models"}
 
 
+@pytest.mark.slow
 # The number is that of github.com/milesial/Pytorch-UNet with deconvolutions, for masks of one class.
 def test_parameter_count_of_the_unet_is_that_of_others():
     assert UNet(1).count_params() == 31_037_633

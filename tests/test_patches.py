@@ -204,6 +204,7 @@ def test_a_module_that_is_reloaded_and_chainer_imported_once_more_are_mended():
     """)
 
 
+@pytest.mark.slow
 def test_the_import_hook_replaces_the_same_and_all_of_it_can_be_taken_back():
     """Right after a module was executed, and so before others import from it."""
     code = """

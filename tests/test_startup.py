@@ -103,6 +103,7 @@ def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method
     assert run_python(code).strip() == "8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", first(1, ["spawn", "forkserver"]))
 def test_multiprocess_iterator_hands_over_chainer_data_sets(method):
     code = f"""

@@ -24,6 +24,7 @@ def _model(name, compute):
     return model
 
 
+@pytest.mark.slow
 def test_the_blocks_of_a_resnet_are_the_residual_blocks():
     model = _model("resnet50", "float16")
     before = {name: param.array.copy() for name, param in model.namedparams()}

@@ -73,6 +73,7 @@ def test_the_same_bits(name, compute, tmp_path, at_least):
     assert made.schedule.peak < made.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recompute", "share"), [pytest.param(False, 0.3, marks=pytest.mark.slow), (True, 0.7)])
 def test_accumulation(recompute, share, tmp_path, at_least):
     """The rounds of a step have one plan."""

@@ -146,6 +146,7 @@ def deep(h, net):
     return h
 
 
+@pytest.mark.slow
 def test_memory_is_less():
     assert _peak(mixprec.recompute) < 0.6 * _peak(same)
 

@@ -635,6 +635,7 @@ def test_stages_have_images_of_their_sizes_each_once_an_epoch(make, flat, last_b
     iterator.finalize()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delivered", first(1, [14, 12]))
 def test_a_snapshot_of_any_stage_goes_on_bit_for_bit(make, noise, tmp_path, delivered):
     """6 batches an epoch for 2 epochs, then 3, then 5: stages begin after 12 and 15 batches."""

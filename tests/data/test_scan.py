@@ -144,6 +144,7 @@ def test_check_that_became_stricter_looks_at_everything_again(tmp_path, monkeypa
     assert digest("/a", os.stat(tmp_path)) != before
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_printable_text_is_one_line_and_as_it_was_if_it_was_printable(text):
     shown = printable(text)

@@ -6,6 +6,7 @@ from tests import mpi
 from tests.distributed.programs import CORE, SETTING
 
 
+@pytest.mark.slow
 def test_two_processes():
     """The core: one run of many checks, as it takes two seconds to start."""
     code = """

@@ -54,6 +54,7 @@ def small_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_folder_as_it_was(work, earlier, tmp_path, capsys):
     before = contents(tmp_path)
     for out in (earlier, tmp_path / "new" / "folder"):

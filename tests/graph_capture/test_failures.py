@@ -79,6 +79,7 @@ def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, capl
     assert_same(captured, expected)
 
 
+@pytest.mark.slow
 def test_other_graphs_make_room_for_an_eager_step(host):  # noqa: F811
     """It is done once more from the beginning."""
     failed = []

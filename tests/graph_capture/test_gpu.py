@@ -125,6 +125,7 @@ def _assert_same_bits(found, expected):
         assert found[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.slow
 @both_sides
 def test_evaluation_between(side):  # noqa: F811
     """Eager or captured; training goes on in its graph."""

@@ -109,6 +109,7 @@ def test_results_are_new_and_have_no_graph():
         assert observed["returned"].array == observed["main/loss"].array
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_scale", first(1, [64.0, None]))
 def test_other_loss_scales_and_zeros(loss_scale):
     captured, expected = (
@@ -135,6 +136,7 @@ def test_launches_count_overflows_in_a_row_with_a_constant_scale(loss_scale):
         run.run([bad])
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_into_a_run(tmp_path):
     """``load_npz`` of a model, in plain Chainer's format; and a write to a parameter."""
 

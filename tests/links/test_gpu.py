@@ -109,6 +109,7 @@ def distance(found, expected):
     return np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
+@pytest.mark.slow
 @both_sides
 def test_float32_is_numpys(side):
     network, x, t = network_and_batch(side, "float32")

@@ -111,6 +111,7 @@ def once():
     logger.removeFilter(limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_an_error_that_comes_again_and_again_is_printed_once(once, is_ours):
     logger, printed = once

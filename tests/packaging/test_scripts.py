@@ -8,6 +8,7 @@ from tests.cases import first
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "__init__.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", first(2, SCRIPTS))
 def test_help_of_a_script(bare, tmp_path, script):
     printed, errors = bare.run(ROOT / "scripts" / script, "--help", cwd=tmp_path)

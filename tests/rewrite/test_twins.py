@@ -40,6 +40,7 @@ class Both(chainer.Chain):
             target.array[...] += 1e-3 * (source.array - target.array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compute", first(1, ["float16", "bfloat16"]))
 def test_a_target_network_in_the_model_is_named_and_moves_in_float32(compute):
     ways = {}

@@ -105,6 +105,7 @@ def _assert_sound(path):
     assert all(np.isfinite(array).all() and np.abs(array).max() < 1e4 for array in model.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "compute"), first(2, zip(MODES, DTYPES, strict=True)))
 def test_a_learning_rate_of_a_million(train, mode, compute):
     """It diverges within some steps, in float32 without an inf for long, and patience cannot run out in so few."""
@@ -172,6 +173,7 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     _assert_failed(code, error, out, "KFAC: second moments of .* set a larger damping; --resume auto goes on from")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("link", "name", "value", "words"),
     [

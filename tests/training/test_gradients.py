@@ -281,6 +281,7 @@ def test_norm_and_counts_of_the_real_optimizer(tmp_path):
     assert set(os.listdir(tmp_path)) == {"gradients.jsonl", "gradients.png"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, "4 iterations"])
 def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, monkeypatch, capsys, every):
     (tmp_path / "c.yaml").write_text(

@@ -84,6 +84,7 @@ def _interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "call", "code", "state"),
     [

@@ -256,6 +256,7 @@ def test_the_table_has_the_columns_that_there_are_values_for(classes, validation
     assert len(capsys.readouterr().out.splitlines()) == 1  # the header: the entry was printed before
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_from_the_log(tmp_path):
     class Trainer:
         out = str(tmp_path)

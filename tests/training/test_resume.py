@@ -296,6 +296,7 @@ def test_a_name_with_thousands_of_digits_is_no_snapshot(train, tmp_path):
     assert snapshots.newest("out") is None
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_running_one_is_refused(train, tmp_path):
     """A batch job that was queued again, before its first process has ended."""
     assert train("--out", "out").returncode == 0

@@ -162,6 +162,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_kill_and_resume_give_the_log_and_the_snapshot_of_an_uninterrupted_run(whole, work):
     arguments = ("--config", "small.yaml", "--out")
     last, killed, expected = "snapshot_iter_18.npz", work / "killed", whole[1]

@@ -102,6 +102,7 @@ def _assert_that_it_goes_on(run, tmp_path, *arguments):
         assert resumed == whole
 
 
+@pytest.mark.slow
 def test_schedule_free_sgd_is_validated_with_what_it_saves(run, tmp_path, monkeypatch):
     """The weights in the last validation are those in model.npz, and no others; and a resumed run is the same."""
     seen = []

@@ -296,6 +296,7 @@ def test_a_gradient_of_millions_of_products(primitives, dtype, w_shape, groups):
     assert_close(dw, expected, dtype, 1e-4 * expected)  # partial sums err much less than that bound
 
 
+@pytest.mark.slow
 def test_sums_of_millions_for_a_batch_normalization(primitives):
     """Mean and variance come out as those of the float32 output of the convolution."""
     rng = np.random.default_rng(0)
