@@ -99,9 +99,7 @@ def test_a_hard_limit(least, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recompute", "wishes"), [pytest.param(False, {}, marks=pytest.mark.slow), (True, {"second_stream": True})]
-)
+@pytest.mark.parametrize(("recompute", "wishes"), [(False, {}), (True, {"second_stream": True})])
 def test_captured_in_any_order(recompute, wishes, least):
     """Each launch has its copies in another legal order, and the same bits."""
     memory = _memory(recompute=recompute)

@@ -109,7 +109,6 @@ def test_int8_for(target, half_ends, work, tmp_path):
     assert bool(found["rows"][2]["speeds"]) == (target == "cpu")
 
 
-@pytest.mark.slow
 def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeypatch):
     def worse(model):
         worse = onnx.ModelProto()

@@ -107,7 +107,6 @@ def _given(arrays, _):
     return arrays
 
 
-@pytest.mark.slow
 @both_sides
 def test_a_stage_with_larger_images_has_a_graph_of_its_own(side):  # noqa: F811
     """Mixup and CutMix, overflows, another size: the same bits; no read in replays; the old graph's memory is free."""
