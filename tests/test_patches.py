@@ -124,6 +124,7 @@ def test_what_differs_from_plain_chainer_is_the_list_at_each_step_and_can_be_tak
     _run(PLAIN, COMPARE, STEPS)
 
 
+@pytest.mark.slow
 def test_what_other_code_took_off_is_put_back_by_the_next_convert_and_setup():
     """Replacements made inside of ``mock.patch`` go with its end."""
     _run("""
@@ -177,6 +178,7 @@ def test_what_other_code_took_off_is_put_back_by_the_next_convert_and_setup():
     """)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_reloaded_and_chainer_imported_once_more_are_mended():
     _run("""
         import importlib, sys

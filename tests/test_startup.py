@@ -44,6 +44,7 @@ def test_modules_that_want_pkg_resources_import_silently(module):
     assert run_python(f"import {module}", "-W", "error") == ""
 
 
+@pytest.mark.slow
 def test_chainer_imports_where_pkg_resources_is_missing():
     """As setuptools 82 and later leave it."""
     run_python("import sys; sys.modules['pkg_resources'] = None; import chainer.testing", "-W", "error")
@@ -72,6 +73,7 @@ def test_neither_a_bare_interpreter_nor_mixprec_imports_anything_heavy(statement
     assert run_python(code).strip() == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", first(1, ["spawn", "forkserver"]))
 def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
     """The worker imports nothing but what it unpickles: a function of Chainer and a link."""
@@ -148,6 +150,7 @@ def test_shims_are_withdrawn_when_the_import_fails(monkeypatch):
     assert "pkg_resources" not in sys.modules
 
 
+@pytest.mark.slow
 def test_chainer_that_was_loaded_before_is_mended_by_import_mixprec():
     """In an interpreter without the .pth file and with a shim of the user's."""
     code = """

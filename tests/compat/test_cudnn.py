@@ -119,6 +119,7 @@ def test_cudnn_of_cupy_that_does_not_load_is_replaced(tmp_path):
     assert python(SEEN, machine(tmp_path, more=more)) == ([ON], [])
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_functions_when_they_are_asked_for(tmp_path):
     code = """
         import sys, types, pickle, chainer
@@ -173,6 +174,7 @@ def test_importing_chainer_initializes_no_cuda(tmp_path, frontend):
         python("import cupy; cupy.cuda.runtime.getDeviceCount()", env)
 
 
+@pytest.mark.slow
 def test_functions_stay_what_they_were(tmp_path):
     """Those that take Chainer's own branch, being copies: as they are seen, copied and pickled."""
     code = """
@@ -200,6 +202,7 @@ def test_functions_stay_what_they_were(tmp_path):
 # --- the report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "variables", "seen", "row"),
     first(

@@ -219,6 +219,7 @@ def test_flip_mirrors_some_images_and_no_flip_none(make, tmp_path, flip):
     assert (mirrored > 0) == flip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", first(1, [7, 0]))
 def test_same_seed_gives_the_same_batches_whatever_the_threads(make, noise, seed):
     """And however many are made ahead. Seed 0 too: DALI takes a negative seed, not 0, as 'choose one'."""

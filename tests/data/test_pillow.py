@@ -201,6 +201,7 @@ def test_image_that_is_smaller_than_the_crop_is_named(make, flat):
     assert str(caught.value) == f"{flat.paths()[0]}: 24x20 pixels: smaller than the crop of 64x64"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last_batch", "num_shards"), [("partial", 4), ("drop", 2)])
 def test_batches_of_all_shards_are_those_of_one_process(make, noise, last_batch, num_shards):
     """Bit for bit, as crops belong to the image and the epoch."""
@@ -348,6 +349,7 @@ def test_ctrl_c_at_any_time_loses_and_repeats_nothing(make, noise):
             np.testing.assert_array_equal(batch[1], expected_t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["finalize", "del"])
 def test_processes_end_with_the_iterator(noise, gone):
     iterator = PillowIterator(noise, 4, **{**DEFAULTS, "threads": 3})

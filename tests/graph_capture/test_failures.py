@@ -41,6 +41,7 @@ def test_shapes_that_cannot_be_captured_leave_the_graph_of_others(host):  # noqa
     assert_same(captured, expected)
 
 
+@pytest.mark.slow
 def test_an_error_for_such_shapes_alone_if_capture_is_required(host):  # noqa: F811
     captured = Run(REQUIRED, lossfun=_reads_small_batches).run(range(8), 4)
     with pytest.raises(CaptureError, match="the host reads from the device"):

@@ -73,6 +73,7 @@ def test_an_overflow_in_a_graph(side):  # noqa: F811
     assert "optimizer/mixprec/loss_scale/value" in moved
 
 
+@pytest.mark.slow
 @both_sides
 @pytest.mark.parametrize("kind", first(1, ["variable", "device"]))
 def test_arguments(side, kind):  # noqa: F811
@@ -82,6 +83,7 @@ def test_arguments(side, kind):  # noqa: F811
     assert_same(captured, eager(8, side=side))
 
 
+@pytest.mark.slow
 @both_sides
 def test_a_loss_function_of_the_users(side):  # noqa: F811
     def lossfun(model, x, t):
@@ -269,6 +271,7 @@ def test_a_graph_that_is_not_the_eager_step(side):  # noqa: F811
     assert_same(captured, eager(4, side=side))
 
 
+@pytest.mark.slow
 @both_sides
 def test_an_error_in_the_users_code_goes_on(side):  # noqa: F811
     """Also one in a call in which the step is captured; the next calls are as if nothing had been."""

@@ -392,6 +392,7 @@ def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
 # --- other models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", first(1, [True, False]))
 def test_a_link_that_does_not_belong_to_the_model(moves, cuda):
     """As the generator where a discriminator learns: its statistics move once a step, and it may be replaced."""

@@ -103,6 +103,7 @@ _PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", list(_PROGRAMS))
 def test_programs(program):
     code = textwrap.dedent(_BEGINNING) + textwrap.dedent(_PROGRAMS[program]) + "\nprint('done')\n"

@@ -143,6 +143,7 @@ class Net(chainer.Chain):
         return self.linear(F.average_pooling_2d(F.relu(self.norm(self.conv(x))), x.shape[2:]))
 
 
+@pytest.mark.slow
 @both_sides
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_captured_evaluation_is_the_eager_one(side, padded):  # noqa: F811

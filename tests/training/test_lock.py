@@ -36,6 +36,7 @@ def test_a_second_run_is_refused_with_host_and_process_of_the_first(out, holder)
     assert os.listdir(out) == ["run.lock"], "the holder's file stays"
 
 
+@pytest.mark.slow
 def test_the_lock_is_gone_with_its_holder(out, holder):
     holder.communicate("\n", timeout=60)
     assert holder.returncode == 0
@@ -84,6 +85,7 @@ def test_what_cannot_be_a_lock_is_one_line(out, make):
         pass
 
 
+@pytest.mark.slow
 def test_a_lock_of_another_user_is_named(out, holder, monkeypatch):
     open_file = os.open
 

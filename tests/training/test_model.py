@@ -171,6 +171,7 @@ def test_a_config_keeps_links_in_float32(tmp_path):
     assert model.predictor.fc.W.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet8", "resnet50"])  # of each kind of block
 def test_zero_initialized_blocks_start_as_their_shortcuts(name):
     plain, zero = (models.MODELS[name](10, **keywords) for keywords in ({}, {"zero_init_residual": True}))

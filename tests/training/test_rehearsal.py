@@ -63,6 +63,7 @@ def test_the_shapes_of_training_are_those_of_its_batches(tmp_path, last_batch, r
         assert {shape.size for shape in late} == {12}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one_shape", "ranks"), [(True, 1), (False, 3)])
 def test_the_shapes_of_an_evaluation_are_those_of_its_batches(tmp_path, one_shape, ranks):
     small_images.make(tmp_path / "images")  # 7 for validation

@@ -82,6 +82,7 @@ def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     assert "weights: 56 tensors of out/snapshot_iter_3.npz" in snapshot.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compute", "layout"),
     first(1, [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw"), ("float32", "nchw")]),

@@ -81,6 +81,7 @@ def test_an_image_of_a_shard(config, loader, tmp_path):
     assert found["variants"] == answer("augment", config=str(config), index=1, count=2, overrides=plain)["variants"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 def test_operations_and_erasing(config, loader):
     """As in training; a source of one image has no batch with copies. What is erased has the mean colour."""
