@@ -1,6 +1,6 @@
 """The convolutions of a ResNet on the CPU, one by one: the native library, NumPy, and torch (oneDNN).
 
-All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the machine.
+All of them take as many threads as ``OMP_NUM_THREADS`` says, by default one for each core.
 """
 
 import collections

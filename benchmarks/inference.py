@@ -1,6 +1,6 @@
 """Images a second of inference on the CPU: Chainer, mixprec, and exported files in onnxruntime.
 
-All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the machine.
+All of them take as many threads as ``OMP_NUM_THREADS`` says, by default one for each core.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The cost of the optimizer's step alone, beside plain Chainer's and torch's in the same run.
 
-All of them take the threads that ``OMP_NUM_THREADS`` says, or those of the machine.
+All of them take as many threads as ``OMP_NUM_THREADS`` says, by default one for each core.
 """
 
 import dataclasses

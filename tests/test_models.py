@@ -200,7 +200,7 @@ def test_the_training_script_takes_the_networks_of_the_checkout():
 
 
 @pytest.mark.slow
-# The number is that of github.com/milesial/Pytorch-UNet with deconvolutions, for masks of one class.
+# github.com/milesial/Pytorch-UNet with deconvolutions has this number, for masks of one class.
 def test_parameter_count_of_the_unet_is_that_of_others():
     assert UNet(1).count_params() == 31_037_633
 

@@ -2,7 +2,7 @@
 
 The step runs on :mod:`benchmarks.recording_device.null_device`, a device that computes nothing and takes notes, so that
 the network can have its full size. The batch is as the training script would get it, and lies on the device; the
-learning rate is another one in each step, as under a schedule.
+learning rate changes in each step, as under a schedule.
 """
 
 import collections
@@ -89,7 +89,7 @@ def counts_of(rows, network, **settings):
 def count(config, network):
     """Counts for a step of a config, when steps are all alike, on a device that this function installs.
 
-    What functions of Chainer launch cannot be seen: those of layout nchw, and the update of parameters one by one.
+    What Chainer's own functions launch cannot be seen: with layout nchw, and when parameters are updated one by one.
 
     What is global in a process is set as the training script would do it: random seeds, settings of cuDNN, what
     converting a model changes. So :func:`counts_of` calls it in a process of its own.

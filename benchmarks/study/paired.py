@@ -28,7 +28,7 @@ class Paired:
 
 
 def compare(accuracies, reference, margin=0.0):
-    """Compares accuracies in percent with the ones of a reference, seed by seed; returns :class:`Paired`.
+    """Compares accuracies in percent with a reference, seed by seed; returns :class:`Paired`.
 
     The interval is Student's for the mean of paired differences, ``mean +- t(n - 1) * sd / sqrt(n)``. Two arms count as
     equal within a margin only if the whole interval lies within it; a difference that is not significant is not

@@ -48,7 +48,7 @@ class Primitives(abc.ABC):
     def conv_dgrad(self, dy, w, convolution, x_shape):
         """Returns the gradient dx (N, H, W, C) = ``x_shape`` of :meth:`conv_fprop` with respect to its input.
 
-        Channels of ``x_shape`` beyond those of the filter get zeros.
+        Channels of ``x_shape`` that the filter does not have get zeros.
         """
 
     @abc.abstractmethod

@@ -177,7 +177,7 @@ def test_every_eager_row_of_the_cpu_trains_in_blocks(name, torch):
 
 
 def test_layout_threads_and_decay(torch, torch_step, monkeypatch):
-    """Layout is that of the row, threads are those of the other rows, and weights decay, and nothing else."""
+    """The row sets the layout, threads are as in the other rows, weights decay, and nothing else changes."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(2)
     for channels_last, layout in ((False, torch.contiguous_format), (True, torch.channels_last)):

@@ -149,7 +149,7 @@ def _damage_lines(random, text):
 
 
 def _rename(random, text):
-    """A section or key that is spelled in another way, or is another one."""
+    """A section or key with another spelling, or a different one."""
     name = random.choice([*sections(Config), *(key.partition(".")[2] for key in KEYS)])
     aliases = [alias for key in KEYS.values() for alias in key.aliases]
     other = random.choice(

@@ -267,7 +267,7 @@ def seen_by_hooks(optimizer):
     return seen
 
 
-# --- the first step, ours and that of FP64
+# --- the first step, ours and in FP64
 
 
 class Step(NamedTuple):

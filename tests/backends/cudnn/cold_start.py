@@ -1,6 +1,6 @@
 """The operations for which the first steps of a training run want an engine of cuDNN, counted without a GPU.
 
-They are those of a ResNet-50 in the default arithmetic on the stand-in that takes notes.
+A ResNet-50 asks for them, in the default arithmetic, on the stand-in that takes notes.
 """
 
 import contextlib
