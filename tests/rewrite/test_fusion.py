@@ -777,18 +777,18 @@ def test_two_threads_run_two_models_at_once():
     def alone(m, x):
         return function(m, x, lambda: None)
 
-    def train(function, compute, seed):
-        model = new(function)
+    def train(model, compute, seed):
         mixprec.convert(model, compute=compute)
         found = [step(model, images(seed + call)) for call in range(4)]
         assert fusions(model)["/bn1"] == [RELU]
         return found
 
     runs = ("float32", 0), ("float16", 10)
+    models = [new(function) for _ in runs]  # not in the threads: all share NumPy's seed
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        together = [pool.submit(train, function, *run) for run in runs]
+        together = [pool.submit(train, model, *run) for model, run in zip(models, runs, strict=True)]
     for future, run in zip(together, runs, strict=True):
-        for found, expected in zip(future.result(), train(alone, *run), strict=True):
+        for found, expected in zip(future.result(), train(new(alone), *run), strict=True):
             for name, array in expected.items():
                 np.testing.assert_array_equal(found[name], array)
 
