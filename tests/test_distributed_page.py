@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from tests import ROOT, mpi
-from tests.cases import first
 
 PAGE = (ROOT / "docs/distributed.md").read_text()
 (LOOP,), (MANIFEST,), (BATCH,) = (
@@ -80,7 +79,8 @@ def _check(value, fields, path="manifest"):
         assert type(value) is fields, path
 
 
-@pytest.mark.parametrize("processes", first(1, [2, 1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 1])
 def test_the_loop_trains(processes):
     """As printed, and only the first process prints it; with any number of them to the same loss."""
     done = mpi.start(processes, code=[LOOP])

@@ -93,7 +93,8 @@ def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
         np.testing.assert_array_equal(saved["W"], link.W.array)
 
 
-@pytest.mark.parametrize("method", first(1, ["spawn", "forkserver"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method):
     """The parent, `python -c`, imports Chainer first; no script runs again in the worker that could import a shim."""
     code = f"""

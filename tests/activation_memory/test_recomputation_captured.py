@@ -23,11 +23,9 @@ def _of_two(model, x, t):
     yield model(x[::-1], t) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize(
-    ("wishes", "lossfun"),
-    [pytest.param(None, None, marks=pytest.mark.slow), ({**REQUIRED, "second_stream": True}, _of_two)],
-)
+@pytest.mark.parametrize(("wishes", "lossfun"), [(None, None), ({**REQUIRED, "second_stream": True}, _of_two)])
 def test_a_captured_step_leaves_the_same(wishes, lossfun):
     plain = None if lossfun is None else REQUIRED  # that side has nothing for an iterator of losses
     expected = Run(plain, dropout=0.3, lossfun=lossfun).run(range(STEPS)).results()

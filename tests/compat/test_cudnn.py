@@ -97,7 +97,8 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("frontend", [FRONTEND, pytest.param(NO_FRONTEND, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frontend", [FRONTEND, NO_FRONTEND])
 def test_cudnn_of_cupy_stays(tmp_path, frontend):
     code = """
         from chainer.backends import cuda

@@ -356,7 +356,7 @@ def test_the_script_names_the_architectures(write):
         ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
         ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: an integer of 5000 digits"),
         ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
-        ("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply"),
+        pytest.param("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply", marks=pytest.mark.slow),
         ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
         ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
         ("base: c.yaml\n", "c.yaml:1: 'base' goes round in a circle: c.yaml -> c.yaml"),

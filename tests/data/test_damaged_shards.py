@@ -58,6 +58,7 @@ def manifests(content):
         yield {**content, "shards": {other: shard}}
 
 
+@pytest.mark.slow
 def test_a_manifest_with_anything_in_it(folder, images):
     path = folder / "manifest.json"
     content = json.loads(path.read_text())

@@ -278,6 +278,7 @@ def _processes(iterator):
     return list(iterator._workers._processes)
 
 
+@pytest.mark.slow
 def test_there_are_no_more_processes_than_a_batch_has_images(make, noise):
     iterator = make(noise, threads=1024)
     assert_same(take(make(noise), 3), take(iterator, 3))

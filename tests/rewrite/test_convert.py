@@ -121,6 +121,7 @@ def test_a_part_of_a_converted_model_can_be_called_alone():
     assert model.predictor.conv(x.astype(np.float16)).dtype == np.float32
 
 
+@pytest.mark.slow
 def test_report_lists_every_link_with_parameters():
     report = mixprec.convert(MODELS["resnet50"](1000))
     assert len(report.links) == 53 + 53 + 1

@@ -98,6 +98,7 @@ def run(folder, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_script_imports_from_the_current_directory(folder):
     arguments = ("nets:Net", "--input", "2x3x8x8", "--strict")
     process = subprocess.run(

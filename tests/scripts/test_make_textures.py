@@ -56,6 +56,7 @@ def contents(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_set_is_complete_split_by_class_and_readable(complete):
     train, val = scan_folders(complete / "train"), scan_folders(complete / "val")
     check_same_classes(train, val)
@@ -68,6 +69,7 @@ def test_set_is_complete_split_by_class_and_readable(complete):
     assert numbers == list(range(104))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_smaller_pictures_are_the_same_ones_made_smaller(tmp_path, complete):
     assert textures.make_textures(tmp_path / "small", images=104, side=40) == (74, 30, True)
@@ -89,6 +91,7 @@ def test_side_is_within_bounds(side, tmp_path):
         textures.make_textures(tmp_path / "small", images=104, side=side)
 
 
+@pytest.mark.slow
 def test_pictures_have_the_size_of_imagenets(complete):
     shapes = []
     for path in complete.glob("*/*/*.jpg"):
@@ -107,6 +110,7 @@ def test_file_names_and_classes_never_change():
     assert hashlib.sha256(names.encode()).hexdigest() == SHA256_OF_THE_NAMES
 
 
+@pytest.mark.slow
 def test_same_bytes_in_every_process_whatever_the_number_of_pictures(complete):
     files = contents(complete)
     for index in range(0, 104, 13):
@@ -226,6 +230,7 @@ def test_impossible_arguments_are_refused(tmp_path, keywords, message):
         textures.make_textures(tmp_path / "textures", **keywords)
 
 
+@pytest.mark.slow
 def test_script_says_where_and_how_many_and_that_it_is_already_there(tmp_path, complete):
     command = [sys.executable, SCRIPT, "--out", complete, "--images", "104"]
     second = subprocess.run(command, capture_output=True, text=True)

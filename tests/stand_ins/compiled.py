@@ -23,7 +23,7 @@ def library(source, flags=(), header=""):
         header: C++ text that comes before the source. g++ reads it once for all libraries with the same flags.
     """
     # Static variables of inline functions, as shared memory is one here, would be those of all libraries of a process.
-    flags = ("-std=c++17", "-O1", "-w", "-fno-gnu-unique", *flags, "-fPIC")
+    flags = ("-std=c++17", "-Og", "-w", "-fno-gnu-unique", *flags, "-fPIC")
     path = FOLDER / f"{_digest(source, header, *flags)}.so"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)

@@ -301,7 +301,7 @@ def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, c
 @pytest.mark.parametrize(
     ("free", "settings", "words"),
     first(
-        2,
+        1,
         [
             (60, ["data.size=2000"], "data.size 2000: 2 images, with which the network is looked at, need about "),
             (

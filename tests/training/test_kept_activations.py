@@ -78,6 +78,7 @@ def test_blocks_by_themselves_if_the_run_does_not_fit(work, monkeypatch, capsys)
     assert "blocks are computed again in the backward pass" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_dry_run_compares(work, capsys):
     assert _main("dry", "memory.budget=0.9", arguments=["--dry-run"]) == 0
     printed = capsys.readouterr().out

@@ -37,10 +37,9 @@ def _steps(run, batches):
         run.once(*MIXING(x, t, number))
 
 
+@pytest.mark.slow
 @both_sides
-@pytest.mark.parametrize(
-    ("lossfun", "sizes"), [(_softmax, (4, 3)), pytest.param(_sigmoids, (4,), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("lossfun", "sizes"), [(_softmax, (4, 3)), (_sigmoids, (4,))])
 def test_a_captured_step_is_the_eager_one(side, lossfun, sizes):  # noqa: F811
     """Mixup in some steps, CutMix in others, steps that overflow: one graph for each size, no read, the same bits."""
     kinds = {MIXING.draw(number, 16, 16).share < 1 for number in range(FIRST_REPLAY, STEPS)}
