@@ -73,18 +73,20 @@ test-long: install ## what CI leaves out: large networks, more kills, all exampl
 # Kernels compile; and CuPy that can be imported, without a GPU, changes nothing: where mixprec looks for it, all of the
 # core again, and of what computes a file for each folder.
 CUPY = $(addprefix tests/,bridge compat test_arguments.py test_environment.py test_patches.py test_startup.py \
-	backends/cuda/test_kernels_cubin.py backends/cudnn/test_device.py backends/test_pinned_copies.py benchmarks/test_profile.py \
+	backends/cuda/test_kernels_cubin.py backends/cudnn/test_device.py backends/test_pinned_copies.py \
+	benchmarks/test_gpu_check_stages.py benchmarks/test_profile.py \
 	functions/test_convolution.py graph_capture/test_kept.py links/test_parameters.py optimizer/batch/test_cubin.py \
 	optimizer/test_wrapper.py rewrite/test_convert.py stand_ins/test_cupy_rules.py training/test_part_rates_command.py)
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
-	@$(PYTEST) -m "cupy or not slow" $(CUPY) $(ARGS)
+	@$(PYTEST) -m "(cupy or not slow) and not long" $(CUPY) $(ARGS)
 
 # The version that PyTorch 2.11 brings lies in a folder beside the one that is installed; the frontend takes cuDNN from
 # LD_LIBRARY_PATH if there is one. 5: ARGS leaves no test for it.
 OTHER_CUDNN = 9.19.0.56
 OTHER_FOLDER = $(VENV)/cudnn-$(OTHER_CUDNN)
+PLANS = $(addprefix tests/,backends/cudnn/test_engines.py backends/cudnn/test_plans.py compat/test_cudnn.py)
 test-plans: install ## with cuDNN installed, two versions, without a GPU: its plans of ResNets; downloads 1.5 GB
 	@echo "install: cuDNN, its frontend, and what they load"
 	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
@@ -92,8 +94,8 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 		--target $(OTHER_FOLDER) nvidia-cudnn-cu13==$(OTHER_CUDNN); }
 	@CUDNN_VERSION=$(basename $(OTHER_CUDNN)) LD_LIBRARY_PATH=$(CURDIR)/$(OTHER_FOLDER)/nvidia/cudnn/lib \
-		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version and not long" $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest $(PROGRESS) -m "plans and not long" $(ARGS)
+		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version and not long" $(PLANS) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest $(PROGRESS) -m "plans and not long" $(PLANS) $(ARGS)
 
 # The native library is compiled anew in a copy of the checkout. Left out is what sets limits of memory, as the sanitizer
 # has a malloc of its own; it fills what it hands out with NaN.

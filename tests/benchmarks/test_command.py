@@ -95,6 +95,7 @@ def test_ctrl_c_is_one_line_that_says_where_the_numbers_are(tmp_path):
     assert errors.splitlines() == ["benchmark: interrupted; what was measured before is in bars.json"]
 
 
+@pytest.mark.long
 def test_a_closed_output_is_one_line(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)

@@ -110,6 +110,7 @@ def test_ratios_are_those_of_a_turn():
 # The command
 
 
+@pytest.mark.long
 @needs_mpi
 def test_the_command_on_a_tiny_case(tmp_path, capsys):
     path = tmp_path / "scaling.json"

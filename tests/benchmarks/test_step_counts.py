@@ -138,6 +138,7 @@ def test_in_bfloat16_images_and_what_is_computed_in_float32_are_cast():
     assert found.conversions == found.syncs == 0
 
 
+@pytest.mark.long
 def test_gradients_of_several_batches_are_added_as_they_lie_in_memory():
     """Once for each parameter. Nothing is turned around, neither filters nor images, and no gradient is copied."""
     found = _count("training.accumulation_steps=2", config="static_graph.yaml")

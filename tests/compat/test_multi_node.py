@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests import mpi
+from tests.cases import first
 from tests.stand_ins import without_mpi
 
 
@@ -28,8 +29,7 @@ def test_parameters_are_unpacked_into_another_dtype():
     assert without_mpi.run(code) == [str(expected)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("setup_first", "compute"), [(True, "float16"), (False, "bfloat16")])
+@pytest.mark.parametrize(("setup_first", "compute"), first(0, [(True, "float16"), (False, "bfloat16")], 1))
 def test_processes_that_begin_with_other_weights_have_the_same_masters(setup_first, compute):
     """The first update broadcasts the masters of the first process, of which its weights are rounded copies."""
     code = f"""
@@ -110,7 +110,7 @@ def test_gradients_and_parameters_in_another_order_of_axes():
 # In two and three processes
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_no_mean_of_finite_gradients_overflows(processes):
     """Each is the mean in float64, rounded once: large ones, subnormal ones, and all in between."""
     code = """

@@ -3,6 +3,7 @@
 import pytest
 
 from tests import mpi
+from tests.cases import first
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ _TRAINER = """
 """
 
 
-@pytest.mark.parametrize(("replica_sets", "around"), [([], True), ([0], False)])
+@pytest.mark.parametrize(("replica_sets", "around"), first(0, [([], True), ([0], False)], 1))
 def test_a_trainer_with_snapshots(replica_sets, around):
     """Data, evaluation, running statistics and files: one for both processes, or one for each."""
     code = f"""

@@ -131,12 +131,13 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
 @pytest.mark.parametrize(
     "settings",
     first(
-        1,
+        0,
         [
             {**EVERYTHING, "last_batch": "partial"},
             {"augment": "trivial", "erase": 0.5, "flip": True, "last_batch": "drop"},
             {**RAND, "num_shards": 2, "shard": 1, "last_batch": "pad"},
         ],
+        1,
     ),
     ids=["everything", "trivial", "shard"],
 )

@@ -108,7 +108,7 @@ def test_a_chain_of_two():
     assert mpi.run(2, mpi.COMMUNICATOR, PROGRAM, code) == ["right"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_chain_of_three_and_two_chains_with_gradients_averaged():
     """Dual parallelism: the mean over chains, by the wrapper's communicator and by ChainerMN's optimizer."""
     code = """

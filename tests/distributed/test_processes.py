@@ -22,7 +22,7 @@ def test_two_processes():
     assert mpi.run(2, SETTING, CORE, code) == ["right"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_processes():
     code = """
         one_process_with_all_images()

@@ -11,6 +11,7 @@ import pytest
 from chainer.training import extensions
 
 import mixprec
+from tests.cases import first
 
 WORDS, UNITS, CLASSES = 30, 16, 2
 
@@ -77,8 +78,7 @@ def sentences(number, seed):
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("compute", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("compute", first(0, ["float16", None, "bfloat16"], 1))
 @pytest.mark.parametrize("encoder", [RNNEncoder, CNNEncoder])
 def test_text_classifier_learns(encoder, compute, tmp_path):
     np.random.seed(0)

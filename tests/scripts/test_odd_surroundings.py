@@ -100,7 +100,7 @@ def test_a_relative_path_in_a_removed_folder_is_one_line(work, name, arguments, 
     assert expected in one_line(script(work, name, *(each.format(work=work) for each in arguments)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_export_in_a_removed_folder(work, trained):
     pytest.importorskip("onnxruntime")
     done = script(work, "export", "--run", trained, "--out", work / "exported", "--val-images", 4)

@@ -100,11 +100,8 @@ def whole(work):
     return work / "whole"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "words"),
-    first(0, [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4")], 1),
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("call", "words"), [(7, "in the evaluation of iteration 6"), (4, "at the end of iteration 4")])
 def test_sigterm_to_rank_1_and_resume(work, whole, call, words):
     """Bit for bit: with averages, statistics and dropout of each rank's own."""
     out = work / f"stopped{call}"
@@ -126,8 +123,7 @@ def _assert_same(found, expected):
         assert [member for member in first if first[member] != second[member]] == [], name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("then", "now", "call"), first(0, [(2, 1, 7), (1, 2, 7), (2, 4, 4)], 2))
+@pytest.mark.parametrize(("then", "now", "call"), first(0, [(2, 1, 7), (1, 2, 7), (2, 4, 4)], 1))
 def test_another_number_of_ranks_goes_on(work, one, then, now, call):
     """With as many images in a step the run is the one that was left alone; after an epoch, and in the middle of it."""
     out = work / f"moved{then}{now}{call}"
@@ -149,8 +145,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", REFUSED)
+@pytest.mark.parametrize("fault", first(0, REFUSED, 3))
 def test_bad_input_is_one_line(work, fault):
     if fault == "disk":
         for rank in range(2):

@@ -73,7 +73,7 @@ def _content(folder):
 NESTED = [(56, 20), (34, 18), (101, 50)]  # of each family
 
 
-@pytest.mark.parametrize(("deep", "shallow"), first(1, NESTED))
+@pytest.mark.parametrize(("deep", "shallow"), first(1, NESTED, 2))
 def test_a_deeper_networks_snapshot_is_refused_by_a_shallower_one(tmp_path, deep, shallow):
     """All names of the shallower one are in it. Without the settings, too, such as in a trainer of one's own."""
 

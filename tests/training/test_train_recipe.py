@@ -136,8 +136,7 @@ def test_mixed_images(run, tmp_path, capsys):
     assert finished_run.log(tmp_path / "plain") != finished_run.log(tmp_path / "whole")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loader", first(1, ["pillow", "dali"]))
+@pytest.mark.parametrize("loader", first(0, ["pillow", "dali"], 1))
 def test_augmented_images(run, tmp_path, capsys, loader):
     """They are the same ones after a resume, and for any number of threads."""
     if loader == "dali":

@@ -268,8 +268,8 @@ def often(train, work):
     return work / "often"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", first(0, range(4), 1))
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(4))
 def test_kill_9_at_random_moments_and_resume(train, work, often, part):
     """20 in all, 5 of them in CI, always the same ones."""
     choose = random.Random(part if "CI" in os.environ else None)

@@ -18,8 +18,8 @@ from tests.zoo.cases import variables_in
 from tests.zoo.models import CASES
 
 SMALL = {name: case for name, case in CASES.items() if not case.large}
-LARGE_CASES = [  # with and without a bottleneck
-    pytest.param(case, id=name, marks=() if name in ("resnet18", "chainer_resnet50") else pytest.mark.long)
+LARGE_CASES = [
+    pytest.param(case, id=name, marks=() if name == "resnet18" else pytest.mark.long)
     for name, case in CASES.items()
     if case.large
 ]
