@@ -70,13 +70,14 @@ test-slow: install ## what takes longer or shows what the core shows too, and th
 test-long: install ## what CI leaves out: large networks, more kills, all examples of property tests
 	@$(PYTEST) -m "long or examples" $(ARGS)
 
+# The files with a mark: pytest would import all others, too.
+MARKED = $(shell grep -rl --include="test_*.py" "mark\.$(1)\b" tests)
+
 # Kernels compile; and CuPy that can be imported, without a GPU, changes nothing: where mixprec looks for it, all of the
 # core again, and of what computes a file for each folder.
 CUPY = $(addprefix tests/,bridge compat test_arguments.py test_environment.py test_patches.py test_startup.py \
-	backends/cuda/test_kernels_cubin.py backends/cudnn/test_device.py backends/test_pinned_copies.py \
-	benchmarks/test_gpu_check_stages.py benchmarks/test_profile.py \
-	functions/test_convolution.py graph_capture/test_kept.py links/test_parameters.py optimizer/batch/test_cubin.py \
-	optimizer/test_wrapper.py rewrite/test_convert.py stand_ins/test_cupy_rules.py training/test_part_rates_command.py)
+	functions/test_convolution.py graph_capture/test_kept.py links/test_parameters.py optimizer/test_wrapper.py \
+	rewrite/test_convert.py training/test_part_rates_command.py) $(call MARKED,cupy)
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
@@ -86,7 +87,6 @@ test-cupy: install ## with CuPy installed, without a GPU: parts of the core agai
 # LD_LIBRARY_PATH if there is one. 5: ARGS leaves no test for it.
 OTHER_CUDNN = 9.19.0.56
 OTHER_FOLDER = $(VENV)/cudnn-$(OTHER_CUDNN)
-PLANS = $(addprefix tests/,backends/cudnn/test_engines.py backends/cudnn/test_plans.py compat/test_cudnn.py)
 test-plans: install ## with cuDNN installed, two versions, without a GPU: its plans of ResNets; downloads 1.5 GB
 	@echo "install: cuDNN, its frontend, and what they load"
 	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
@@ -94,8 +94,8 @@ test-plans: install ## with cuDNN installed, two versions, without a GPU: its pl
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 		--target $(OTHER_FOLDER) nvidia-cudnn-cu13==$(OTHER_CUDNN); }
 	@CUDNN_VERSION=$(basename $(OTHER_CUDNN)) LD_LIBRARY_PATH=$(CURDIR)/$(OTHER_FOLDER)/nvidia/cudnn/lib \
-		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version and not long" $(PLANS) $(ARGS) || [ $$? -eq 5 ]
-	@$(BIN)/python -m pytest $(PROGRESS) -m "plans and not long" $(PLANS) $(ARGS)
+		$(BIN)/python -m pytest $(PROGRESS) -m "plans and each_version and not long" $(call MARKED,plans) $(ARGS) || [ $$? -eq 5 ]
+	@$(BIN)/python -m pytest $(PROGRESS) -m "plans and not long" $(call MARKED,plans) $(ARGS)
 
 # The native library is compiled anew in a copy of the checkout. Left out is what sets limits of memory, as the sanitizer
 # has a malloc of its own; it fills what it hands out with NaN.

@@ -11,7 +11,7 @@ from mixprec.backends.cuda import kernels
 from mixprec.backends.launch import CupyLauncher, text_of
 from tests.backends.cuda import loads_in_flight
 from tests.cases import first
-from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for, gets
+from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for, share_of
 
 _GROUP = 8  # elements that a thread of a batch normalization reads at once, also of float32
 FILES = sorted(
@@ -28,7 +28,7 @@ def _sources(file, architecture, whole):
     texts = {}
     cases = itertools.product(kernels.DTYPES, kernels.DTYPES, loads_in_flight.MACROS.get(file, [()]))
     cases = [case for case in cases if case[0] == case[1] or "OTHER" in own]
-    for dtype, other, macros in (case for number, case in enumerate(cases) if gets(architecture, number)):
+    for dtype, other, macros in share_of(architecture, cases):
         width = 1
         if whole:
             width = _GROUP if "batch_norm_rows.cuh" in own else kernels.width_of(0, [dtype], [])
@@ -38,8 +38,7 @@ def _sources(file, architecture, whole):
 
 
 @pytest.mark.cupy
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", first(1, kernels.DTYPES, 1), ids=str)
+@pytest.mark.parametrize("dtype", first(0, kernels.DTYPES, 1), ids=str)
 @pytest.mark.parametrize("file", ["batch_norm", *loads_in_flight.MACROS])
 def test_a_thread_of_a_batch_normalization_has_its_loads_under_way_together(file, dtype):
     """16 bytes each. With 64 of each thread two blocks of a multiprocessor hide the latency of memory."""
