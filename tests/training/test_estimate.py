@@ -366,7 +366,7 @@ def test_the_first_guess_is_not_far_from_what_is_measured(config_of, monkeypatch
     arguments = ["--config", "c.yaml", "--dry-run", "--set", "model.arch=resnet18"]
     assert command.main(arguments, {"tiny": Tiny, **MODELS}) == 0
     guess, measured = found
-    assert measured.needed <= 2 * guess.needed  # less where the process takes memory that it has had before
+    assert measured.needed <= 1.5 * guess.needed  # less where the process takes memory that it has had before
 
 
 def test_what_does_not_fit_on_the_disk(config_of, tmp_path, capsys, monkeypatch):
