@@ -74,7 +74,7 @@ def test_neither_a_bare_interpreter_nor_mixprec_imports_anything_heavy(statement
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", first(1, ["spawn", "forkserver"]))
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_worker_started_from_pytest_unpickles_chainer_objects(method, tmp_path):
     """The worker imports nothing but what it unpickles: a function of Chainer and a link."""
     link = L.Linear(3, 2)
@@ -107,7 +107,7 @@ def test_worker_of_a_parent_without_a_main_file_unpickles_chainer_objects(method
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", first(1, ["spawn", "forkserver"]))
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_multiprocess_iterator_hands_over_chainer_data_sets(method):
     code = f"""
         import multiprocessing

@@ -74,7 +74,7 @@ def test_the_same_bits(name, compute, tmp_path, at_least):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recompute", "share"), [pytest.param(False, 0.3, marks=pytest.mark.slow), (True, 0.7)])
+@pytest.mark.parametrize(("recompute", "share"), [(False, 0.3), (True, 0.7)])
 def test_accumulation(recompute, share, tmp_path, at_least):
     """The rounds of a step have one plan."""
     at_least(share)

@@ -206,19 +206,16 @@ def test_functions_stay_what_they_were(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "variables", "seen", "row"),
-    first(
-        3,
-        [
-            ({}, {}, ON, "ok by mixprec's bridge to cuDNN 9"),
-            ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
-            # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
-            ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
-            ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
-            ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
-            ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
-            ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
-        ],
-    ),
+    [
+        ({}, {}, ON, "ok by mixprec's bridge to cuDNN 9"),
+        ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
+        # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
+        ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
+        ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
+        ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
+        ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
+    ],
     ids=["on", "off", "off in Chainer", "no GPU", "NVML fails", "hidden", "no CuPy"],
 )
 def test_where_there_is_no_gpu_or_it_is_off_nothing_is_placed_and_only_the_report_says_so(

@@ -127,7 +127,6 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
     assert 10 < count < 26
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     first(

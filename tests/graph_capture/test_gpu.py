@@ -75,7 +75,7 @@ def test_an_overflow_in_a_graph(side):  # noqa: F811
 
 @pytest.mark.slow
 @both_sides
-@pytest.mark.parametrize("kind", first(1, ["variable", "device"]))
+@pytest.mark.parametrize("kind", ["variable", "device"])
 def test_arguments(side, kind):  # noqa: F811
     send = {"host": np.copy, "device": side.send, "variable": lambda array: chainer.Variable(side.send(array))}[kind]
     captured = Run(REQUIRED, side=side).run(range(8), send=send)
@@ -104,7 +104,7 @@ def test_a_loss_function_of_the_users(side):  # noqa: F811
 @pytest.mark.parametrize(
     ("wishes", "replays"),
     # Sixteen steps, every second one with a batch of 2, of which the fifth overflows.
-    first(1, [({}, 3 + 2), ({"other_shapes": "eager"}, 3), ({"graphs": 1}, 1)]),
+    [({}, 3 + 2), ({"other_shapes": "eager"}, 3), ({"graphs": 1}, 1)],
 )
 def test_another_batch_shape(side, wishes, replays):  # noqa: F811
     """A graph of its own or none. What the model keeps and the gradients are those of the step that was run last."""

@@ -393,7 +393,7 @@ def test_what_goes_on_eagerly_for_want_of_room_is_said_once(what, cuda, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moves", first(1, [True, False]))
+@pytest.mark.parametrize("moves", [True, False])
 def test_a_link_that_does_not_belong_to_the_model(moves, cuda):
     """As the generator where a discriminator learns: its statistics move once a step, and it may be replaced."""
 
@@ -651,8 +651,7 @@ class Actions:
             (self.run if a < 0.5 else self.second).step.reset()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", first(2, range(6), 2))
+@pytest.mark.parametrize("seed", first(0, range(6), 2))
 def test_a_random_program(seed, cuda):
     choose = random.Random(seed)
     names = [name for name in vars(Actions) if not name.startswith("_") and name not in ("batch", "evaluate_eagerly")]

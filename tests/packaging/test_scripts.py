@@ -3,13 +3,12 @@
 import pytest
 
 from tests import ROOT
-from tests.cases import first
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "__init__.py")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", first(2, SCRIPTS))
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help_of_a_script(bare, tmp_path, script):
     printed, errors = bare.run(ROOT / "scripts" / script, "--help", cwd=tmp_path)
     assert printed.startswith(f"usage: {script}")

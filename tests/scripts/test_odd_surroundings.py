@@ -94,8 +94,7 @@ RELATIVE = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "arguments", "expected"), first(4, RELATIVE, 4))
+@pytest.mark.parametrize(("name", "arguments", "expected"), first(0, RELATIVE, 4))
 def test_a_relative_path_in_a_removed_folder_is_one_line(work, name, arguments, expected):
     assert expected in one_line(script(work, name, *(each.format(work=work) for each in arguments)))
 
@@ -111,8 +110,7 @@ def test_an_export_in_a_removed_folder(work, trained):
     assert one_line(script(work, "export", "--run", trained, "--out", "e")) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", first(1, ["-OO", "-bb"], 1))
+@pytest.mark.parametrize("option", first(0, ["-OO", "-bb"], 1))
 def test_a_training_with_an_option_of_python(work, trained, option):
     """``-OO`` leaves out docstrings, from which the list of replacements has its reasons, and asserts."""
     out = work / f"out{option}"
@@ -151,8 +149,7 @@ def test_converting_without_docstrings():
 HELP = sorted(path.stem for path in (ROOT / "scripts").glob("[a-z]*.py"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", first(1, HELP, 1))
+@pytest.mark.parametrize("name", first(0, HELP, 1))
 def test_help_without_docstrings(work, name):
     done = script(work, name, "--help", cwd=work, options=["-OO"])
     assert (done.returncode, done.stderr) == (0, "")

@@ -584,7 +584,7 @@ def _serialize(optimizer, serializer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "scale"), first(2, [(3, 2.0**10), (2, 2.0**20), (0, 2.0**10), (5, 2.0**20)]))
+@pytest.mark.parametrize(("place", "scale"), [(3, 2.0**10), (2, 2.0**20), (0, 2.0**10), (5, 2.0**20)])
 def test_a_file_may_be_loaded_at_any_time(cuda, place, scale):
     """Loss scale and counters are then on the host until the next step: also if that is the one to be captured.
 

@@ -42,7 +42,6 @@ def _run(work, fault, *settings, ranks=2, arguments=()):
     return rank_runs.run(work, ranks, "out", "training.epochs=1", *settings, **options)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", first(0, WAYS, 4))
 def test_each_way_out_ends_all_ranks_with_one_line(work, fault):
     done = _run(work, fault)
@@ -78,7 +77,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", first(0, OTHERS, 1))
 def test_errors_and_what_comes_before_training_end_all_ranks(work, fault):
     done = _run(work, fault)

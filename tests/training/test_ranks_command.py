@@ -49,7 +49,6 @@ def _logged(folder):
     return {entry["iteration"]: entry for entry in finished_run.log(folder)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", first(0, [2, 4], 1))
 def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
     """22 images in steps of 4: the last step of an epoch has 2, and of 4 ranks two have none."""
@@ -164,7 +163,6 @@ BEFORE = {  # with the exit code, and what comes before the line that names the 
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variable", first(0, BEFORE, 1))
 def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
     (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
@@ -187,7 +185,6 @@ FAILED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", first(0, FAILED, 4))
 def test_the_end_of_one_rank_ends_all(work, tmp_path, fault):
     """And the run goes on from its last snapshot, as it does from any."""

@@ -245,7 +245,7 @@ class Counter:
 
 @pytest.mark.slow
 @both_sides
-@pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
+@pytest.mark.parametrize("kind", [CapturedUpdater, TimedUpdater])
 def test_after_the_rehearsal_no_plan_is_built_and_no_engine_measured(side, monkeypatch, kind):  # noqa: F811
     """In two stages, with a last smaller batch, in steps, captures and evaluations; and the run is the same."""
     cudnn.configure(autotune="measure", cache=None)
@@ -289,7 +289,7 @@ def _all(updater, evaluator, side):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", first(1, [CapturedUpdater, TimedUpdater]))
+@pytest.mark.parametrize("kind", [CapturedUpdater, TimedUpdater])
 def test_the_rehearsal_needs_no_more_memory_than_a_step(host, kind):  # noqa: F811
     cudnn.configure(autotune="heuristic", cache=None)
     run = Run(side=host)

@@ -76,7 +76,6 @@ def test_a_run_that_fails_keeps_its_exit_code_and_its_status(train, whole, monke
     assert json.loads((out / "status.json").read_text())["state"] == "failed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("state", first(0, STATES, 2))
 def test_a_training_process(train, whole, tmp_path, state):  # noqa: F811
     program = (
