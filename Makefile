@@ -31,7 +31,7 @@ LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint install clean
+.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -119,6 +119,12 @@ lint: install ## ruff: rules and format; mypy: types of the public names; code l
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/code_lines.py
+
+rules: install ## after a change of an update rule: all that is made of its declaration
+	$(BIN)/python -m mixprec.optimizer.rules.generate
+	sed -i '/^# Keys$$/q' docs/config.md && \
+		$(BIN)/python -c "from mixprec.config import reference; print('\n' + reference(), end='')" >> docs/config.md
+	@$(MAKE) --no-print-directory install
 
 install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
 

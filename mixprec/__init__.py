@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
+from mixprec.optimizer_names import OWN
 
 __version__ = "0.1.0"
 
@@ -19,10 +20,7 @@ _HOMES = {
     "StaticLossScale": "mixprec.fixed_scales",
     "NoLossScale": "mixprec.fixed_scales",
     "LossScaleExhausted": "mixprec.loss_scale",
-    "LARS": "mixprec.optimizer.rules.lars",
-    "LAMB": "mixprec.optimizer.rules.lamb",
-    "SGDW": "mixprec.optimizer.rules.sgdw",
-    "ScheduleFreeSGD": "mixprec.optimizer.rules.schedule_free",
+    **OWN,
     "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
     "offload": "mixprec.activation_memory.offloading",
@@ -35,20 +33,17 @@ _MODULES = ("export", "functions", "graph_capture", "links", "patches", "recipes
 
 __all__ = [
     "KFAC",
-    "LAMB",
-    "LARS",
-    "SGDW",
     "DynamicLossScale",
     "LossScaleExhausted",
     "MixedPrecisionOptimizer",
     "NoLossScale",
-    "ScheduleFreeSGD",
     "StaticLossScale",
     "capture",
     "convert",
     "offload",
     "recompute",
     "revert",
+    *OWN,
 ]
 
 if TYPE_CHECKING:
@@ -66,10 +61,7 @@ if TYPE_CHECKING:
     from mixprec.kfac.preconditioner import KFAC
     from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.optimizer import MixedPrecisionOptimizer
-    from mixprec.optimizer.rules.lamb import LAMB
-    from mixprec.optimizer.rules.lars import LARS
-    from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
-    from mixprec.optimizer.rules.sgdw import SGDW
+    from mixprec.optimizer_names import *  # noqa: F403
     from mixprec.rewrite.convert import convert, revert
 else:  # with a ``__getattr__`` a type checker would take any name
 

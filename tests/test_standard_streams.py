@@ -25,7 +25,7 @@ PARTS = {  # of other commands, which read what they print
 }
 ALONE = {
     "mixprec.training.rank_watch",  # imports nothing of mixprec
-    "mixprec.optimizer.batch.native_source",  # writes a file of the checkout, for who changes a rule
+    "mixprec.optimizer.rules.generate",  # writes a file of the checkout, for who changes a rule
 }
 FULL = os.strerror(errno.ENOSPC)
 STATES = {  # redirections of a shell, exit code, standard error

@@ -4,17 +4,11 @@ from dataclasses import dataclass
 
 from mixprec.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.config.declaration import RATE, Pairs, between, key, power_of_two
+from mixprec.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
 from mixprec.policy import COMPUTE_DTYPES
 
-# Not AdaDelta, which has no learning rate.
-_OPTIMIZERS = (
-    *("SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "Adam", "AdamW", "AMSGrad", "AdaBound", "AMSBound"),
-    *("AdaGrad", "RMSprop", "RMSpropGraves", "SMORMS3", "MSVAG", "LARS", "LAMB", "SGDW", "ScheduleFreeSGD"),
-)
-OWN_OPTIMIZERS = ("LARS", "LAMB", "SGDW", "ScheduleFreeSGD")  # of mixprec
-MOMENTUM_OPTIMIZERS = (
-    *("MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSpropGraves", "LARS", "SGDW", "ScheduleFreeSGD"),
-)
+_OWN, _DECOUPLED = ", ".join(OWN), " and ".join(DECOUPLED)
+_WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +98,9 @@ class Optimizer:
     """How the weights are updated."""
 
     name: str = key(
-        f"Optimizer of chainer.optimizers; {', '.join(OWN_OPTIMIZERS)} are of mixprec.",
+        f"Optimizer of chainer.optimizers; {_OWN} are of mixprec.",
         "CorrectedMomentumSGD",
-        choices=_OPTIMIZERS,
+        choices=OPTIMIZERS,
         aliases=("type", "kind"),
     )
     lr: float = key(
@@ -122,19 +116,22 @@ class Optimizer:
         aliases=("lr_batch_size", "lr_images"),
     )
     momentum: float | None = key(
-        f"Only for {', '.join(MOMENTUM_OPTIMIZERS)}; null means 0.9 for those.",
+        f"Only for {_WITH['momentum']}; null means 0.9 for those.",
         None,
         limit=between(0, LARGEST_DECAY),
     )
     trust_coefficient: float | None = key(
-        "Only for LARS: length of a step in that of the parameter, before lr; null means 0.001.",
+        f"Only for {_WITH['trust_coefficient']}: length of a step in that of the parameter, before lr; null means "
+        "0.001.",
         None,
         limit=RATE,
         aliases=("eta",),
     )
-    nesterov: bool = key("Only for SGDW: a step looks ahead, as with nesterov of torch.optim.SGD.", False)
+    nesterov: bool = key(
+        f"Only for {_WITH['nesterov']}: a step looks ahead, as with nesterov of torch.optim.SGD.", False
+    )
     weight_decay: float = key(
-        "Factor of the L2 penalty; in LARS and LAMB that of their own formula; AdamW and SGDW take lr times this share "
+        f"Factor of the L2 penalty; in LARS and LAMB that of their own formula; {_DECOUPLED} take lr times this share "
         "from a parameter in each step (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),

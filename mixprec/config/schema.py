@@ -8,10 +8,27 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mixprec.bounds import HALF
-from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
+from mixprec.config.arithmetic import Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
 from mixprec.config.data import RAND_DEFAULTS, Data, Progressive
 from mixprec.config.declaration import Rule
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
+from mixprec.optimizer_names import WITH_AVERAGE, WITH_KEY
+
+_AVERAGING = ", ".join(WITH_AVERAGE)
+
+
+def _is_set(optimizer, key):
+    value = getattr(optimizer, key)
+    return value is not None and value is not False
+
+
+def _only_with(key, others=""):
+    """Returns the rule of a key that only some optimizers have; ``others`` says what it must be with the others."""
+    return Rule(
+        ("optimizer.name", f"optimizer.{key}"),
+        f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
+        lambda config: not _is_set(config.optimizer, key) or config.optimizer.name in WITH_KEY[key],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,36 +161,24 @@ class Config:
             "snapshot.best false with data.format synthetic, which has no validation",
             lambda config: config.data.format != "synthetic" or not config.snapshot.best,
         ),
+        _only_with("momentum", "; null with the others"),
         Rule(
             ("optimizer.name", "optimizer.momentum"),
-            f"optimizer.momentum only with {', '.join(MOMENTUM_OPTIMIZERS)}; null with the others",
-            lambda config: config.optimizer.momentum is None or config.optimizer.name in MOMENTUM_OPTIMIZERS,
+            f"optimizer.momentum above 0 with {_AVERAGING}",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.optimizer.momentum != 0,
         ),
-        Rule(
-            ("optimizer.name", "optimizer.momentum"),
-            "optimizer.momentum above 0 with ScheduleFreeSGD",
-            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.optimizer.momentum != 0,
-        ),
-        Rule(
-            ("optimizer.name", "optimizer.nesterov"),
-            "optimizer.nesterov only with SGDW",
-            lambda config: not config.optimizer.nesterov or config.optimizer.name == "SGDW",
-        ),
+        _only_with("nesterov"),
         Rule(
             ("optimizer.name", "schedule.kind"),
-            "schedule.kind constant with ScheduleFreeSGD; a warm-up is allowed",
-            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.schedule.kind == "constant",
+            f"schedule.kind constant with {_AVERAGING}; a warm-up is allowed",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.schedule.kind == "constant",
         ),
         Rule(
             ("optimizer.name", "training.ema_decay"),
-            "training.ema_decay null with ScheduleFreeSGD, which has an average of its own",
-            lambda config: config.optimizer.name != "ScheduleFreeSGD" or config.training.ema_decay is None,
+            f"training.ema_decay null with {_AVERAGING}, which has an average of its own",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.training.ema_decay is None,
         ),
-        Rule(
-            ("optimizer.name", "optimizer.trust_coefficient"),
-            "optimizer.trust_coefficient only with LARS; null with the others",
-            lambda config: config.optimizer.trust_coefficient is None or config.optimizer.name == "LARS",
-        ),
+        _only_with("trust_coefficient", "; null with the others"),
         Rule(
             ("optimizer.preconditioner", "model.memory_format"),
             "optimizer.preconditioner kfac only with model.memory_format nhwc: it looks at functions of mixprec",

@@ -10,7 +10,7 @@ import numpy as np
 from mixprec.backends.memory import in_order_of
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import master_of
-from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule, average
+from mixprec.optimizer.rules.own_rules import OwnRule
 
 
 class Evaluation:
@@ -58,12 +58,13 @@ def _averages(model):
     """Yields each array of a master or a parameter that has an average, and that."""
     for param in {id(param): param for param in model.params(include_uninit=False)}.values():
         rule = param.update_rule
-        if not isinstance(rule, ScheduleFreeSGDRule) or rule.state is None or not rule.enabled:
+        has_average = isinstance(rule, OwnRule) and rule.optimizer_class.has_average
+        if not has_average or rule.state is None or not rule.enabled:
             continue  # one that is frozen stays as it is
         master = master_of(param) if is_half(param.dtype) else param.array
         if master is None:  # no step yet
             continue
-        x = average(rule, master)
+        x = rule.average(master)
         yield master, x
         if master is not param.array:
             yield param.array, x

@@ -8,50 +8,14 @@ when ``t`` is asked for (:meth:`FallbackForm.settle`).
 
 import chainer
 import numpy as np
-from chainer import backend, optimizer_hooks
-from chainer.optimizers import (
-    ada_delta,
-    ada_grad,
-    corrected_momentum_sgd,
-    momentum_sgd,
-    nesterov_ag,
-    rmsprop,
-    rmsprop_graves,
-    sgd,
-    smorms3,
-)
+from chainer import backend
 
 from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.batch.saved_arrays import restore
 from mixprec.optimizer.gradients import gather, not_finite
-from mixprec.optimizer.no_decay import DecayOfSome
-from mixprec.optimizer.rules.lars import LARSRule
-from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGDRule
-from mixprec.optimizer.rules.sgdw import SGDWRule
+from mixprec.optimizer.rules.formulas import may_count
 from mixprec.optimizer.update_form import UpdateForm
 
-# Update rules and hooks that compute with arrays and hyperparameters only. All others are taken to compute with `t` or
-# with numbers of their own (the bias correction of Adam and MSVAG, the annealed GradientNoise, whatever users write).
-_ARRAYS_ONLY = {
-    ada_delta.AdaDeltaRule,
-    ada_grad.AdaGradRule,
-    corrected_momentum_sgd.CorrectedMomentumSGDRule,
-    momentum_sgd.MomentumSGDRule,
-    nesterov_ag.NesterovAGRule,
-    rmsprop.RMSpropRule,
-    rmsprop_graves.RMSpropGravesRule,
-    sgd.SGDRule,
-    smorms3.SMORMS3Rule,
-    DecayOfSome,
-    LARSRule,
-    SGDWRule,
-    ScheduleFreeSGDRule,
-    optimizer_hooks.GradientClipping,
-    optimizer_hooks.GradientHardClipping,
-    optimizer_hooks.GradientLARS,
-    optimizer_hooks.Lasso,
-    optimizer_hooks.WeightDecay,
-}
 # GradientClipping divides by a norm of 0, MSVAG 0 by 0.
 _IGNORED = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
 
@@ -210,11 +174,11 @@ def _owners_of_t(optimizer):
     for _, _, master in optimizer.target.pairs():
         rule = master.update_rule
         if rule is not None and rule.enabled:
-            if type(rule) not in _ARRAYS_ONLY:
+            if may_count(type(rule)):
                 return None
             owners.append(rule)
             hooks.extend(_hooks(rule))
-    if any(type(hook) not in _ARRAYS_ONLY for hook in hooks):
+    if any(may_count(type(hook)) for hook in hooks):
         return None
     return (optimizer, *owners)
 

@@ -9,9 +9,9 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 import mixprec
 from mixprec.config import ConfigError
-from mixprec.config.arithmetic import OWN_OPTIMIZERS
 from mixprec.name_patterns import UnknownName, no_match
 from mixprec.optimizer.part_rates import NothingToTrain, factors_of
+from mixprec.optimizer_names import DECAYS, FIXED, OWN, RATES, WITH_KEY
 
 NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
@@ -28,19 +28,7 @@ def build_optimizer(config, model, communicator=None):
         ConfigError: a pattern of ``optimizer.rates`` or ``optimizer.freeze`` fits no parameter, or nothing is trained.
     """
     settings = config.optimizer
-    own = settings.name in OWN_OPTIMIZERS
-    decays = own or settings.name == "AdamW"  # in the formula
-    keywords = {attribute(settings.name): settings.lr}
-    for name in ("momentum", "trust_coefficient"):
-        if getattr(settings, name) is not None:
-            keywords[name] = getattr(settings, name)
-    if settings.nesterov:
-        keywords["nesterov"] = True
-    if own:
-        keywords["weight_decay"] = settings.weight_decay
-    elif decays:
-        keywords |= {"alpha": 1.0, "weight_decay_rate": settings.weight_decay}  # eta multiplies both
-    inner = getattr(mixprec if own else optimizers, settings.name)(**keywords)
+    inner = _inner(settings)
     optimizer = mixprec.MixedPrecisionOptimizer(
         inner,
         _loss_scale(config.loss_scale),
@@ -54,9 +42,21 @@ def build_optimizer(config, model, communicator=None):
     _set_up(optimizer, model, settings)
     if settings.clip_norm is not None:
         optimizer.add_hook(GradientClipping(settings.clip_norm))
-    if settings.weight_decay > 0 and not decays:
+    if settings.weight_decay > 0 and settings.name not in DECAYS:  # else it is in the formula
         optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
+
+
+def _inner(settings):
+    """Returns the optimizer of Chainer or of this package that a config names."""
+    name = settings.name
+    keywords = {attribute(name): settings.lr, **FIXED.get(name, {})}
+    for key, names in WITH_KEY.items():
+        if name in names and getattr(settings, key) is not None:
+            keywords[key] = getattr(settings, key)
+    if name in DECAYS:
+        keywords[DECAYS[name]] = settings.weight_decay
+    return getattr(mixprec if name in OWN else optimizers, name)(**keywords)
 
 
 def described_parts(optimizer):
@@ -111,14 +111,8 @@ def _preconditioner(config):
 
 
 def attribute(optimizer_name):
-    """Returns the name of an optimizer's learning rate.
-
-    That of AdamW is ``eta``: Chainer multiplies weight decay by it, and not by ``alpha``. With an ``alpha`` of 1 it is
-    the ``lr`` of ``torch.optim.AdamW``.
-    """
-    if optimizer_name == "AdamW":
-        return "eta"
-    return "alpha" if optimizer_name in ("Adam", "AMSGrad", "AdaBound", "AMSBound") else "lr"
+    """Returns the name of an optimizer's learning rate."""
+    return RATES.get(optimizer_name, "lr")
 
 
 def _loss_scale(settings):

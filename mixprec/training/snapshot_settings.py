@@ -10,6 +10,7 @@ from chainer import Deserializer
 from chainer.training import extension
 
 from mixprec import config as configs
+from mixprec.optimizer_names import WITH_AVERAGE
 from mixprec.training.snapshots import SnapshotError, read
 
 # The rest of a snapshot means something else with another value of these. The iterator compares the images, their order
@@ -93,7 +94,7 @@ def compare(path, config, ranks=1):
         why = None if ranks != ranks_then and key in _WITH_RANKS else _FIXED.get(key)
         if key == _AVERAGE and None in (old, new):
             why = "averages begin with the run"
-        if key == _MOMENTUM and config.optimizer.name == "ScheduleFreeSGD":
+        if key == _MOMENTUM and config.optimizer.name in WITH_AVERAGE:
             why = "the average is computed with it"
         if why is not None:
             raise SnapshotError(

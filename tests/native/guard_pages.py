@@ -15,8 +15,9 @@ import sys
 import numpy as np
 
 from mixprec.native.native_library import library
-from mixprec.optimizer.batch.native_names import HOOKS, RULES
+from mixprec.optimizer.rules import formulas
 
+HOOKS, RULES = map(formulas.elementwise, (formulas.HOOKS, formulas.RULES))
 _PAGE = mmap.PAGESIZE
 _PROTECT = ctypes.CDLL(None, use_errno=True).mprotect
 _STORED = ("f4", "f2", "u2")  # u2: bfloat16

@@ -8,25 +8,20 @@ from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.table import all_states
-from mixprec.optimizer.rules import rule_formula_of
-from mixprec.optimizer.rules.formulas import hook_formula_of
-from mixprec.optimizer.rules.lamb import LAMB
-from mixprec.optimizer.rules.lars import LARS
-from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
-from mixprec.optimizer.rules.sgdw import SGDW
+from mixprec.optimizer.rules.formulas import hook_formula_of, rule_formula_of
+from mixprec.optimizer.rules.own_rules import OwnOptimizer
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
+from tests.stand_ins import update_pair
 from tests.stand_ins.device_stand_in import DeviceArray
 
 # As in the formulas of chainer_rules; only those that are in 5 significant bits do not depend on float32.
 RULES = {name: (getattr(optimizers, name), settings) for name, (settings, _) in OPTIMIZERS.items()}
 RULES["RMSprop, eps inside"] = (optimizers.RMSprop, {"lr": 0.1, "alpha": 0.75, "eps": 1e-2, "eps_inside_sqrt": True})
-RULES["LARS"] = (LARS, {"lr": 0.1, "weight_decay": 0.01})
-RULES["LARS, not adapted"] = (LARS, {"lr": 0.1, "weight_decay": 0.01, "adapt": False})
-RULES["LAMB"] = (LAMB, {"lr": 0.1, "weight_decay": 0.01})
-RULES["LAMB, not adapted"] = (LAMB, {"lr": 0.1, "weight_decay": 0.01, "adapt": False})
-RULES["SGDW"] = (SGDW, {"lr": 0.1, "weight_decay": 0.01})
-RULES["SGDW, nesterov"] = (SGDW, {"lr": 0.1, "weight_decay": 0.01, "nesterov": True})
-RULES["ScheduleFreeSGD"] = (ScheduleFreeSGD, {"lr": 0.1, "weight_decay": 0.01})
+RULES |= {
+    name: (kind, {"lr": 0.1, "weight_decay": 0.01, **{key: x for key, x in settings.items() if isinstance(x, bool)}})
+    for name, (kind, settings) in update_pair.RULES.items()
+    if issubclass(kind, OwnOptimizer)
+}
 WITH_NORMS = {"LARSRule", "LAMBRule"}  # the classes of update rules
 
 

@@ -119,9 +119,15 @@ def test_public_signatures_have_types_everywhere(public):
 
 
 def test_names_for_type_checkers_are_those_that_are_loaded():
-    lines = (ROOT / "mixprec" / "__init__.py").read_text().splitlines()
+    lines = [
+        line
+        for name in ("__init__", "optimizer_names")
+        for line in (ROOT / "mixprec" / f"{name}.py").read_text().splitlines()
+    ]
     imports = [line.partition(" import ")[2] for line in lines if line.startswith("    from mixprec.")]
+    imports.remove("*  # noqa: F403")  # of optimizer_names
     assert sorted(", ".join(imports).split(", ")) == sorted(mixprec.__all__) == sorted(mixprec._HOMES)
+    assert set(mixprec.optimizer_names.__all__) == set(mixprec.optimizer_names.OWN)
     modules = [line.split(" as ")[1] for line in lines if line.startswith("    from mixprec import ")]
     assert modules == sorted(mixprec._MODULES)
     assert set(modules) < set(dir(mixprec))

@@ -1,4 +1,4 @@
-// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m mixprec.optimizer.batch.native_source`.
+// Update rules and hooks: generated from mixprec/optimizer/rules by `python -m mixprec.optimizer.rules.generate`.
 // Included by update.inl. Each goes over `count` elements.
 #include <cmath>
 
@@ -54,6 +54,66 @@ void ruleNesterovAg(
     }
 }
 
+void ruleAdam(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float eps = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], alpha_t = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
+        const float grad = grad_[i_];
+        m += one_minus_beta1 * (grad - m);
+        v += one_minus_beta2 * (grad * grad - v);
+        param = keep * param + minus_eta * (alpha_t / (sqrtf(v) + eps) * m);
+    }
+}
+
+void ruleAmsGrad(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float eps = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], alpha_t = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
+        const float grad = grad_[i_];
+        m += one_minus_beta1 * (grad - m);
+        v += one_minus_beta2 * (grad * grad - v);
+        vhat = v > vhat || v != v ? v : vhat;
+        param = keep * param + minus_eta * (alpha_t / (sqrtf(vhat) + eps) * m);
+    }
+}
+
+void ruleAdaBound(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float eps = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], alpha_t = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
+        const float grad = grad_[i_];
+        m += one_minus_beta1 * (grad - m);
+        v += one_minus_beta2 * (grad * grad - v);
+        float rate = alpha_t / (sqrtf(v) + eps);
+        rate = rate < lower || lower != lower ? lower : rate;
+        rate = rate > upper || upper != upper ? upper : rate;
+        param = keep * param + minus_eta * (rate * m);
+    }
+}
+
+void ruleAmsBound(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float eps = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], alpha_t = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
+    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
+        const float grad = grad_[i_];
+        m += one_minus_beta1 * (grad - m);
+        v += one_minus_beta2 * (grad * grad - v);
+        vhat = v > vhat || v != v ? v : vhat;
+        float rate = alpha_t / (sqrtf(vhat) + eps);
+        rate = rate < lower || lower != lower ? lower : rate;
+        rate = rate > upper || upper != upper ? upper : rate;
+        param = keep * param + minus_eta * (rate * m);
+    }
+}
+
 void ruleAdaGrad(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
     const float lr = numbers_[0], eps = numbers_[1];
@@ -68,7 +128,7 @@ void ruleAdaGrad(
 
 void ruleAdaDelta(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float rho = numbers_[0], one_minus_rho = numbers_[1], eps = numbers_[2];
+    const float rho = numbers_[0], eps = numbers_[1], one_minus_rho = numbers_[2];
     float *__restrict msg_s = states_[0], *__restrict msdx_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &msg = msg_s[i_], &msdx = msdx_s[i_];
@@ -82,7 +142,7 @@ void ruleAdaDelta(
 
 void ruleRmsProp(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], eps = numbers_[3];
+    const float lr = numbers_[0], alpha = numbers_[1], eps = numbers_[2], one_minus_alpha = numbers_[3];
     float *__restrict ms_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &ms = ms_s[i_];
@@ -94,7 +154,7 @@ void ruleRmsProp(
 
 void ruleRmsPropEpsInsideSqrt(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], eps = numbers_[3];
+    const float lr = numbers_[0], alpha = numbers_[1], eps = numbers_[2], one_minus_alpha = numbers_[3];
     float *__restrict ms_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &ms = ms_s[i_];
@@ -106,7 +166,7 @@ void ruleRmsPropEpsInsideSqrt(
 
 void ruleRmsPropGraves(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0], alpha = numbers_[1], one_minus_alpha = numbers_[2], momentum = numbers_[3], eps = numbers_[4];
+    const float lr = numbers_[0], alpha = numbers_[1], momentum = numbers_[2], eps = numbers_[3], one_minus_alpha = numbers_[4];
     float *__restrict n_s = states_[0], *__restrict g_s = states_[1], *__restrict delta_s = states_[2];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &n = n_s[i_], &g = g_s[i_], &delta = delta_s[i_];
@@ -136,7 +196,7 @@ void ruleSmorms3(
 
 void ruleMsvag(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0], one_minus_beta = numbers_[1], one_minus_beta_power = numbers_[2], rho = numbers_[3], one_minus_rho = numbers_[4], eta = numbers_[5], weight_decay_rate = numbers_[6];
+    const float lr = numbers_[0], eta = numbers_[1], weight_decay_rate = numbers_[2], one_minus_beta = numbers_[3], one_minus_beta_power = numbers_[4], rho = numbers_[5], one_minus_rho = numbers_[6];
     float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
@@ -149,66 +209,6 @@ void ruleMsvag(
         float factor = square / (square + rho * variance);
         factor = factor != factor ? 0.0f : factor < 0 ? 0.0f : factor > 1 ? 1.0f : factor;
         param -= eta * (lr * mean * factor + weight_decay_rate * param);
-    }
-}
-
-void ruleAdam(
-    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
-    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
-    for (long i_ = 0; i_ < count_; ++i_) {
-        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
-        const float grad = grad_[i_];
-        m += one_minus_beta1 * (grad - m);
-        v += one_minus_beta2 * (grad * grad - v);
-        param = keep * param + minus_eta * (alpha_t / (sqrtf(v) + eps) * m);
-    }
-}
-
-void ruleAmsGrad(
-    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5];
-    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
-    for (long i_ = 0; i_ < count_; ++i_) {
-        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
-        const float grad = grad_[i_];
-        m += one_minus_beta1 * (grad - m);
-        v += one_minus_beta2 * (grad * grad - v);
-        vhat = v > vhat || v != v ? v : vhat;
-        param = keep * param + minus_eta * (alpha_t / (sqrtf(vhat) + eps) * m);
-    }
-}
-
-void ruleAdaBound(
-    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
-    float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
-    for (long i_ = 0; i_ < count_; ++i_) {
-        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
-        const float grad = grad_[i_];
-        m += one_minus_beta1 * (grad - m);
-        v += one_minus_beta2 * (grad * grad - v);
-        float rate = alpha_t / (sqrtf(v) + eps);
-        rate = rate < lower || lower != lower ? lower : rate;
-        rate = rate > upper || upper != upper ? upper : rate;
-        param = keep * param + minus_eta * (rate * m);
-    }
-}
-
-void ruleAmsBound(
-    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float one_minus_beta1 = numbers_[0], one_minus_beta2 = numbers_[1], alpha_t = numbers_[2], eps = numbers_[3], keep = numbers_[4], minus_eta = numbers_[5], lower = numbers_[6], upper = numbers_[7];
-    float *__restrict m_s = states_[0], *__restrict v_s = states_[1], *__restrict vhat_s = states_[2];
-    for (long i_ = 0; i_ < count_; ++i_) {
-        float &param = param_[i_], &m = m_s[i_], &v = v_s[i_], &vhat = vhat_s[i_];
-        const float grad = grad_[i_];
-        m += one_minus_beta1 * (grad - m);
-        v += one_minus_beta2 * (grad * grad - v);
-        vhat = v > vhat || v != v ? v : vhat;
-        float rate = alpha_t / (sqrtf(vhat) + eps);
-        rate = rate < lower || lower != lower ? lower : rate;
-        rate = rate > upper || upper != upper ? upper : rate;
-        param = keep * param + minus_eta * (rate * m);
     }
 }
 
@@ -226,7 +226,7 @@ void ruleLarsUnadapted(
 
 void ruleLambUnadapted(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float lr = numbers_[0], one_minus_beta1 = numbers_[1], one_minus_beta2 = numbers_[2], fix1 = numbers_[3], fix2 = numbers_[4], eps = numbers_[5], weight_decay = numbers_[6];
+    const float lr = numbers_[0], eps = numbers_[1], weight_decay = numbers_[2], one_minus_beta1 = numbers_[3], one_minus_beta2 = numbers_[4], fix1 = numbers_[5], fix2 = numbers_[6];
     float *__restrict m_s = states_[0], *__restrict v_s = states_[1];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &m = m_s[i_], &v = v_s[i_];
@@ -264,7 +264,7 @@ void ruleSgdwNesterov(
 
 void ruleScheduleFreeSgd(
     const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
-    const float first = numbers_[0], c = numbers_[1], y_rate = numbers_[2], lr = numbers_[3], weight_decay = numbers_[4];
+    const float lr = numbers_[0], weight_decay = numbers_[1], first = numbers_[2], c = numbers_[3], y_rate = numbers_[4];
     float *__restrict z_s = states_[0];
     for (long i_ = 0; i_ < count_; ++i_) {
         float &param = param_[i_], &z = z_s[i_];
@@ -312,6 +312,10 @@ void (*const RULES[])(const float *, float *, const float *, float *const *, lon
     ruleMomentumSgd,
     ruleCorrectedMomentumSgd,
     ruleNesterovAg,
+    ruleAdam,
+    ruleAmsGrad,
+    ruleAdaBound,
+    ruleAmsBound,
     ruleAdaGrad,
     ruleAdaDelta,
     ruleRmsProp,
@@ -319,10 +323,6 @@ void (*const RULES[])(const float *, float *, const float *, float *const *, lon
     ruleRmsPropGraves,
     ruleSmorms3,
     ruleMsvag,
-    ruleAdam,
-    ruleAmsGrad,
-    ruleAdaBound,
-    ruleAmsBound,
     ruleLarsUnadapted,
     ruleLambUnadapted,
     ruleSgdw,

@@ -4,9 +4,8 @@ program between them.
 A program is what is done to the elements of a parameter: the hooks, in their order, and the update rule.
 """
 
-import re
-
 from mixprec.backends.launch import text_of
+from mixprec.optimizer.rules.formulas import uses
 
 MAX_STATES = 3
 _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
@@ -212,8 +211,3 @@ def _block(owner, first, given, text=None, states=()):
     constants = [f"const float {name} = {value};" for name, value in values.items() if uses(text, name)]
     references = [f"float& {name} = states_[{place}];" for place, name in enumerate(states)]
     return ["{", *constants, *references, text, "}"]
-
-
-def uses(text, name):
-    """Whether a formula or a piece of code has a variable of this name."""
-    return re.search(rf"\b{name}\b", text) is not None

@@ -14,7 +14,6 @@ import numpy as np
 from mixprec.backends.memory import flat
 from mixprec.dtypes import BFLOAT16
 from mixprec.native.native_library import is_stored, library, raw
-from mixprec.optimizer.batch.native_names import name_of
 from mixprec.optimizer.rules.formulas import CARRIED
 
 MOST_HOOKS = 8
@@ -54,8 +53,8 @@ class NativeGroup:
         self._formula, self._hooks = entries[0].formula, entries[0].hooks
         numbers = [number for number, _ in members]
         self._pick = list if numbers == list(range(count)) else _picker(numbers)
-        rule = name_of(self._formula) if self.updates else None
-        hooks = tuple(name_of(hook.formula) for hook in self._hooks)
+        rule = self._formula.name if self.updates else None
+        hooks = tuple(hook.formula.name for hook in self._hooks)
         self._table = library().update_table(rule, hooks, list(map(_arrays, entries)))
         self._bfloats = [i for i, entry in enumerate(entries) if entry.param.dtype == BFLOAT16]
         self._numbers = self._carried = self._found = self._hooked_by = None

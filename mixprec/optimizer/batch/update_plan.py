@@ -16,11 +16,9 @@ from mixprec.backends.transfers import on_host
 from mixprec.native.native_library import library
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.native_group import MOST_HOOKS, refused
-from mixprec.optimizer.batch.native_names import name_of
 from mixprec.optimizer.no_decay import DecayOfSome
 from mixprec.optimizer.part_rates import is_frozen
-from mixprec.optimizer.rules import rule_formula_of
-from mixprec.optimizer.rules.formulas import CLIPPING, hook_formula_of
+from mixprec.optimizer.rules.formulas import hook_formula_of, rule_formula_of
 
 _LOGGER = logging.getLogger("mixprec")
 ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates
@@ -93,7 +91,7 @@ def plan(optimizer, namedparams, batched=True, on_device=False):
 def _plan(optimizer, params):
     is_host = on_host(params[0][1].array)
     hooks = _pre_hooks(optimizer)
-    before = is_host and any(name_of(hook_formula_of(hook)) is None for hook in hooks)
+    before = is_host and not all(hook_formula_of(hook).is_elementwise for hook in hooks)
     occurs = collections.Counter(id(param) for _, param, _ in params)
     sharing = _sharing_memory(params)
     rules = collections.Counter(id(master.update_rule) for _, _, master in params)
@@ -113,7 +111,7 @@ def _plan(optimizer, params):
                 others[name] = unfit
                 continue
             # Clipping by the norm of all gradients takes in those that are not updated.
-            clipped = hooks if any(hook_formula_of(hook) is CLIPPING for hook in hooks) and not before else ()
+            clipped = hooks if any(map(_is_over_all, hooks)) and not before else ()
             entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))
             continue
         elif rules[id(rule)] > 1:
@@ -128,7 +126,7 @@ def _plan(optimizer, params):
         else:
             others[name] = reason
             reasons[name] = f"{ONE_BY_ONE}{reason}"
-    needed_by = next((hook for hook in hooks if before or hook_formula_of(hook) is CLIPPING), None)
+    needed_by = next((hook for hook in hooks if before or _is_over_all(hook)), None)
     if others and needed_by is not None:
         name, why = next(iter(others.items()))
         return _all_one_by_one(
@@ -177,7 +175,7 @@ def _against(rule, hooks, is_host):
         # One of shape () takes its dtype into Chainer's computations, which a number does not.
         if isinstance(getattr(rule.hyperparam, name, None), get_array_types()):
             return f"its hyperparameter {name} is an array"
-    if is_host and name_of(formula) is None:
+    if is_host and not formula.is_elementwise:
         return f"{type(rule).__name__} needs norms of whole parameters"
     if is_host and len(hooks) > MOST_HOOKS:
         return f"it has more than {MOST_HOOKS} hooks"
@@ -187,9 +185,9 @@ def _against(rule, hooks, is_host):
         formula = hook_formula_of(hook)
         if formula is None:
             return f"the hook {name} is unknown"
-        if is_host and name_of(formula) is None:
+        if is_host and not formula.is_elementwise:
             return f"the hook {name} needs whole parameters"
-        if formula is CLIPPING:
+        if _is_over_all(hook):
             return f"the hook {name} is one for optimizers"
     return None
 
@@ -213,6 +211,11 @@ def _sharing_memory(params):
 
 def _address(array):
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
+
+
+def _is_over_all(hook):
+    """Whether a hook needs the gradients of all parameters."""
+    return hook_formula_of(hook).norms == "all"
 
 
 def _pre_hooks(owner):

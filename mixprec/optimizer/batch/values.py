@@ -7,8 +7,6 @@ import operator
 
 import numpy as np
 
-from mixprec.optimizer.batch.kernel_program import uses
-
 _T, _HYPERPARAM = map(operator.attrgetter, ("t", "hyperparam"))
 
 
@@ -99,8 +97,7 @@ def owners(entry):
 
 
 def _computes_with_t(entry):
-    formulas = [formula for owner in owners(entry) for formula in owner.numbers.values()]
-    return entry.rule is not None and any(uses(formula, "t") for formula in formulas)
+    return entry.rule is not None and any(owner.counts for owner in owners(entry))
 
 
 def _parent(own):

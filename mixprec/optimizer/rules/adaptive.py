@@ -1,24 +1,32 @@
 """Learning rates from running sums or averages of squared gradients, without bias correction."""
 
-from mixprec.optimizer.rules.formulas import RuleFormula
+from chainer.optimizers.ada_delta import AdaDeltaRule
+from chainer.optimizers.ada_grad import AdaGradRule
+from chainer.optimizers.rmsprop import RMSpropRule
+from chainer.optimizers.rmsprop_graves import RMSpropGravesRule
+
+from mixprec.optimizer.rules.formulas import RuleFormula, numbers
+from mixprec.optimizer.rules.offers import offer
 
 # Duchi et al. 2011, "Adaptive Subgradient Methods".
-ADA_GRAD = RuleFormula(
+RuleFormula(
+    name="AdaGrad",
+    rule=AdaGradRule,
     states=("h",),
-    hyperparameters=("lr", "eps"),
-    numbers={"lr": "lr", "eps": "eps"},
+    numbers=numbers("lr", "eps"),
     device="""
         h += grad * grad;
         param -= lr * grad / (sqrtf(h) + eps);
     """,
 )
-
+offer("AdaGrad")
 
 # Zeiler 2012, "ADADELTA".
-ADA_DELTA = RuleFormula(
+RuleFormula(
+    name="AdaDelta",
+    rule=AdaDeltaRule,
     states=("msg", "msdx"),
-    hyperparameters=("rho", "eps"),
-    numbers={"rho": "rho", "one_minus_rho": "1 - rho", "eps": "eps"},
+    numbers=numbers("rho", "eps", one_minus_rho="1 - rho"),
     device="""
         msg = rho * msg + one_minus_rho * grad * grad;
         const float dx = sqrtf((msdx + eps) / (msg + eps)) * grad;
@@ -27,16 +35,17 @@ ADA_DELTA = RuleFormula(
     """,
 )
 
-
 _RMSPROP = {
+    "rule": RMSpropRule,
     "states": ("ms",),
-    "hyperparameters": ("lr", "alpha", "eps"),
-    "numbers": {"lr": "lr", "alpha": "alpha", "one_minus_alpha": "1 - alpha", "eps": "eps"},
+    "numbers": numbers("lr", "alpha", "eps", one_minus_alpha="1 - alpha"),
     "not_flushed": ("eps",),
 }
 
 # Tieleman and Hinton 2012, lecture 6.5 of "Neural Networks for Machine Learning".
-RMSPROP = RuleFormula(
+RuleFormula(
+    name="RmsProp",
+    switches={"eps_inside_sqrt": False},
     **_RMSPROP,
     device="""
         ms = alpha * ms + one_minus_alpha * grad * grad;
@@ -44,20 +53,23 @@ RMSPROP = RuleFormula(
     """,
 )
 
-RMSPROP_EPS_INSIDE_SQRT = RuleFormula(
+RuleFormula(
+    name="RmsPropEpsInsideSqrt",
+    switches={"eps_inside_sqrt": True},
     **_RMSPROP,
     device="""
         ms = alpha * ms + one_minus_alpha * grad * grad;
         param -= lr * grad / sqrtf(ms + eps);
     """,
 )
-
+offer("RMSprop")
 
 # Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations (38) to (42).
-RMSPROP_GRAVES = RuleFormula(
+RuleFormula(
+    name="RmsPropGraves",
+    rule=RMSpropGravesRule,
     states=("n", "g", "delta"),
-    hyperparameters=("lr", "alpha", "momentum", "eps"),
-    numbers={"lr": "lr", "alpha": "alpha", "one_minus_alpha": "1 - alpha", "momentum": "momentum", "eps": "eps"},
+    numbers=numbers("lr", "alpha", "momentum", "eps", one_minus_alpha="1 - alpha"),
     device="""
         n = alpha * n + one_minus_alpha * grad * grad;
         g = alpha * g + one_minus_alpha * grad;
@@ -65,3 +77,4 @@ RMSPROP_GRAVES = RuleFormula(
         param += delta;
     """,
 )
+offer("RMSpropGraves", keys=("momentum",))

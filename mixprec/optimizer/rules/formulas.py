@@ -1,18 +1,19 @@
-"""Update rules and hooks, each written down once, in CUDA C++.
+"""Update rules and hooks, each declared once, in CUDA C++.
 
-Gradient descent with and without momentum, and Chainer's hooks, are here; the other rules are in files beside this one.
-The plan of a step looks a rule up by :func:`mixprec.optimizer.rules.rule_formula_of` and a hook by
-:func:`hook_formula_of`; one without a formula makes Chainer's own loop run. On a device the batched update makes a
-kernel of formulas (:mod:`~mixprec.optimizer.batch.kernel_program`). On the host it runs what the native library was
-compiled from: C++ code that :mod:`~mixprec.optimizer.batch.native_source` has made of them.
+A file of this folder declares a :class:`RuleFormula` for each update rule, of Chainer's or of this package, and
+``hook_formulas.py`` a :class:`HookFormula` for each hook. The plan of a step looks them up by :func:`rule_formula_of`
+and :func:`hook_formula_of`; a rule or hook without a formula makes Chainer's own loop run. On a device the batched
+update makes a kernel of formulas (:mod:`~mixprec.optimizer.batch.kernel_program`). On the host it runs what the native
+library was compiled from: C++ code that :mod:`~mixprec.optimizer.rules.generate` makes of them.
 """
 
 import dataclasses
+import functools
 import math
-import numbers
-
-from chainer import optimizer_hooks
-from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
+import re
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
 
 from mixprec.optimizer.no_decay import DecayOfSome
 
@@ -20,22 +21,34 @@ CARRIED = "carried"  # the name of a state: what RuleFormula.carried says
 _FUNCTIONS = {"__builtins__": {}, "min": min, "max": max, "pow": math.pow, "sqrt": math.sqrt}
 _FLUSHED = 2.0**-150  # half of the smallest number of float32
 
+RULES = {}  # each RuleFormula by its name, in the order of declaration
+HOOKS = {}  # each HookFormula by its name
+_BY_RULE = {}  # {class of an update rule: (names of its switches, {their values: RuleFormula})}
+_BY_HOOK = {}  # {class of a hook: HookFormula}
+
+
+def numbers(*names, **formulas):
+    """Returns the numbers of a step: hyperparameters that are taken as they are, and others by their formulas."""
+    return {**{name: name for name in names}, **formulas}
+
 
 @dataclasses.dataclass(frozen=True)
 class RuleFormula:
-    """What an update rule does to one element of a parameter.
+    """What an update rule does to one element of a parameter; creating one declares it.
 
     The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
     float32, as NumPy rounds a Python number that meets an array. Their formulas are texts that mean the same in Python
     and in CUDA C++.
 
     Attributes:
+        name: by which the native library knows it.
+        rule: class of the update rule.
+        switches: values of the rule's hyperparameters for which this formula holds, if there are several.
         states: names of the state arrays, Chainer's own, of the shape and dtype of the master.
-        hyperparameters: names of the numbers that the formulas may use beside ``t``: of the rule's ``hyperparam``, or
-            of the rule itself.
-        numbers: formulas of the numbers of a step by their name.
+        numbers: formulas of the numbers of a step by their name, see :func:`numbers`. They may use ``t`` and numbers
+            of the rule's ``hyperparam``, or of the rule itself.
         device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
-            Operations and their order are those of Chainer's ``update_core_cpu``, so that the native library's results
+            Operations and their order are those of the rule's ``update_core_cpu``, so that the native library's results
             are the same bit for bit.
         norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
             before the update and of its whole gradient, unscaled, after hooks (LARS).
@@ -47,15 +60,18 @@ class RuleFormula:
             is an error, as in Chainer.
         powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
             after each update, by their names: ``{"beta_power": "beta"}``.
+        hyperparameters: names of the hyperparameters in :attr:`numbers` and :attr:`carried`.
         carried: numbers of a parameter that go on from one update to the next, 0 at first, each with the formula of
             what it becomes, of hyperparameters and of carried numbers. :attr:`numbers` may use them, as they are before
             the update. They are the state ``"carried"``, a float64 array, which is on the device where the master is.
     """
 
+    name: str
+    rule: type
     states: tuple[str, ...]
-    hyperparameters: tuple[str, ...]
     numbers: dict[str, str]
     device: str
+    switches: dict[str, bool] = dataclasses.field(default_factory=dict)
     norms: bool = False
     step: str = ""
     not_flushed: tuple[str, ...] = ()
@@ -64,7 +80,16 @@ class RuleFormula:
 
     def __post_init__(self):
         for name, texts in (("_formulas", self.numbers), ("_carrying", self.carried)):
-            object.__setattr__(self, name, [compile(text, name, "eval") for name, text in texts.items()])
+            object.__setattr__(self, name, [compile(text, name, "eval") for text in texts.values()])
+        object.__setattr__(self, "hyperparameters", _variables({**self.numbers, **self.carried}, *self.carried))
+        RULES[self.name] = self
+        _, formulas = _BY_RULE.setdefault(self.rule, (tuple(self.switches), {}))
+        formulas[tuple(self.switches.values())] = self
+
+    @property
+    def is_elementwise(self):
+        """Whether an element needs nothing of the others; the native library has such formulas only."""
+        return not (self.norms or self.step)
 
     def kept(self, rule):
         """Returns the names of the attributes of the rule itself that the numbers of a step depend on."""
@@ -111,125 +136,93 @@ class RuleFormula:
 
 @dataclasses.dataclass(frozen=True)
 class HookFormula:
-    """What a hook does to one element of a gradient.
+    """What a hook does to one element of a gradient; creating one declares it.
 
     Attributes:
-        hyperparameters: names of the attributes of the hook that the formulas may use, all numbers.
-        numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++; ``t`` is ``rule.t`` as the hook
-            sees it: before the step at optimizer level, counting it at rule level.
+        hook: class of the hook, whose name is the formula's.
+        numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++, of attributes of the hook, which
+            are numbers; ``t`` is ``rule.t`` as the hook sees it: before the step at optimizer level, counting it at
+            rule level.
+        hyperparameters: names of these attributes.
         device: statements in CUDA C++ on ``param``, ``grad`` and the numbers by their names; with :attr:`norms` also on
             ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``. Operations are those of the hook.
         norms: ``"each"`` for the L2 norms of every parameter and its gradient, ``"all"`` for that of all gradients
             (``grad_norm`` only), as they are before the hook; or ``None``.
         noise: whether the hook needs a standard normal random number for each element.
+        holds_for: tells for which hooks of the class the formula holds; ``None`` for all.
     """
 
-    hyperparameters: tuple[str, ...]
+    hook: type
     numbers: dict[str, str]
     device: str
     norms: str | None = None
     noise: bool = False
+    holds_for: Callable[[Any], bool] | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "hyperparameters", _variables(self.numbers))
+        HOOKS[self.name] = _BY_HOOK[self.hook] = self
+
+    @property
+    def name(self):
+        """By which the native library knows it."""
+        return self.hook.__name__
+
+    @property
+    def is_elementwise(self):
+        """Whether an element needs nothing of the others and no noise; the native library has such formulas only."""
+        return self.norms is None and not self.noise
+
+    @property
+    def counts(self):
+        """Whether the numbers of a step depend on how many steps there have been."""
+        return any(uses(text, "t") for text in self.numbers.values())
 
     def hyperparameters_of(self, hook):
         """Returns the values of :attr:`hyperparameters` of a hook, as a tuple of floats."""
         return tuple(float(getattr(hook, name)) for name in self.hyperparameters)
 
 
-SGD = RuleFormula(
-    states=(),
-    hyperparameters=("lr",),
-    numbers={"lr": "lr"},
-    device="""
-        param -= lr * grad;
-    """,
-)
+def _variables(texts, *others):
+    """Returns the names in formulas that are neither functions, nor ``t``, nor ``others``, in their order."""
+    names = dict.fromkeys(name for text in texts.values() for name in re.findall(r"\b[a-z_]\w*", text))
+    return tuple(name for name in names if name not in {*_FUNCTIONS, *others, "t"})
 
 
-MOMENTUM_SGD = RuleFormula(
-    states=("v",),
-    hyperparameters=("lr", "momentum"),
-    numbers={"lr": "lr", "momentum": "momentum"},
-    device="""
-        v = momentum * v - lr * grad;
-        param += v;
-    """,
-)
-
-
-WEIGHT_DECAY = HookFormula(
-    hyperparameters=("rate",),
-    numbers={"rate": "rate"},
-    device="""
-        grad += rate * param;
-    """,
-)
-
-
-LASSO = HookFormula(
-    hyperparameters=("rate",),
-    numbers={"rate": "rate"},
-    device="""
-        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
-    """,
-)
-
-
-HARD_CLIPPING = HookFormula(
-    hyperparameters=("lower_bound", "upper_bound"),
-    numbers={"lower_bound": "lower_bound", "upper_bound": "upper_bound"},
-    device="""
-        grad = grad < lower_bound ? lower_bound : grad;
-        grad = grad > upper_bound ? upper_bound : grad;
-    """,
-)
-
-CLIPPING = HookFormula(
-    hyperparameters=("threshold",),
-    numbers={"threshold": "threshold"},
-    norms="all",
-    device="""
-        const float rate = threshold / grad_norm;
-        grad *= rate > 1 ? 1.0f : rate;
-    """,
-)
-
-# You et al. 2017, "Large Batch Training of Convolutional Networks".
-LARS_HOOK = HookFormula(
-    hyperparameters=("threshold", "weight_decay", "eps"),
-    numbers={"threshold": "threshold", "weight_decay": "weight_decay", "eps": "eps"},
-    norms="each",
-    device="""
-        grad += weight_decay * param;
-        grad *= param_norm > threshold ? param_norm / (eps + grad_norm + weight_decay * param_norm) : 1.0f;
-    """,
-)
-
-# Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very Deep Networks".
-NOISE = HookFormula(
-    hyperparameters=("eta",),
-    numbers={"std": "sqrt(eta / pow(1 + t, 0.55))"},
-    noise=True,
-    device="""
-        grad += std * noise;
-    """,
-)
-
-_HOOK_FORMULAS = {
-    optimizer_hooks.WeightDecay: WEIGHT_DECAY,
-    optimizer_hooks.Lasso: LASSO,
-    optimizer_hooks.GradientHardClipping: HARD_CLIPPING,
-    optimizer_hooks.GradientClipping: CLIPPING,
-    optimizer_hooks.GradientLARS: LARS_HOOK,
-    optimizer_hooks.GradientNoise: NOISE,
-}
+def rule_formula_of(rule):
+    """Returns the :class:`RuleFormula` of an update rule, ``None`` for an unknown one."""
+    switches, formulas = _BY_RULE.get(type(rule), ((), {}))
+    return formulas.get(tuple(bool(getattr(rule.hyperparam, name)) for name in switches))
 
 
 def hook_formula_of(hook):
     """Returns the :class:`HookFormula` of a hook; ``None`` if it is unknown, or has other things than numbers."""
     if isinstance(hook, DecayOfSome):
         hook = hook.hook
-    formula = _HOOK_FORMULAS.get(type(hook))
-    if formula is None or (formula is NOISE and hook.noise_func is not exponential_decay_noise):
+    formula = _BY_HOOK.get(type(hook))
+    if formula is None or (formula.holds_for is not None and not formula.holds_for(hook)):
         return None
-    is_known = all(isinstance(getattr(hook, name), numbers.Real) for name in formula.hyperparameters)
+    is_known = all(isinstance(getattr(hook, name), Real) for name in formula.hyperparameters)
     return formula if is_known else None
+
+
+def elementwise(formulas):
+    """Returns those of a dict of formulas that the native library has."""
+    return {name: formula for name, formula in formulas.items() if formula.is_elementwise}
+
+
+@functools.cache
+def may_count(kind):
+    """Whether update rules or hooks of a class may compute with ``t``, or with numbers of their own that move.
+
+    Unknown ones may: the bias correction of Adam, the annealed ``GradientNoise``, whatever users write.
+    """
+    if kind is DecayOfSome:
+        return False
+    formulas = [_BY_HOOK[kind]] if kind in _BY_HOOK else [*_BY_RULE.get(kind, ((), {}))[1].values()]
+    return not formulas or any(formula.counts or getattr(formula, "powers", None) for formula in formulas)
+
+
+def uses(text, name):
+    """Whether a formula or a piece of code has a variable of this name."""
+    return re.search(rf"\b{name}\b", text) is not None

@@ -1,52 +1,22 @@
-"""Schedule-free SGD: the learning rate stays, and an average of the weights is what counts.
+"""Schedule-free SGD: the learning rate stays, and an average of the weights is what counts."""
 
-:class:`ScheduleFreeSGD` is an optimizer of Chainer like any other. The wrapper runs it by the formula at the end of
-this file, and :mod:`mixprec.optimizer.evaluated_weights` gives a model the average for an evaluation. Without the
-wrapper Chainer runs :class:`ScheduleFreeSGDRule`.
-"""
+from dataclasses import dataclass
+from typing import ClassVar
 
-from chainer import backend, optimizer
-from chainer.backends import cuda
+from chainer import backend
 
 from mixprec import arguments
-from mixprec.optimizer.rules.formulas import CARRIED, RuleFormula
-from mixprec.optimizer.rules.hyperparameters import set_all, set_given
-
-_default_hyperparam = optimizer.Hyperparameter()
-_default_hyperparam.lr = 1.0
-_default_hyperparam.momentum = 0.9
-_default_hyperparam.weight_decay = 0.0
+from mixprec.optimizer.rules.formulas import CARRIED, RuleFormula, numbers
+from mixprec.optimizer.rules.own_rules import SHARE, Hyperparameter, OwnOptimizer, OwnRule, hyperparameter
 
 
-class ScheduleFreeSGDRule(optimizer.UpdateRule):
-    """Update rule of :class:`ScheduleFreeSGD`, which has the formula and the defaults.
+class ScheduleFreeSGDRule(OwnRule):
+    """Update rule of :class:`ScheduleFreeSGD`. ``z`` begins with the parameter in the first step."""
 
-    Args:
-        parent_hyperparam: hyperparameters that provide the default values.
-        lr: learning rate.
-        momentum: share of the average in the point at which gradients are taken.
-        weight_decay: factor of the L2 penalty.
-    """
-
-    def __init__(self, parent_hyperparam=None, lr=None, momentum=None, weight_decay=None):
-        super().__init__(parent_hyperparam or _default_hyperparam)
-        set_given(self.hyperparam, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        if momentum is not None:
-            _check(momentum)
-
-    def init_state(self, param):
-        """Puts ``z`` into the state, which begins with the parameter in the first step, and the sum of weights."""
-        xp = param.device.xp
-        self.state["z"] = xp.zeros_like(param.array)
-        self.state[CARRIED] = xp.zeros_like(param.array, "float64", shape=2)
-
-    def update_core_cpu(self, param):
-        """Updates the parameter on the CPU."""
-        grad = param.grad
-        if grad is None:
-            return
-        p, z, carried = param.array, self.state["z"], self.state[CARRIED]
-        first, c, y_rate, lr, weight_decay = SCHEDULE_FREE_SGD.numbers_of(self, self.t)
+    def update_on_cpu(self, p, grad):
+        """The formula in NumPy."""
+        z, formula = self.state["z"], self.formula
+        lr, weight_decay, first, c, y_rate = formula.numbers_of(self, self.t)
         if first:
             z[...] = p
         g = weight_decay * p
@@ -57,38 +27,34 @@ class ScheduleFreeSGDRule(optimizer.UpdateRule):
         p += y_rate * g
         g *= lr
         z -= g
-        carried[...] = SCHEDULE_FREE_SGD.carried_after(self)
+        self.state[CARRIED][...] = formula.carried_after(self)
 
-    def update_core_gpu(self, param):
-        """Updates the parameter on a GPU. Nothing is read from it."""
-        grad = param.grad
-        if grad is None:
-            return
-        hp = self.hyperparam
-        carried = self.state[CARRIED]
-        cuda.elementwise(
-            "T grad, float64 weights, float64 largest, float64 lr, float64 momentum, T weight_decay",
-            "T param, T z",
-            """const double weight = (lr > largest ? lr : largest) * (lr > largest ? lr : largest);
-               const double sum = weights + weight;
-               const double share = sum == 0 ? 0 : weight / sum;
-               const T g = grad + weight_decay * param;
-               if (weights == 0) z = param;
-               param += static_cast<T>(share) * (z - param);
-               param += static_cast<T>(lr * (momentum * (1 - share) - 1)) * g;
-               z -= static_cast<T>(lr) * g""",
-            "schedule_free_sgd",
-        )(grad, carried[0], carried[1], hp.lr, hp.momentum, hp.weight_decay, param.array, self.state["z"])
-        cuda.elementwise(
-            "float64 lr",
-            "float64 weights, float64 largest",
-            """largest = lr > largest ? lr : largest;
-               weights += largest * largest""",
-            "schedule_free_sgd_weight",
-        )(hp.lr, carried[:1], carried[1:])
+    def average(self, y):
+        """Returns the average ``x`` of a parameter in training, a new array of its dtype; ``y`` itself before a step.
+
+        ``y = (1 - beta) z + beta x``, so ``x = y + (1 - 1 / beta) (z - y)``. Nothing is read from a device.
+
+        Args:
+            y: array of the parameter's master. The rule has a state.
+        """
+        device = backend.get_device_from_array(y)
+        z, carried = (device.send(self.state[name]) for name in ("z", CARRIED))
+        x = z - y
+        x *= ((carried[0] > 0) * (1 - 1 / self.hyperparam.momentum)).astype(y.dtype)
+        x += y
+        return x
 
 
-class ScheduleFreeSGD(optimizer.GradientMethod):
+class _ShareAboveZero(Hyperparameter):
+    def checked(self, value):
+        number = super().checked(value)
+        if number == 0:
+            raise ValueError(f"momentum of ScheduleFreeSGD must be above 0; found {arguments.found(value)}")
+        return number
+
+
+@dataclass(eq=False, repr=False)
+class ScheduleFreeSGD(OwnOptimizer[ScheduleFreeSGDRule]):
     """SGD without a schedule: gradients are taken between a fast iterate and its average, which is the result.
 
     See: Defazio et al. 2024, "The Road Less Scheduled" <https://arxiv.org/abs/2405.15682>. With gradient :math:`g` at
@@ -132,62 +98,26 @@ class ScheduleFreeSGD(optimizer.GradientMethod):
         True
     """
 
-    def __init__(
-        self,
-        lr: float = _default_hyperparam.lr,
-        momentum: float = _default_hyperparam.momentum,
-        weight_decay: float = _default_hyperparam.weight_decay,
-    ) -> None:
-        super().__init__()
-        set_all(self.hyperparam, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        _check(momentum)
+    keys: ClassVar = ("momentum",)
+    has_average: ClassVar = True
 
-    lr: float = optimizer.HyperparameterProxy("lr")
-    momentum: float = optimizer.HyperparameterProxy("momentum")
-    weight_decay: float = optimizer.HyperparameterProxy("weight_decay")
-
-    def create_update_rule(self) -> ScheduleFreeSGDRule:
-        """Returns a new :class:`ScheduleFreeSGDRule`."""
-        return ScheduleFreeSGDRule(self.hyperparam)
-
-
-def average(rule, y):
-    """Returns the average ``x`` of a parameter in training, a new array of its dtype; ``y`` itself before a step.
-
-    ``y = (1 - beta) z + beta x``, so ``x = y + (1 - 1 / beta) (z - y)``. Nothing is read from a device.
-
-    Args:
-        rule: :class:`ScheduleFreeSGDRule` that has a state.
-        y: array of its parameter's master.
-    """
-    device = backend.get_device_from_array(y)
-    z, carried = (device.send(rule.state[name]) for name in ("z", CARRIED))
-    x = z - y
-    x *= ((carried[0] > 0) * (1 - 1 / rule.hyperparam.momentum)).astype(y.dtype)
-    x += y
-    return x
-
-
-def _check(momentum):
-    if momentum == 0:
-        raise ValueError(f"momentum of ScheduleFreeSGD must be above 0; found {arguments.found(momentum)}")
+    lr: float = hyperparameter(1.0)
+    momentum: float = _ShareAboveZero(0.9, *SHARE)  # type: ignore[assignment]
+    weight_decay: float = hyperparameter(0.0)
 
 
 _WEIGHT = "pow(max(lr, largest), 2)"
 _SUM = f"(weights + {_WEIGHT})"
 _SHARE = f"{_WEIGHT} / ({_SUM} + ({_SUM} == 0))"  # 0 as long as the learning rate is 0
 
-SCHEDULE_FREE_SGD = RuleFormula(
+RuleFormula(
+    name="ScheduleFreeSgd",
+    rule=ScheduleFreeSGDRule,
     states=("z",),
-    hyperparameters=("lr", "momentum", "weight_decay"),
     carried={"weights": _SUM, "largest": "max(lr, largest)"},
-    numbers={
-        "first": "weights == 0",
-        "c": _SHARE,
-        "y_rate": f"lr * (momentum * (1.0 - {_SHARE}) - 1.0)",
-        "lr": "lr",
-        "weight_decay": "weight_decay",
-    },
+    numbers=numbers(
+        "lr", "weight_decay", first="weights == 0", c=_SHARE, y_rate=f"lr * (momentum * (1.0 - {_SHARE}) - 1.0)"
+    ),
     device="""
         const float g = grad + weight_decay * param;
         z = first != 0.0f ? param : z;

@@ -1,48 +1,18 @@
-"""SGD with momentum and decoupled weight decay.
+"""SGD with momentum and decoupled weight decay."""
 
-:class:`SGDW` is an optimizer of Chainer like any other. The wrapper runs it by the formulas at the end of this file.
-Without the wrapper Chainer runs :class:`SGDWRule`.
-"""
+from dataclasses import dataclass
+from typing import ClassVar
 
-from chainer import optimizer
-from chainer.backends import cuda
-
-from mixprec.optimizer.rules.formulas import RuleFormula
-from mixprec.optimizer.rules.hyperparameters import set_all, set_given
-
-_default_hyperparam = optimizer.Hyperparameter()
-_default_hyperparam.lr = 0.01
-_default_hyperparam.momentum = 0.9
-_default_hyperparam.weight_decay = 0.0
-_default_hyperparam.nesterov = False
+from mixprec.optimizer.rules.formulas import RuleFormula, numbers
+from mixprec.optimizer.rules.own_rules import SHARE, OwnOptimizer, OwnRule, hyperparameter
 
 
-class SGDWRule(optimizer.UpdateRule):
-    """Update rule of :class:`SGDW`, which has the formula and the defaults.
+class SGDWRule(OwnRule):
+    """Update rule of :class:`SGDW`."""
 
-    Args:
-        parent_hyperparam: hyperparameters that provide the default values.
-        lr: learning rate.
-        momentum: decay rate of the sum of gradients.
-        weight_decay: rate of the decoupled weight decay.
-        nesterov: whether a step looks ahead.
-    """
-
-    def __init__(self, parent_hyperparam=None, lr=None, momentum=None, weight_decay=None, nesterov=None):
-        super().__init__(parent_hyperparam or _default_hyperparam)
-        set_given(self.hyperparam, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
-
-    def init_state(self, param):
-        """Puts ``v`` into the state: the decaying sum of gradients."""
-        self.state["v"] = param.device.xp.zeros_like(param.array)
-
-    def update_core_cpu(self, param):
-        """Updates the parameter on the CPU."""
-        grad = param.grad
-        if grad is None:
-            return
-        hp = self.hyperparam
-        p, v = param.array, self.state["v"]
+    def update_on_cpu(self, p, grad):
+        """The formula in NumPy."""
+        hp, v = self.hyperparam, self.state["v"]
         p *= 1.0 - hp.lr * hp.weight_decay
         v *= hp.momentum
         v += grad
@@ -54,23 +24,9 @@ class SGDWRule(optimizer.UpdateRule):
             step = v * hp.lr
         p -= step
 
-    def update_core_gpu(self, param):
-        """Updates the parameter on a GPU."""
-        grad = param.grad
-        if grad is None:
-            return
-        hp = self.hyperparam
-        direction = "grad + momentum * v" if hp.nesterov else "v"
-        cuda.elementwise(
-            "T grad, T lr, T momentum, T keep",
-            "T param, T v",
-            f"""v = momentum * v + grad;
-               param = keep * param - lr * ({direction});""",
-            "sgdw_nesterov" if hp.nesterov else "sgdw",
-        )(grad, hp.lr, hp.momentum, 1.0 - hp.lr * hp.weight_decay, param.array, self.state["v"])
 
-
-class SGDW(optimizer.GradientMethod):
+@dataclass(eq=False, repr=False)
+class SGDW(OwnOptimizer[SGDWRule]):
     """SGD with momentum, of Nesterov's kind or not, and a weight decay that is no part of the gradient.
 
     See: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 1
@@ -105,44 +61,28 @@ class SGDW(optimizer.GradientMethod):
         0.0
     """
 
-    def __init__(
-        self,
-        lr: float = _default_hyperparam.lr,
-        momentum: float = _default_hyperparam.momentum,
-        weight_decay: float = _default_hyperparam.weight_decay,
-        nesterov: bool = _default_hyperparam.nesterov,
-    ) -> None:
-        super().__init__()
-        set_all(self.hyperparam, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)
+    keys: ClassVar = ("momentum", "nesterov")
+    is_decoupled: ClassVar = True
 
-    lr: float = optimizer.HyperparameterProxy("lr")
-    momentum: float = optimizer.HyperparameterProxy("momentum")
-    weight_decay: float = optimizer.HyperparameterProxy("weight_decay")
-    nesterov: bool = optimizer.HyperparameterProxy("nesterov")
-
-    def create_update_rule(self) -> SGDWRule:
-        """Returns a new :class:`SGDWRule`."""
-        return SGDWRule(self.hyperparam)
+    lr: float = hyperparameter(0.01)
+    momentum: float = hyperparameter(0.9, *SHARE)
+    weight_decay: float = hyperparameter(0.0)
+    nesterov: bool = hyperparameter(False)
 
 
-_DECLARATION = {
-    "states": ("v",),
-    "hyperparameters": ("lr", "momentum", "weight_decay"),
-    "numbers": {"lr": "lr", "momentum": "momentum", "keep": "1.0 - lr * weight_decay"},
-}
-
-SGDW_PLAIN = RuleFormula(
-    **_DECLARATION,
-    device="""
+def _declare(name, nesterov, direction):
+    RuleFormula(
+        name=name,
+        rule=SGDWRule,
+        switches={"nesterov": nesterov},
+        states=("v",),
+        numbers=numbers("lr", "momentum", keep="1.0 - lr * weight_decay"),
+        device=f"""
         v = momentum * v + grad;
-        param = keep * param - lr * v;
+        param = keep * param - lr * {direction};
     """,
-)
+    )
 
-SGDW_NESTEROV = RuleFormula(
-    **_DECLARATION,
-    device="""
-        v = momentum * v + grad;
-        param = keep * param - lr * (grad + momentum * v);
-    """,
-)
+
+_declare("Sgdw", False, "v")
+_declare("SgdwNesterov", True, "(grad + momentum * v)")

@@ -1,12 +1,17 @@
 """Step sizes from an estimate of how noisy each gradient is."""
 
-from mixprec.optimizer.rules.formulas import RuleFormula
+from chainer.optimizers.msvag import MSVAGRule
+from chainer.optimizers.smorms3 import SMORMS3Rule
+
+from mixprec.optimizer.rules.formulas import RuleFormula, numbers
+from mixprec.optimizer.rules.offers import offer
 
 # Funk 2015, "RMSprop loses to SMORMS3", http://sifter.org/~simon/journal/20150420.html.
-SMORMS3 = RuleFormula(
+RuleFormula(
+    name="Smorms3",
+    rule=SMORMS3Rule,
     states=("mem", "g", "g2"),
-    hyperparameters=("lr", "eps"),
-    numbers={"lr": "lr", "eps": "eps"},
+    numbers=numbers("lr", "eps"),
     device="""
         const float r = 1 / (mem + 1);
         g = (1 - r) * g + r * grad;
@@ -16,25 +21,26 @@ SMORMS3 = RuleFormula(
         mem = 1 + mem * (1 - x);
     """,
 )
-
+offer("SMORMS3")
 
 # Balles and Hennig 2018, "Dissecting Adam: The Sign, Magnitude and Variance of Stochastic Gradients". The rule keeps
 # beta_power, beta to the power of t, itself.
-MSVAG = RuleFormula(
+RuleFormula(
+    name="Msvag",
+    rule=MSVAGRule,
     states=("m", "v"),
-    hyperparameters=("lr", "beta", "eta", "weight_decay_rate", "beta_power"),
     powers={"beta_power": "beta"},
-    numbers={
-        "lr": "lr",
-        "one_minus_beta": "1 - beta",
-        "one_minus_beta_power": "1 - beta_power",
-        "rho": "min(pow(1.0 - beta, 2) * (1.0 - pow(beta_power, 2))"
+    numbers=numbers(
+        "lr",
+        "eta",
+        "weight_decay_rate",
+        one_minus_beta="1 - beta",
+        one_minus_beta_power="1 - beta_power",
+        rho="min(pow(1.0 - beta, 2) * (1.0 - pow(beta_power, 2))"
         " / (pow(1.0 - beta_power, 2) * (1.0 - pow(beta, 2))), 0.9999)",
-        "one_minus_rho": "1 - min(pow(1.0 - beta, 2) * (1.0 - pow(beta_power, 2))"
+        one_minus_rho="1 - min(pow(1.0 - beta, 2) * (1.0 - pow(beta_power, 2))"
         " / (pow(1.0 - beta_power, 2) * (1.0 - pow(beta, 2))), 0.9999)",
-        "eta": "eta",
-        "weight_decay_rate": "weight_decay_rate",
-    },
+    ),
     device="""
         m += one_minus_beta * (grad - m);
         v += one_minus_beta * (grad * grad - v);
@@ -46,3 +52,4 @@ MSVAG = RuleFormula(
         param -= eta * (lr * mean * factor + weight_decay_rate * param);
     """,
 )
+offer("MSVAG")

@@ -12,8 +12,7 @@ from mixprec.optimizer import moving_average
 from mixprec.optimizer.batch import saved_arrays
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.kernel_program import KernelProgram, source_of
-from mixprec.optimizer.rules import RULE_FORMULAS
-from mixprec.optimizer.rules.formulas import hook_formula_of
+from mixprec.optimizer.rules.formulas import RULES, hook_formula_of
 
 OTHERS = ("sm_80", "sm_100", "sm_120")
 ARCHITECTURES = ("sm_90", *OTHERS)
@@ -34,12 +33,10 @@ def _program(formula, hooks=()):
 
 def _sources():
     """One for each rule, one for each hook, and one for everything at once that a user may well combine."""
-    names = [f"{key[0].__name__}{key[1:] or ''}" for key in RULE_FORMULAS]
-    rules = dict(zip(names, RULE_FORMULAS.values(), strict=True))
-    programs = {name: [_program(formula)] for name, formula in rules.items()}
-    sgd = next(iter(rules.values()))
+    programs = {name: [_program(formula)] for name, formula in RULES.items()}
+    sgd = RULES["Sgd"]
     programs |= {type(hook).__name__: [_program(sgd, [hook])] for hook in HOOKS}
-    programs["all hooks"] = [_program(rules["AdamRule(False, False)"], HOOKS), _program(None, HOOKS), _program(sgd)]
+    programs["all hooks"] = [_program(RULES["Adam"], HOOKS), _program(None, HOOKS), _program(sgd)]
     threads = launch.CupyLauncher.threads
     sources = {name: source_of(own, threads, launch.CupyLauncher.chunk) for name, own in programs.items()}
     return sources | {"save": saved_arrays.source_of(threads), "average": moving_average.source_of(threads)}

@@ -12,10 +12,8 @@ import pytest
 from chainer import optimizer_hooks
 
 from mixprec.native.native_library import library
-from mixprec.optimizer.batch import native_source
-from mixprec.optimizer.batch.native_names import name_of
-from mixprec.optimizer.rules import rule_formula_of
-from mixprec.optimizer.rules.formulas import CARRIED, hook_formula_of
+from mixprec.optimizer.rules import generate
+from mixprec.optimizer.rules.formulas import CARRIED, hook_formula_of, rule_formula_of
 from tests import ROOT
 from tests.stand_ins.update_pair import RULES, new_optimizer
 
@@ -71,7 +69,7 @@ def _assert_chainers_bits(optimizer):
     rule.state.update({name: state.copy() for name, state in zip(formula.states, states, strict=True)})
     if CARRIED in rule.state:
         rule.state[CARRIED][...] = 1.0, 0.5  # a step that is not the first, which ignores the states
-    table = library().update_table(name_of(formula), (), [(None, p, *states)])
+    table = library().update_table(formula.name, (), [(None, p, *states)])
     for step in range(3):
         assert _step(table, [g], (), formula.numbers_of(rule, rule.t + 1)) == 3
         with np.errstate(all="ignore"):
@@ -110,7 +108,7 @@ def test_a_hook_has_chainers_bits(hook):
     param.grad = g.copy()
     with np.errstate(all="ignore"):
         hook(None, param)
-    table = library().update_table("MomentumSgd", (name_of(formula),), [(None, p, v)])
+    table = library().update_table("MomentumSgd", (formula.name,), [(None, p, v)])
     _step(table, [g], (formula.hyperparameters_of(hook),), (-1.0, 1.0))  # v = v - -g
     assert _same(v, param.grad)
 
@@ -125,10 +123,9 @@ def test_avx2_gives_these_bits_too():
     assert f"{len(NATIVE) + 8} passed" in done.stdout
 
 
-def test_the_code_is_that_of_the_formulas():
-    written = [native_source.PATH.read_text(), native_source.NAMES_PATH.read_text()]
-    command = "python -m mixprec.optimizer.batch.native_source"
-    assert written == [native_source.source(), native_source.names()], f"run {command}"
+def test_generated_files_are_those_of_the_declarations():
+    for path, text in generate.files().items():
+        assert path.read_text() == text, f"{path}: run python -m mixprec.optimizer.rules.generate"
 
 
 def _many(seed):

@@ -1,0 +1,80 @@
+"""The optimizers that a config can name, and the public ones of this package, without an import of Chainer.
+
+Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mixprec.optimizer.rules.lamb import LAMB
+    from mixprec.optimizer.rules.lars import LARS
+    from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
+    from mixprec.optimizer.rules.sgdw import SGDW
+
+__all__ = ["LAMB", "LARS", "SGDW", "ScheduleFreeSGD"]  # for type checkers
+
+# All, in the order of the reference.
+OPTIMIZERS = (
+    "SGD",
+    "MomentumSGD",
+    "CorrectedMomentumSGD",
+    "NesterovAG",
+    "Adam",
+    "AdamW",
+    "AMSGrad",
+    "AdaBound",
+    "AMSBound",
+    "AdaGrad",
+    "RMSprop",
+    "RMSpropGraves",
+    "SMORMS3",
+    "MSVAG",
+    "LARS",
+    "LAMB",
+    "SGDW",
+    "ScheduleFreeSGD",
+)
+
+# Those of this package, each with its module.
+OWN = {
+    "LARS": "mixprec.optimizer.rules.lars",
+    "LAMB": "mixprec.optimizer.rules.lamb",
+    "SGDW": "mixprec.optimizer.rules.sgdw",
+    "ScheduleFreeSGD": "mixprec.optimizer.rules.schedule_free",
+}
+
+# The name of the learning rate, where it is not lr.
+RATES = {"Adam": "alpha", "AdamW": "eta", "AMSGrad": "alpha", "AdaBound": "alpha", "AMSBound": "alpha"}
+
+# The name of the weight decay in the formula of those that have one.
+DECAYS = {
+    "AdamW": "weight_decay_rate",
+    "LARS": "weight_decay",
+    "LAMB": "weight_decay",
+    "SGDW": "weight_decay",
+    "ScheduleFreeSGD": "weight_decay",
+}
+
+# Those whose weight decay is a share of the parameter that follows the learning rate.
+DECOUPLED = ("AdamW", "SGDW")
+
+# Those whose models are evaluated at an average of their weights.
+WITH_AVERAGE = ("ScheduleFreeSGD",)
+
+# By keys of the section optimizer, which are arguments of some only: those that have them.
+WITH_KEY = {
+    "momentum": (
+        "MomentumSGD",
+        "CorrectedMomentumSGD",
+        "NesterovAG",
+        "RMSpropGraves",
+        "LARS",
+        "SGDW",
+        "ScheduleFreeSGD",
+    ),
+    "trust_coefficient": ("LARS",),
+    "nesterov": ("SGDW",),
+}
+
+# Arguments that are the same in all configs.
+FIXED = {"AdamW": {"alpha": 1.0}}
