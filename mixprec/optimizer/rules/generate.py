@@ -144,7 +144,7 @@ def _names_of_optimizers():
         "if TYPE_CHECKING:",
         *(f"    from {module} import {name}" for name, module in sorted(own.items(), key=lambda item: item[1])),
         "",
-        f"__all__ = {json.dumps(sorted(own))}  # for type checkers",
+        f"__all__ = {json.dumps(sorted(own, key=lambda name: (not name.isupper(), name)))}  # for type checkers",
     ]
     for name, (comment, table) in tables.items():
         lines += ["", f"# {comment}", _literal(f"{name} = ", table, "")]
