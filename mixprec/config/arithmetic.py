@@ -7,7 +7,7 @@ from mixprec.config.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
 from mixprec.policy import COMPUTE_DTYPES
 
-_OWN, _DECOUPLED = ", ".join(OWN), " and ".join(DECOUPLED)
+_OWN, _DECOUPLED = ", ".join(OWN), ", ".join(DECOUPLED)
 _WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
 
 
@@ -131,8 +131,8 @@ class Optimizer:
         f"Only for {_WITH['nesterov']}: a step looks ahead, as with nesterov of torch.optim.SGD.", False
     )
     weight_decay: float = key(
-        f"Factor of the L2 penalty; in LARS and LAMB that of their own formula; {_DECOUPLED} take lr times this share "
-        "from a parameter in each step (Loshchilov and Hutter 2019).",
+        "Factor of the L2 penalty; in LARS and LAMB that of their own formula. Instead, a step takes lr times this "
+        f"share from a parameter with {_DECOUPLED} (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
