@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mixprec.optimizer.rules.lamb import LAMB
     from mixprec.optimizer.rules.lars import LARS
+    from mixprec.optimizer.rules.lion import Lion
     from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
     from mixprec.optimizer.rules.sgdw import SGDW
 
-__all__ = ["LAMB", "LARS", "SGDW", "ScheduleFreeSGD"]  # for type checkers
+__all__ = ["LAMB", "LARS", "SGDW", "Lion", "ScheduleFreeSGD"]  # for type checkers
 
 # All, in the order of the reference.
 OPTIMIZERS = (
@@ -33,6 +34,7 @@ OPTIMIZERS = (
     "LAMB",
     "SGDW",
     "ScheduleFreeSGD",
+    "Lion",
 )
 
 # Those of this package, each with its module.
@@ -41,6 +43,7 @@ OWN = {
     "LAMB": "mixprec.optimizer.rules.lamb",
     "SGDW": "mixprec.optimizer.rules.sgdw",
     "ScheduleFreeSGD": "mixprec.optimizer.rules.schedule_free",
+    "Lion": "mixprec.optimizer.rules.lion",
 }
 
 # The name of the learning rate, where it is not lr.
@@ -53,10 +56,11 @@ DECAYS = {
     "LAMB": "weight_decay",
     "SGDW": "weight_decay",
     "ScheduleFreeSGD": "weight_decay",
+    "Lion": "weight_decay",
 }
 
 # Those whose weight decay is a share of the parameter that follows the learning rate.
-DECOUPLED = ("AdamW", "SGDW")
+DECOUPLED = ("AdamW", "SGDW", "Lion")
 
 # Those whose models are evaluated at an average of their weights.
 WITH_AVERAGE = ("ScheduleFreeSGD",)

@@ -39,6 +39,7 @@ RULES = {
     "SGDW": (mixprec.SGDW, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.13}),
     "SGDW, nesterov": (mixprec.SGDW, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.13, "nesterov": True}),
     "ScheduleFreeSGD": (mixprec.ScheduleFreeSGD, {"lr": 0.037, "momentum": 0.87, "weight_decay": 0.013}),
+    "Lion": (mixprec.Lion, {"lr": 0.0037, "beta1": 0.87, "beta2": 0.983, "weight_decay": 0.13}),
     "LARS": (mixprec.LARS, {"lr": 0.37, "weight_decay": 0.013, "trust_coefficient": 0.1}),
     "LAMB": (mixprec.LAMB, {"lr": 0.037, "weight_decay": 0.013}),
 }

@@ -24,6 +24,7 @@ const FormulaName RULE_NAMES[] = {
     {"Sgdw", 3, 1},
     {"SgdwNesterov", 3, 1},
     {"ScheduleFreeSgd", 5, 1},
+    {"Lion", 6, 1},
     {},
 };
 

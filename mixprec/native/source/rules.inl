@@ -277,6 +277,19 @@ void ruleScheduleFreeSgd(
     }
 }
 
+void ruleLion(
+    const float *numbers_, float *__restrict param_, const float *__restrict grad_, float *const *states_, long count_) {
+    const float lr = numbers_[0], beta1 = numbers_[1], beta2 = numbers_[2], one_minus_beta1 = numbers_[3], one_minus_beta2 = numbers_[4], keep = numbers_[5];
+    float *__restrict m_s = states_[0];
+    for (long i_ = 0; i_ < count_; ++i_) {
+        float &param = param_[i_], &m = m_s[i_];
+        const float grad = grad_[i_];
+        const float direction = beta1 * m + one_minus_beta1 * grad;
+        param = keep * param - lr * (direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction == 0 ? 0.0f : direction);
+        m = beta2 * m + one_minus_beta2 * grad;
+    }
+}
+
 void hookWeightDecay(
     const float *numbers_, const float *__restrict param_, float *__restrict grad_, long count_) {
     const float rate = numbers_[0];
@@ -328,6 +341,7 @@ void (*const RULES[])(const float *, float *, const float *, float *const *, lon
     ruleSgdw,
     ruleSgdwNesterov,
     ruleScheduleFreeSgd,
+    ruleLion,
 };
 
 void (*const HOOKS[])(const float *, const float *, float *, long) = {

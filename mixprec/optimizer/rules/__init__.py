@@ -15,6 +15,7 @@ FILES = (
     "lamb",
     "sgdw",
     "schedule_free",
+    "lion",
 )
 for _name in FILES:
     importlib.import_module(f"{__name__}.{_name}")

@@ -12,6 +12,7 @@ RULES = {
     "LARS": {"momentum": 0.5, "adapt": False},
     "LAMB": {"beta1": 0.5, "adapt": False},
     "SGDW": {"momentum": 0.5, "nesterov": True},
+    "Lion": {"beta1": 0.5},
     "ScheduleFreeSGD": {"momentum": 0.5, "weight_decay": 0.25},
 }
 
