@@ -118,16 +118,15 @@ class Damping(extension.Extension):
 
     Args:
         kfac: :class:`mixprec.KFAC`.
-        start: damping at the beginning of training.
-        end: damping at the end.
-        epochs: length of training in epochs.
+        config: :class:`mixprec.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
     """
 
     trigger = 1, "iteration"
     priority = Schedule.priority
 
-    def __init__(self, kfac, start, end, epochs):
-        self._kfac, self._start, self._end, self._epochs = kfac, start, end, epochs
+    def __init__(self, kfac, config):
+        self._kfac, self._epochs, self._start = kfac, config.training.epochs, config.kfac.damping
+        self._end = self._start if config.kfac.end_damping is None else config.kfac.end_damping
 
     def initialize(self, trainer):
         """Sets the damping of the first iteration, or of the one after a resume."""

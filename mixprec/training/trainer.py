@@ -6,7 +6,6 @@ The training command calls :func:`build_trainer` when model and images are there
 import functools
 import os
 
-import chainer
 from chainer import training
 from chainer.training import extensions, triggers
 from chainer.training.extension import PRIORITY_WRITER
@@ -22,7 +21,7 @@ from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.images import converter_of, mixing_of, train_iterator, val_iterator
 from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
-from mixprec.training.optimizers import attribute, build_optimizer
+from mixprec.training.optimizers import attribute
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
@@ -37,18 +36,18 @@ from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
 _EVALUATION = PRIORITY_WRITER - 1
 
 
-def build_trainer(config, model, train, val, device, out, ranks=None):
-    """Builds the trainer with its iterators, optimizer and extensions. Writes nothing.
+def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
+    """Builds the trainer with its iterators and extensions. Writes nothing.
 
     Args:
         config: :class:`mixprec.config.Config`.
-        model: classifier from :func:`mixprec.training.model.build_model`.
+        optimizer: from :func:`mixprec.training.optimizers.build_optimizer`; its model is on the device.
         train: images to train on, from :func:`mixprec.training.images.open_sources`.
         val: images to evaluate on, likewise; ``None`` for no evaluation.
-        device: device specifier of Chainer.
         out: results folder; it need not exist yet.
         ranks: of :mod:`mixprec.training.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all ranks
             have the extensions that compute.
+        memory: from :func:`mixprec.offload`, which limits what a step takes; ``None`` for no limit.
 
     Returns:
         chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` if the config says so.
@@ -56,9 +55,8 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     Raises:
         mixprec.graph_capture.CaptureError: ``capture.mode`` is required, and no step can be captured.
     """
-    device, converter = chainer.get_device(device), converter_of(config)
-    ranks = ranks or Alone()
-    optimizer = build_optimizer(config, model, ranks.communicator)
+    model, ranks = optimizer.target, ranks or Alone()
+    device, converter = model.device, converter_of(config)
     shard = {"rank": ranks.rank, "ranks": ranks.size} if ranks.size > 1 else {}
     updaters, evaluate, capture = TimedUpdater, None, config.capture
     if capture.mode != "off":
@@ -77,6 +75,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         device=device,
         accumulate=config.training.accumulation_steps,
         ranks=ranks.size,
+        memory=memory,
         mixing=mixing_of(config, ranks.rank),
     )
     snapshot, states = snapshots.extension(config.snapshot.keep), RankStates(ranks)
@@ -142,10 +141,8 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     else:
         trainer.extend(log)
     trainer.extend(Schedule(optimizer, lr, rates))
-    kfac = optimizer.preconditioner
-    if kfac is not None:
-        end = config.kfac.damping if config.kfac.end_damping is None else config.kfac.end_damping
-        trainer.extend(Damping(kfac, config.kfac.damping, end, config.training.epochs))
+    if optimizer.preconditioner is not None:
+        trainer.extend(Damping(optimizer.preconditioner, config))
     trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(losses)
     trainer.extend(stopping)

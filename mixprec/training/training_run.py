@@ -76,26 +76,25 @@ def carry_out(arguments, networks, ranks):
 
 def _dry_run(run):
     apart = run.ranks.apart()
-    trainer, resolved = run.build(apart)
-    described = run.describe(trainer)
-    estimate = needs.dry_run(run.config, trainer, run.report, run.train, run.out, apart)
+    trainer, limit, resolved = run.build(apart)
+    described = run.describe(limit)
+    estimate = needs.dry_run(run, trainer, limit, apart)
     print("\n".join([*described, "", resolved, str(run.report), "", estimate, ""]))
     print(f"dry run: all is well; without --dry-run the results would go to {one_line(run.out)}")
 
 
 def _train(run, lock):
-    run.ranks.connect()
-    trainer, resolved = run.build(run.ranks)
+    trainer, limit, resolved = run.build(run.ranks)
     first = trainer.updater.iteration
-    run.ranks.first(_begin, run, trainer, lock)
+    run.ranks.first(_begin, run, limit, lock)
     with _failing(run.out):
         if run.ranks.is_first:
             _write_about(run, resolved)
-        rehearsal.rehearse(run.config, trainer, run.train, run.val, run.ranks)
+        rehearsal.rehearse(run.config, trainer, run.train, run.val, run.ranks, limit.memory)
         try:
             with _heartbeat(trainer, run.ranks):
                 trainer.run(show_loop_exception_msg=False)
-                _finish(run.config, trainer, first, run.out, run.ranks)
+                _finish(run, trainer, first, limit.memory)
         except Stopped as stopped:
             _stop(stopped, trainer, run)
 
@@ -104,15 +103,15 @@ def _heartbeat(trainer, ranks):
     return trainer.get_extension(Heartbeat.name).watching() if ranks.is_first else contextlib.nullcontext()
 
 
-def _begin(run, trainer, lock):
+def _begin(run, limit, lock):
     """Makes and locks the results folder, and says what is trained."""
-    needs.check_disk(run.config, trainer, len(run.train), run.out, run.ranks.size)
+    needs.check_disk(run, run.ranks.size)
     if run.is_new:  # or was, when this run began
         lock.enter_context(output.created(run.out))
         run.ranks.works_in(run.out)
         if output.snapshot_to_resume(run.out, run.arguments.resume) != run.snapshot:
             raise output.OutputError(f"{run.out}: another run has used it meanwhile; start again")
-    print("\n".join([*run.describe(trainer), f"results: {one_line(run.out)}"]), flush=True)
+    print("\n".join([*run.describe(limit), f"results: {one_line(run.out)}"]), flush=True)
 
 
 def _write_about(run, resolved):
@@ -134,11 +133,12 @@ def _stop(stopped, trainer, run):
         print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {newest}")
 
 
-def _finish(config, trainer, first, out, ranks):
+def _finish(run, trainer, first, memory):
     """Writes and says what there is to say at the end of training; ``first`` is where this process began."""
-    optimizer, weights = trainer.updater.get_optimizer("main"), os.path.join(out, "model.npz")
-    if trainer.updater.memory is not None and ranks.is_first:
-        files.write_text(os.path.join(out, MEMORY), trainer.updater.memory.report() + "\n")
+    config, optimizer, out, ranks = run.config, run.optimizer, run.out, run.ranks
+    weights = os.path.join(out, "model.npz")
+    if memory is not None and ranks.is_first:
+        files.write_text(os.path.join(out, MEMORY), memory.report() + "\n")
     if optimizer.preconditioner is not None and ranks.is_first:
         files.write_text(os.path.join(out, KFAC), optimizer.preconditioner.report() + "\n")
     states, average = rank_states.RankStates(ranks), functools.partial(averaged_weights, trainer)
