@@ -10,6 +10,7 @@ from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
 from mixprec.backends.transfers import to_host
+from mixprec.training.unsaved_triggers import EachIteration
 
 
 class Stopped(Exception):
@@ -26,7 +27,7 @@ class Stopped(Exception):
         self.failure = None
 
 
-class Stopping(extension.Extension):
+class Stopping(EachIteration):
     """Ends training on SIGTERM, with a snapshot from which it goes on as if it had not been stopped.
 
     The iteration under way is finished, with all extensions; then comes the snapshot, and ``Trainer.run`` raises
@@ -52,11 +53,6 @@ class Stopping(extension.Extension):
         self._unfinished = None  # what was observed in the iteration whose evaluation was broken off
         self._finishing = False  # whether the present iteration is that one
         self._handler = None
-
-    @staticmethod
-    def trigger(trainer):
-        """Fires always; Chainer's would keep in snapshots when it was last called, and they come before that."""
-        return True
 
     def initialize(self, trainer):
         """Listens for the signal, and puts what is left of an unfinished iteration in the place of the first step."""

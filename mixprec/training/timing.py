@@ -79,8 +79,8 @@ def measure(config, trainer, images, ranks=1):
     loader, batches, batch = _time_loader(_small_batches(largest, images, trainer.updater.device))
     if isinstance(trainer.updater.device, backend.GpuDevice):
         if stages:
-            shard = {"rank": 0, "ranks": ranks} if ranks > 1 else {}
-            trainer.updater._iterators["main"] = train_iterator(largest, images, trainer.updater.device, **shard)
+            iterator = train_iterator(largest, images, trainer.updater.device, ranks=ranks)
+            trainer.updater._iterators["main"] = iterator
         steps, step = _time_updates(trainer.updater, len(images) / ranks)
     else:
         steps, step = _time_some_images(trainer.updater, batch)

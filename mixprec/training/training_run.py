@@ -5,7 +5,6 @@
 
 import contextlib
 import errno
-import functools
 import os
 
 from chainer import serializers
@@ -15,7 +14,6 @@ from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
-from mixprec.training.averaging import averaged_weights
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
@@ -141,13 +139,12 @@ def _finish(run, trainer, first, memory):
         files.write_text(os.path.join(out, MEMORY), memory.report() + "\n")
     if optimizer.preconditioner is not None and ranks.is_first:
         files.write_text(os.path.join(out, KFAC), optimizer.preconditioner.report() + "\n")
-    states, average = rank_states.RankStates(ranks), functools.partial(averaged_weights, trainer)
     if config.capture.mode != "off" and ranks.is_first:
         report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
         files.write_text(report, _captured(config, trainer))
         replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
         print(f"capture: {replays}; more in {one_line(report)}")
-    with states.evaluated(optimizer.target, average):
+    with rank_states.RankStates(ranks).evaluated(trainer):
         trainer.get_extension(SoundLosses.name).check_end(trainer)
         if ranks.is_first:
             _save_weights(weights, optimizer)

@@ -111,7 +111,7 @@ class TimedUpdater(updaters.StandardUpdater):
 
 @contextlib.contextmanager
 def within_budget(memory):
-    """Enters what :func:`mixprec.offload` has returned, if it is there; one that is too small is an error with its key."""
+    """A context for a step that :func:`mixprec.offload` limits, if anything; an error names the key of the budget."""
     try:
         with contextlib.nullcontext() if memory is None else memory:
             yield

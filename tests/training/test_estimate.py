@@ -254,7 +254,7 @@ def test_on_a_gpu_stages_are_timed_with_the_shard_of_a_rank(config_of, gpu, monk
     updater._iterators = {}
     config = config_of(training__epochs=3, progressive__until="[1]", progressive__sizes="[16]")
     timing.measure(config, types.SimpleNamespace(updater=updater), range(640), 4)
-    assert made == [{}, {"rank": 0, "ranks": 4}]
+    assert made == [{}, {"ranks": 4}]
     assert isinstance(updater._iterators["main"], Batches)
 
 

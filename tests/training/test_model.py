@@ -164,7 +164,8 @@ def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loa
 
 
 def test_a_config_keeps_links_in_float32(tmp_path):
-    model, _, report = build_model(_config(tmp_path, "precision.keep_float32=[/fc]"), models.MODELS["resnet8"], "@numpy")
+    config = _config(tmp_path, "precision.keep_float32=[/fc]")
+    model, _, report = build_model(config, models.MODELS["resnet8"], "@numpy")
     assert [link.name for link in report.links if link.why == "keep_float32"] == ["/predictor/fc"]
     assert model.predictor.fc.W.dtype == np.float32
 

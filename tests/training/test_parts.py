@@ -1,5 +1,6 @@
 """The parts of a training run: optimizer, evaluation, console, plots, snapshots, results folder, atomic files."""
 
+import contextlib
 import math
 import os
 import types
@@ -18,6 +19,7 @@ from mixprec.config.schema import Optimizer
 from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.processes import Alone
 from mixprec.training.schedule import Rates, Schedule
 from mixprec.training.updater import Throughput
 
@@ -299,7 +301,7 @@ def _trainer(out, width=3, keep=2, accuracies=None):
     trainer.extend(LogReport())
     if accuracies is not None:
         trainer.extend(lambda trainer: _report(trainer, accuracies), name="evaluation", trigger=(1, "iteration"))
-        trainer.extend(snapshots.BestSnapshot(str(out)))
+        trainer.extend(snapshots.BestSnapshot(str(out), Alone(), contextlib.nullcontext))
     trainer.extend(snapshots.extension(keep=keep), trigger=(1, "iteration"))
     return trainer
 
