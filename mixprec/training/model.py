@@ -4,6 +4,8 @@ The training command calls :func:`make_model`, sets up the optimizer, and then c
 masters start from weights that are not rounded. :func:`build_model` does all three for one process.
 """
 
+import dataclasses
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,11 +15,11 @@ import mixprec
 from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
-from mixprec.name_patterns import UnknownName, no_match
+from mixprec.name_patterns import UnknownName
 from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
-from mixprec.training.optimizers import NETWORK, build_optimizer, check_parts
+from mixprec.training.optimizers import NETWORK, build_optimizer, check_parts, unknown
 
 
 def build_model(config, network, device, weights=None):
@@ -60,15 +62,9 @@ def make_model(config, network, device, weights=None):
     device = chainer.get_device(device)
     device.use()
     _seed(device, config.training.seed)
-    cudnn = config.cudnn
-    cudnn_settings.configure(
-        autotune=cudnn.autotune,
-        workspace=cudnn.workspace_mib * 2**20,
-        deterministic=cudnn.deterministic,
-        tf32=cudnn.allow_tf32,
-        compile_seconds=cudnn.compile_seconds,
-        search_seconds=cudnn.search_seconds,
-    )
+    cudnn = dataclasses.asdict(config.cudnn)
+    workspace, tf32 = cudnn.pop("workspace_mib") * 2**20, cudnn.pop("allow_tf32")
+    cudnn_settings.configure(workspace=workspace, tf32=tf32, **cudnn)
     made = make_network(config, network, keywords)
     if weights is not None:
         weights.load(made)
@@ -104,10 +100,7 @@ def convert_model(config, model, device, rank=0):
             keep_float32=tuple(f"{NETWORK}{pattern}" for pattern in config.precision.keep_float32),
         )
     except UnknownName as error:
-        pattern = error.pattern.removeprefix(NETWORK)
-        names = [name.removeprefix(NETWORK) for name in error.names if name != NETWORK and name.startswith(NETWORK)]
-        reason = no_match("link", pattern, names or ["/"])
-        raise ConfigError(f"'precision.keep_float32' has {pattern!r}, which {reason}") from error
+        raise unknown("precision.keep_float32", error) from error
     device = chainer.get_device(device)
     model.to_device(device)
     if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not

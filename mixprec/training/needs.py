@@ -12,6 +12,7 @@ import numpy as np
 from chainer import links
 
 from mixprec.config.data import Progressive
+from mixprec.kfac.layers import FilterLayer
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import kept_activations, output, snapshots, timing
@@ -166,7 +167,7 @@ def _snapshot(config, optimizer):
     arrays = snapshots.contents(optimizer.target).values()
     size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
     size += estimates.state(optimizer)
-    size += 2 * 4 * _curvature(optimizer) // 2  # of averages and inverses one triangle
+    size += 4 * _curvature(optimizer)  # of averages and inverses one triangle
     if config.training.ema_decay is not None:
         size += 4 * sum(param.size for param in optimizer.target.params() if param.array is not None)
     return size
@@ -180,8 +181,7 @@ def _curvature(optimizer):
     for link in optimizer.target.links():
         if isinstance(link, (links.Convolution2D, links.Linear)) and link.W.array is not None:
             groups = getattr(link, "groups", 1)
-            filters, inputs = len(link.W.array), link.W.size // len(link.W.array)
-            sizes = inputs + (link.b is not None), filters // groups
+            sizes = FilterLayer.sizes([each for each in (link.W, link.b) if each is not None], link.W.shape, groups)
             if max(sizes) <= optimizer.preconditioner.largest:
                 elements += groups * sum(size**2 for size in sizes)
     return elements

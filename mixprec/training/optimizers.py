@@ -4,6 +4,8 @@ The training command calls :func:`build_optimizer` before the conversion of the 
 weights that are not rounded.
 """
 
+import dataclasses
+
 from chainer import optimizers
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
@@ -101,27 +103,25 @@ def check_parts(settings, model):
     try:
         PartRates(_rates(settings)).of(model)
     except UnknownName as error:
-        pattern = error.pattern.removeprefix(NETWORK)
-        key = "freeze" if pattern in settings.freeze else "rates"
-        reason = no_match("parameter", pattern, [name.removeprefix(NETWORK) for name in error.names])
-        raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
+        key = "freeze" if error.pattern.removeprefix(NETWORK) in settings.freeze else "rates"
+        raise unknown(f"optimizer.{key}", error) from error
     except NothingToTrain as error:
         raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error
+
+
+def unknown(key, error):
+    """Returns the ConfigError for an :class:`~mixprec.name_patterns.UnknownName` from a key of the config."""
+    pattern = error.pattern.removeprefix(NETWORK)
+    names = [name.removeprefix(NETWORK) for name in error.names if name.startswith(f"{NETWORK}/")]
+    return ConfigError(f"'{key}' has {pattern!r}, which {no_match(error.what, pattern, names or ['/'])}")
 
 
 def _preconditioner(config):
     if config.optimizer.preconditioner == "none":
         return None
-    settings = config.kfac
-    return mixprec.KFAC(
-        settings.damping,
-        norm_damping=settings.norm_damping,
-        decay=settings.ema_decay,
-        kl_clip=settings.kl_clip,
-        factor_every=settings.factor_every,
-        inverse_every=settings.inverse_every,
-        largest=settings.largest,
-    )
+    settings = dataclasses.asdict(config.kfac)
+    del settings["end_damping"]  # the schedule goes there
+    return mixprec.KFAC(decay=settings.pop("ema_decay"), **settings)
 
 
 def attribute(optimizer_name):

@@ -101,11 +101,11 @@ class Stopping(EachIteration):
 
     def end(self, period, unit):
         """Returns the trigger that ends training after ``period``, and not before an unfinished iteration."""
-        return _End(period, unit, self)
+        return _Interval(period, unit, lambda is_due: self._unfinished is None and is_due())
 
     def evaluation(self, period, unit):
         """Returns the trigger of the evaluation, which also fires in an unfinished iteration."""
-        return _Evaluation(period, unit, self)
+        return _Interval(period, unit, lambda is_due: is_due() or self._finishing)
 
     def snapshot_before(self, evaluation, due):
         """Returns the extension that writes a snapshot that is due before the evaluation of its iteration.
@@ -142,22 +142,15 @@ class Stopping(EachIteration):
         self._unfinished, self._finishing = None, True
 
 
-class _End(triggers.IntervalTrigger):
-    def __init__(self, period, unit, stopping):
+class _Interval(triggers.IntervalTrigger):
+    """Chainer's trigger; ``decide`` asks it whether an interval is over, which it may be asked once in an iteration."""
+
+    def __init__(self, period, unit, decide):
         super().__init__(period, unit)
-        self._stopping = stopping
+        self._decide = decide
 
     def __call__(self, trainer):
-        return self._stopping._unfinished is None and super().__call__(trainer)
-
-
-class _Evaluation(triggers.IntervalTrigger):
-    def __init__(self, period, unit, stopping):
-        super().__init__(period, unit)
-        self._stopping = stopping
-
-    def __call__(self, trainer):
-        return super().__call__(trainer) or self._stopping._finishing
+        return self._decide(lambda: triggers.IntervalTrigger.__call__(self, trainer))
 
 
 def _to_json(item):
