@@ -133,21 +133,21 @@ def _stop(stopped, trainer, run):
 
 def _finish(run, trainer, first, memory):
     """Writes and says what there is to say at the end of training; ``first`` is where this process began."""
-    config, optimizer, out, ranks = run.config, run.optimizer, run.out, run.ranks
+    out, ranks = run.out, run.ranks
     weights = os.path.join(out, "model.npz")
-    if memory is not None and ranks.is_first:
-        files.write_text(os.path.join(out, MEMORY), memory.report() + "\n")
-    if optimizer.preconditioner is not None and ranks.is_first:
-        files.write_text(os.path.join(out, KFAC), optimizer.preconditioner.report() + "\n")
-    if config.capture.mode != "off" and ranks.is_first:
-        report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
-        files.write_text(report, _captured(config, trainer))
-        replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
-        print(f"capture: {replays}; more in {one_line(report)}")
+    if ranks.is_first:
+        for name, about in ((MEMORY, memory), (KFAC, run.optimizer.preconditioner)):
+            if about is not None:
+                files.write_text(os.path.join(out, name), about.report() + "\n")
+        if run.config.capture.mode != "off":
+            report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
+            files.write_text(report, _captured(run.config, trainer))
+            replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
+            print(f"capture: {replays}; more in {one_line(report)}")
     with rank_states.RankStates(ranks).evaluated(trainer):
         trainer.get_extension(SoundLosses.name).check_end(trainer)
         if ranks.is_first:
-            _save_weights(weights, optimizer)
+            _save_weights(weights, run.optimizer)
     if not ranks.is_first:
         return
     print(f"results, log and plots: {one_line(out)}; weights in FP32 for plain Chainer: {one_line(weights)}")
