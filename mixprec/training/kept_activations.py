@@ -159,8 +159,7 @@ def compared(config, optimizer, blocks, arrays):
     with tempfile.TemporaryDirectory() as folder:
         to = "host" if isinstance(optimizer.target.device, backend.GpuDevice) else folder
         copies = copies_for(arrays[0], to)
-        bus = Bus(*copies.bus())
-        total = copies.total()
+        bus, total = Bus(*copies.bus()), copies.total()
         copies.close()
         with keeping_all():
             recording = _recorded(optimizer, arrays, to, scale)
@@ -169,23 +168,20 @@ def compared(config, optimizer, blocks, arrays):
         ways = [Way("all kept", kept.peak, kept.seconds), *_recomputed(again, optimizer, arrays, to, scale)]
     own = [ways[0] if blocks is None else ways[-1]]
     smallest = least(recording, smallest=SMALLEST)
-    budget = config.memory.budget
-    budget = smallest if budget is None else in_bytes(check_budget(budget), total)
-    name = "offloaded, to the least" if config.memory.budget is None else f"offloaded, {config.memory.budget}"
-    for recompute in (False, True):
-        note = ", or recomputed by layers" if recompute else ""
+    given = config.memory.budget
+    budget = smallest if given is None else in_bytes(check_budget(given), total)
+    name = f"offloaded, {'to the least' if given is None else given}"
+    for recompute, also in ((False, ""), (True, ", or recomputed by layers")):
         try:
             found = plan(recording, budget, bus, recompute=recompute, smallest=SMALLEST)
-            ways.append(Way(name + note, found.schedule.peak, found.schedule.seconds))
+            ways.append(Way(name + also, found.schedule.peak, found.schedule.seconds))
         except DoesNotFit as error:
             least_words = estimates.in_words(error.least)
-            ways.append(Way(name + note, None, 0.0, f"does not fit, {least_words} is the least that would do"))
-    if all(way.peak is None for way in ways[-2:]):
-        raise OneLineError(
-            f"memory.budget {config.memory.budget}: a step {ways[-1].note}; raise it, or lower training.batch_size"
-        )
-    if config.memory.budget is not None:
-        own = [way for way in ways[-2:] if way.peak is not None]
+            ways.append(Way(name + also, None, 0.0, f"does not fit, {least_words} is the least that would do"))
+    offloaded = [way for way in ways[-2:] if way.peak is not None]
+    if not offloaded:
+        raise OneLineError(f"memory.budget {given}: a step {ways[-1].note}; raise it, or lower training.batch_size")
+    own = own if given is None else offloaded
     lines = [
         f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is that "
         "of the whole process on its device"

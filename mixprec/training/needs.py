@@ -65,12 +65,11 @@ def check_size(config, network, device):
         )
 
 
-def check_disk(run, ranks):
+def check_disk(run):
     """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
 
     Args:
         run: :class:`mixprec.training.preparation.Run`.
-        ranks: number of processes that train together.
 
     Returns:
         str: a line for the console.
@@ -80,7 +79,7 @@ def check_disk(run, ranks):
     """
     config, out, size = run.config, run.out, _snapshot(run.config, run.optimizer)
     best = config.snapshot.best and config.data.format != "synthetic"
-    kept = min(config.snapshot.keep, _snapshots(config, len(run.train), ranks))
+    kept = min(config.snapshot.keep, _snapshots(config, len(run.train), run.ranks.size))
     count = kept + best + 1  # one is written before the oldest is removed
     needed, there = count * size, sum(map(os.path.getsize, snapshots.all_in(out)))
     free = shutil.disk_usage(output.nearest_folder(out)).free
@@ -95,7 +94,7 @@ def check_disk(run, ranks):
     )
 
 
-def dry_run(run, trainer, limit, ranks):
+def dry_run(run, trainer, limit):
     """Measures memory and time with some real steps of the largest stage; the trainer is of no use afterwards.
 
     A step that clearly does not fit is not tried. On a CPU it is cut to a few images, and computed from them.
@@ -103,7 +102,6 @@ def dry_run(run, trainer, limit, ranks):
     Args:
         run: :class:`mixprec.training.preparation.Run`.
         trainer, limit: what it has built. The trainer talks to no other rank.
-        ranks: of :mod:`mixprec.training.processes`, those of the trainer.
 
     Returns:
         str: tables for the console.
@@ -112,12 +110,12 @@ def dry_run(run, trainer, limit, ranks):
         DoesNotFit: there is not enough memory, or disk space.
     """
     config, optimizer, train = run.config, run.optimizer, run.train
-    memory = estimates.first_guess(config, optimizer, run.report, limit.kept, ranks)
+    memory = estimates.first_guess(config, optimizer, run.report, limit.kept, run.ranks)
     _check(config, memory)
-    disk = check_disk(run, ranks.size)
+    disk = check_disk(run)
     held, largest = estimates.held(optimizer.target.device), at_largest(config)
     try:
-        time = timing.measure(config, trainer, train, ranks.size)
+        time = timing.measure(config, trainer, train, run.ranks.size)
         some = timing.some_images(largest, trainer, train, time)
         activations, peak = kept_activations.compared(largest, optimizer, limit.blocks, some)
     except MemoryError as error:

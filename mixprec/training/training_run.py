@@ -73,10 +73,9 @@ def carry_out(arguments, networks, ranks):
 
 
 def _dry_run(run):
-    apart = run.ranks.apart()
-    trainer, limit, resolved = run.build(apart)
+    trainer, limit, resolved = run.build(run.ranks.apart())
     described = run.describe(limit)
-    estimate = needs.dry_run(run, trainer, limit, apart)
+    estimate = needs.dry_run(run, trainer, limit)
     print("\n".join([*described, "", resolved, str(run.report), "", estimate, ""]))
     print(f"dry run: all is well; without --dry-run the results would go to {one_line(run.out)}")
 
@@ -103,7 +102,7 @@ def _heartbeat(trainer, ranks):
 
 def _begin(run, limit, lock):
     """Makes and locks the results folder, and says what is trained."""
-    needs.check_disk(run, run.ranks.size)
+    needs.check_disk(run)
     if run.is_new:  # or was, when this run began
         lock.enter_context(output.created(run.out))
         run.ranks.works_in(run.out)
