@@ -46,5 +46,5 @@ def updater_of(config, network, specifier):
         :class:`~mixprec.training.updater.CapturedUpdater` if the config says so: ``update()`` runs one step.
     """
     train, val = images.open_sources(config)
-    model, _ = build_model(config, network, specifier)
-    return build_trainer(config, model, train, val, specifier, out=".").updater
+    _, optimizer, _ = build_model(config, network, specifier)
+    return build_trainer(config, optimizer, train, val, out=".").updater

@@ -13,13 +13,14 @@ class UnknownName(ValueError):
         names: all names.
 
     Attributes:
+        what: likewise.
         pattern: the pattern.
         names: all names.
     """
 
     def __init__(self, argument, what, pattern, names):
         super().__init__(f"{argument}: {pattern!r} {no_match(what, pattern, names)}")
-        self.pattern, self.names = pattern, names
+        self.what, self.pattern, self.names = what, pattern, names
 
 
 def no_match(what, pattern, names):

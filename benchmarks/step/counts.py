@@ -25,7 +25,7 @@ from mixprec.graph_capture.verification import Verification
 from mixprec.training import images
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.model import build_model
-from mixprec.training.optimizers import attribute, build_optimizer
+from mixprec.training.optimizers import attribute
 
 # Of nhwc_fused_batched.yaml and static_graph.yaml: everything on, without and with a graph.
 EAGER, CAPTURED = "eager", "captured"
@@ -104,9 +104,9 @@ def count(config, network):
     Raises:
         RuntimeError: steps do not come to be alike, or no graph is launched.
     """
-    model, _ = build_model(config, network, "@numpy")
+    _, optimizer, _ = build_model(config, network, "@numpy")
     batch = _first_batch(config)
-    with _on_device(config, model, batch) as (optimizer, lossfun, given):
+    with _on_device(config, optimizer, batch) as (lossfun, given):
         rate, images_in_step = attribute(config.optimizer.name), len(batch[0]) * config.training.accumulation_steps
         eager = _eager(optimizer, rate, lossfun, given, images_in_step)
         if config.capture.mode == "off":
@@ -190,15 +190,15 @@ def _first_batch(config):
 
 
 @contextlib.contextmanager
-def _on_device(config, model, batch):
-    """Gives an optimizer, a loss function and its arguments on a device that is installed for them, under a trainer."""
+def _on_device(config, optimizer, batch):
+    """Gives a loss function and its arguments on a device that is installed for an optimizer, under a trainer."""
     null_device.install()
-    optimizer = build_optimizer(config, null_device.send(model))
+    model = null_device.send(optimizer.target)
     lossfun, *given = _asked(config, model, lambda: list(map(null_device.array, batch)))
     reporter = chainer.Reporter()  # as a trainer's
     reporter.add_observers("main", model.namedlinks())
     with reporter.scope({}):
-        yield optimizer, lossfun, given
+        yield lossfun, given
 
 
 def _replayed(config, optimizer, rate, lossfun, given):

@@ -87,11 +87,11 @@ class Made:
 
     Args:
         plan: :class:`~mixprec.activation_memory.planning.Plan`.
-        recording: :class:`~mixprec.activation_memory.recording.Recording` that it is for.
         signature: of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
         in_use: bytes that were in use on the device when the round began that was recorded.
 
     Attributes:
+        plan, signature, in_use: the same.
         choices: ``"keep"``, ``"swap"`` or ``"recompute"`` for each buffer.
         out: ``{event: numbers of buffers}`` that are copied out before an event.
         release: likewise, whose memory is given back.
@@ -100,13 +100,12 @@ class Made:
         sources_at: ``{event: buffers}`` that others are computed from before that event.
     """
 
-    def __init__(self, plan, recording, signature, in_use):
-        self.signature = signature
-        self.in_use = in_use
-        self.choices = plan.choices
+    def __init__(self, plan, signature, in_use):
+        self.plan, self.signature, self.in_use = plan, signature, in_use
+        self.choices, buffers = plan.choices, plan.recording.buffers
         self.out, self.release, self.back = (collections.defaultdict(list) for _ in range(3))
         self.last, self.sources_at = {}, collections.defaultdict(list)
-        for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):
+        for number, (buffer, choice) in enumerate(zip(buffers, plan.choices, strict=True)):
             if choice == "keep":
                 continue
             self.release[plan.release[number]].append(number)
@@ -114,11 +113,11 @@ class Made:
             if choice == "swap":
                 self.out[buffer.made + 1].append(number)
                 self.back[plan.back[number]].append(number)
-        for buffer, choice in zip(recording.buffers, plan.choices, strict=True):
+        for buffer, choice in zip(buffers, plan.choices, strict=True):
             if choice == "recompute":
                 for source in buffer.recomputation.sources:
                     self.sources_at[buffer.needs[0]].append(source)
                     if source in self.last:
                         self.last[source] = max(self.last[source], buffer.needs[0])
         for numbers in self.back.values():
-            numbers.sort(key=lambda number: recording.buffers[number].needs[0])
+            numbers.sort(key=lambda number: buffers[number].needs[0])

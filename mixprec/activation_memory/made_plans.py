@@ -26,8 +26,6 @@ class Plans:
 
     Attributes:
         made: list of :class:`~mixprec.activation_memory.following.Made`.
-        plans: list of :class:`~mixprec.activation_memory.planning.Plan`.
-        recordings: list of :class:`~mixprec.activation_memory.recording.Recording` that they were made from.
         has_deviated: whether a round was none of those that were recorded, and the next one is to be recorded.
     """
 
@@ -38,7 +36,7 @@ class Plans:
         self._say = say
         self._unplanned = []
         self._replanned = 0
-        self.made, self.plans, self.recordings = [], [], []
+        self.made = []
         self.has_deviated = False
 
     def afresh(self):
@@ -72,7 +70,8 @@ class Plans:
                 each.in_use, each.times = max(each.in_use, in_use), each.times + 1
                 if each.times >= _RECORDED:
                     self._unplanned.remove(each)
-                    self._plan(each.recording, ended, each.in_use)
+                    self.made.append(self._made(each.recording, ended.copies, ended.signature, each.in_use))
+                    ended.copies.trim()
                 return
         if len(self._unplanned) == _UNLIKE:
             announce(
@@ -83,19 +82,11 @@ class Plans:
             del self._unplanned[0]
         self._unplanned.append(_Unplanned(ended.signature, recording, in_use, ended.read_later))
 
-    def _plan(self, recording, ended, in_use):
-        copies = ended.copies
-        found = self._made_of(recording, copies)
-        self.made.append(Made(found, recording, ended.signature, in_use))
-        self.plans.append(found)
-        self.recordings.append(recording)
-        copies.trim()
-
-    def _made_of(self, recording, copies):
+    def _made(self, recording, copies, signature, in_use):
         budget = in_bytes(self._budget, copies.total())
         found = plan(recording, budget, Bus(*copies.bus()), recompute=self._recompute, smallest=self._smallest)
         self._say(str(found))
-        return found
+        return Made(found, signature, in_use)
 
     def grow(self, copies, in_use):
         """Plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
@@ -109,13 +100,10 @@ class Plans:
             return
         self._replanned += 1
         for place, made in enumerate(self.made):
-            more = in_use - made.in_use
-            recording = self.recordings[place]
+            recording, more = made.plan.recording, in_use - made.in_use
             events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
             recording = dataclasses.replace(recording, events=events)
-            found = self._made_of(recording, copies)
-            self.made[place] = Made(found, recording, made.signature, in_use)
-            self.plans[place], self.recordings[place] = found, recording
+            self.made[place] = self._made(recording, copies, made.signature, in_use)
 
 
 @dataclasses.dataclass

@@ -121,12 +121,12 @@ class Offload:
     @property
     def plans(self):
         """List of :class:`~mixprec.activation_memory.planning.Plan`, one for each kind of round."""
-        return self._plans.plans
+        return [made.plan for made in self._plans.made]
 
     @property
     def recordings(self):
         """List of :class:`~mixprec.activation_memory.recording.Recording` that they were made from."""
-        return self._plans.recordings
+        return [plan.recording for plan in self.plans]
 
     def __enter__(self) -> "Offload":
         if _active.offload is not None:

@@ -80,7 +80,7 @@ class Collector(Observer):
         names = [name for name in names if name is not None]
         layer = self._known(names, params)
         if layer is None:
-            size = FilterLayer.largest(names, w_shape, convolution.groups)
+            size = max(FilterLayer.sizes(names, w_shape, convolution.groups))
             if size > self.largest:
                 self.too_large[names[0]] = size
                 return

@@ -18,6 +18,7 @@ the step is not skipped. On a device nothing is read.
 """
 
 import abc
+import math
 
 import numpy as np
 from chainer import backend
@@ -166,15 +167,14 @@ class FilterLayer(Layer):
     """
 
     def __init__(self, names, w_shape, groups, like):
-        self._filters, self._elements = w_shape[0], w_shape[1] * w_shape[2] * w_shape[3]
+        self._filters, self._elements = w_shape[0], math.prod(w_shape[1:])
         self._filter_size, self.groups = tuple(w_shape[1:3]), groups
-        sizes = self._elements + len(names) - 1, self._filters // groups
-        super().__init__(names, [(groups, size, size) for size in sizes], like)
+        super().__init__(names, [(groups, size, size) for size in self.sizes(names, w_shape, groups)], like)
 
     @staticmethod
-    def largest(names, w_shape, groups):
-        """Returns the size of the larger of the two matrices of a layer."""
-        return max(w_shape[1] * w_shape[2] * w_shape[3] + len(names) - 1, w_shape[0] // groups)
+    def sizes(names, w_shape, groups):
+        """Returns the numbers of rows of the two matrices of a layer."""
+        return math.prod(w_shape[1:]) + len(names) - 1, w_shape[0] // groups
 
     def fits(self, w_shape, groups):
         """Whether a use of the filters is like the one that the layer was made for."""

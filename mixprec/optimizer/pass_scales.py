@@ -14,7 +14,7 @@ import numpy as np
 
 from mixprec.backends import aside
 from mixprec.compat.registry import Patch
-from mixprec.master_arrays import OWNER
+from mixprec.master_arrays import MASTER, OWNER, master_of
 from mixprec.optimizer.grad_scales import (
     MIXED,
     NOT_REACHED,
@@ -133,6 +133,9 @@ def _moving(to_device):
     def run(self, device):
         scale = grad_scale_of(self) if hasattr(self, OWNER) else None
         to_device(self, device)
+        master = master_of(self)
+        if master is not None:  # others than a step read it, too
+            self.__dict__[MASTER] = id(self), self.device.send(master)
         if isinstance(scale, UsedScale):
             self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
 

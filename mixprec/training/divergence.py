@@ -10,10 +10,10 @@ import math
 import chainer
 import numpy as np
 from chainer import Deserializer
-from chainer.training import extension
 
 from mixprec.backends.transfers import to_host
 from mixprec.training.snapshots import contents
+from mixprec.training.unsaved_triggers import EachIteration
 
 _LOSSES = {"main/loss": "the training loss", "validation/main/loss": "the validation loss"}
 # A loss of a classifier is a difference of logits: with a larger one they do not fit into float16, nor do larger
@@ -27,7 +27,7 @@ class Diverged(RuntimeError):
     """Training came to its end with a network that is worth nothing; the message is one line."""
 
 
-class SoundLosses(extension.Extension):
+class SoundLosses(EachIteration):
     """Knows whether the network is sound: losses of the last step, weights and running statistics are finite.
 
     A loss must also be at most 65504, the largest number of float16, and so must weights. It reads from a GPU only when
@@ -44,11 +44,6 @@ class SoundLosses(extension.Extension):
         self._ranks = ranks
         self._values = {}  # of the last step, by name
         self._has_said = False
-
-    @staticmethod
-    def trigger(trainer):
-        """Fires always; Chainer's would keep in snapshots when it was last called."""
-        return True
 
     def __call__(self, trainer):
         self._values = {name: _value(trainer.observation[name]) for name in _LOSSES if name in trainer.observation}

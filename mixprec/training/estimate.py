@@ -11,7 +11,7 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends.host_memory import resident_memory
-from mixprec.training.model import EXAMPLE
+from mixprec.training.networks import EXAMPLE
 from mixprec.training.stages import largest_stage
 
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
@@ -51,24 +51,21 @@ class Memory:
         return f"a step takes about {in_words(self.needed)}{each}, and {self.where} has {in_words(self.available)} free"
 
 
-def first_guess(config, trainer, report, ranks=None):
+def first_guess(config, optimizer, report, kept, ranks):
     """Returns the :class:`Memory` of weights, optimizer state and a batch; what else there is, is found by trying.
 
     Args:
         config: :class:`mixprec.config.Config`.
-        trainer: from :func:`mixprec.training.trainer.build_trainer`.
-        report: of the conversion, from an example of :data:`~mixprec.training.model.EXAMPLE` images.
-        ranks: of :mod:`mixprec.training.processes`; ``None`` for one process.
+        optimizer: from :func:`mixprec.training.optimizers.build_optimizer`; its model is converted.
+        report: of the conversion, from an example of :data:`~mixprec.training.networks.EXAMPLE` images.
+        kept: bytes that layers keep of that example.
+        ranks: of :mod:`mixprec.training.processes`.
     """
-    updater, stage = trainer.updater, largest_stage(config)
-    optimizer, blocks = updater.get_optimizer("main"), updater.blocks
+    stage, device = largest_stage(config), optimizer.target.device
     params = [param for param in optimizer.target.params() if param.array is not None]
     masters = 4 * sum(param.size for param in params if param.dtype != np.float32)
     gradients = sum(param.array.nbytes for param in params if param.requires_grad)
-    wide = 1 if on_gpu(updater.device) or config.precision.compute == "float32" else 2
-    kept = report.activation_bytes[1] if blocks is None else blocks.kept_with + blocks.largest
-    if config.memory.budget is not None:  # what does not fit waits elsewhere
-        kept = 0
+    wide = 1 if on_gpu(device) or config.precision.compute == "float32" else 2
     example = kept + _ON_THE_WAY * wide * report.largest_activation_bytes
     scale = stage.batch_size / EXAMPLE * (stage.size / config.data.size) ** 2
     parts = {
@@ -76,12 +73,7 @@ def first_guess(config, trainer, report, ranks=None):
         OPTIMIZER: state(optimizer),
         BATCH: int(example * scale),
     }
-    return Memory(parts, *available(updater.device), sharing(updater.device, ranks))
-
-
-def sharing(device, ranks):
-    """Returns how many processes share the memory of a device."""
-    return 1 if ranks is None or on_gpu(device) else ranks.local_size
+    return Memory(parts, *available(device), 1 if on_gpu(device) else ranks.local_size)
 
 
 def state(optimizer):

@@ -10,17 +10,16 @@ import os
 import platform
 import time
 
-from chainer.training import extension
-
 from mixprec import files
 from mixprec.process_start import start_of
 from mixprec.training.stopping import Stopped
+from mixprec.training.unsaved_triggers import EachIteration
 
 FILE = "status.json"
 _SECONDS = 1  # from one heartbeat to the next, at least
 
 
-class Heartbeat(extension.Extension):
+class Heartbeat(EachIteration):
     """Writes ``status.json`` once a second at most, while steps or batches of an evaluation come to an end.
 
     It tells of a run that was killed, too: the file says ``training``, and its process is gone. It is renamed to its
@@ -47,11 +46,6 @@ class Heartbeat(extension.Extension):
         self._iteration, self._epoch = 0, 0.0
         self._first = None  # epoch and time after the first step of this process
         self._next = -math.inf
-
-    @staticmethod
-    def trigger(trainer):
-        """Fires always; Chainer's would keep in snapshots when it was last called."""
-        return True
 
     def initialize(self, trainer):
         """Says that training begins, or goes on."""

@@ -1,11 +1,12 @@
 """What layers keep for the backward pass: the config section ``memory``, and a comparison of what it could be.
 
-The training command calls :func:`limit` when the trainer is there, and the dry run calls :func:`compared`.
+The training command calls :func:`limit` before it builds the trainer, and the dry run calls :func:`compared`.
 """
 
 import dataclasses
 import os
 import tempfile
+from typing import Any
 
 import numpy as np
 from chainer import backend
@@ -27,46 +28,64 @@ _ROUNDS = 3  # in two of which a round is recorded
 _SHARE = 0.8  # of what is free; the rest is for graphs, workspaces and batches made ahead, which the guess leaves out
 
 
-def limit(config, trainer, report, out, ranks):
-    """Does what the section ``memory`` says: marks blocks that are recomputed, and gives the updater what offloads.
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What limits the memory of activations.
+
+    Attributes:
+        memory: from :func:`mixprec.offload`, to be entered for each step; ``None`` without ``memory.budget``.
+        blocks: :class:`~mixprec.activation_memory.network_blocks.Blocks` that are recomputed, or ``None``.
+        kept: bytes that layers keep of the example that the network was looked at with.
+        lines: list of str, for the console.
+    """
+
+    memory: Any
+    blocks: Any
+    kept: int
+    lines: list
+
+
+def limit(config, optimizer, report, out, ranks):
+    """Does what the section ``memory`` says: marks blocks that are recomputed, and makes what offloads.
 
     Args:
         config: :class:`mixprec.config.Config`.
-        trainer: from :func:`mixprec.training.trainer.build_trainer`.
+        optimizer: from :func:`mixprec.training.optimizers.build_optimizer`; its model is converted.
         report: of the conversion.
         out: results folder.
         ranks: of :mod:`mixprec.training.processes`.
 
     Returns:
-        list of str: what it has done, for the console.
+        Limit
 
     Raises:
         OneLineError: ``memory.to`` does not go with the device, or is no folder.
     """
-    settings, updater, lines = config.memory, trainer.updater, []
+    settings, model, lines = config.memory, optimizer.target, []
+    memory, blocks, kept = None, None, report.activation_bytes[1]
     is_blocks = settings.recompute == "blocks"
     if settings.recompute == "auto" and settings.budget is None:
-        guess = estimates.first_guess(config, trainer, report, ranks)
+        guess = estimates.first_guess(config, optimizer, report, kept, ranks)
         is_blocks = not dataclasses.replace(guess, available=int(_SHARE * guess.available)).fits
     if is_blocks:
-        updater.blocks = _found(trainer, config.data.size)
-        for block in updater.blocks.blocks:
-            mixprec.recompute(block.link)
-        kept, all_kept = updater.blocks.kept_with, updater.blocks.kept
+        blocks = _found(model, config.data.size)
+        _recompute(blocks)
+        kept = blocks.kept_with + blocks.largest
         lines.append(
-            f"memory: {len(updater.blocks.blocks)} blocks are computed again in the backward pass; layers keep "
-            f"{estimates.in_words(kept // EXAMPLE)} for an image, not {estimates.in_words(all_kept // EXAMPLE)}"
-            if updater.blocks.blocks
+            f"memory: {len(blocks.blocks)} blocks are computed again in the backward pass; layers keep "
+            f"{estimates.in_words(blocks.kept_with // EXAMPLE)} for an image, not "
+            f"{estimates.in_words(blocks.kept // EXAMPLE)}"
+            if blocks.blocks
             else "memory: no link of the network saves memory if it is computed again; mark functions in its code by "
             "mixprec.recompute, or set memory.budget"
         )
     if settings.budget is not None:
-        to = _other_memory(settings.to, updater.device, out)
-        updater.memory = mixprec.offload(
-            settings.budget, to, recompute=settings.recompute != "none", say=_print if ranks.is_first else _say_nothing
-        )
+        to = _other_memory(settings.to, model.device, out)
+        say = _print if ranks.is_first else _say_nothing
+        memory = mixprec.offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
+        kept = 0  # what does not fit waits elsewhere
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
-    return lines
+    return Limit(memory, blocks, kept, lines)
 
 
 def _print(text):
@@ -91,9 +110,13 @@ def _other_memory(to, device, out):
     return to or out
 
 
-def _found(trainer, size):
-    model, device = trainer.updater.get_optimizer("main").target, trainer.updater.device
-    return blocks_of(model.predictor, device.send(np.zeros((EXAMPLE, 3, size, size), np.float32)))
+def _found(model, size):
+    return blocks_of(model.predictor, model.device.send(np.zeros((EXAMPLE, 3, size, size), np.float32)))
+
+
+def _recompute(blocks):
+    for block in blocks.blocks:
+        mixprec.recompute(block.link)
 
 
 def _named(to):
@@ -117,12 +140,13 @@ class Way:
     note: str = ""
 
 
-def compared(config, trainer, arrays):
+def compared(config, optimizer, blocks, arrays):
     """Compares all kept, blocks recomputed, and offloaded, by two recorded passes each of a few images.
 
     Args:
         config: :class:`mixprec.config.Config`.
-        trainer: from :func:`mixprec.training.trainer.build_trainer`; it is of no use afterwards.
+        optimizer: as for :func:`limit`; it is of no use afterwards.
+        blocks: those that are recomputed, see :class:`Limit`.
         arrays: a few images and their labels, on the device.
 
     Returns:
@@ -133,34 +157,31 @@ def compared(config, trainer, arrays):
     """
     scale = config.training.batch_size / len(arrays[0])
     with tempfile.TemporaryDirectory() as folder:
-        to = "host" if isinstance(trainer.updater.device, backend.GpuDevice) else folder
+        to = "host" if isinstance(optimizer.target.device, backend.GpuDevice) else folder
         copies = copies_for(arrays[0], to)
-        bus = Bus(*copies.bus())
-        total = copies.total()
+        bus, total = Bus(*copies.bus()), copies.total()
         copies.close()
         with keeping_all():
-            recording = _scaled(_recorded(trainer, arrays, to, scale), scale)
+            recording = _recorded(optimizer, arrays, to, scale)
         kept = plan(recording, None, bus)
-        ways = [Way("all kept", kept.peak, kept.seconds), *_recomputed(config, trainer, arrays, to, scale)]
-    own = [ways[0] if trainer.updater.blocks is None else ways[-1]]
+        again = _found(optimizer.target, config.data.size) if blocks is None else blocks
+        ways = [Way("all kept", kept.peak, kept.seconds), *_recomputed(again, optimizer, arrays, to, scale)]
+    own = [ways[0] if blocks is None else ways[-1]]
     smallest = least(recording, smallest=SMALLEST)
-    budget = config.memory.budget
-    budget = smallest if budget is None else in_bytes(check_budget(budget), total)
-    name = "offloaded, to the least" if config.memory.budget is None else f"offloaded, {config.memory.budget}"
-    for recompute in (False, True):
-        note = ", or recomputed by layers" if recompute else ""
+    given = config.memory.budget
+    budget = smallest if given is None else in_bytes(check_budget(given), total)
+    name = f"offloaded, {'to the least' if given is None else given}"
+    for recompute, also in ((False, ""), (True, ", or recomputed by layers")):
         try:
             found = plan(recording, budget, bus, recompute=recompute, smallest=SMALLEST)
-            ways.append(Way(name + note, found.schedule.peak, found.schedule.seconds))
+            ways.append(Way(name + also, found.schedule.peak, found.schedule.seconds))
         except DoesNotFit as error:
             least_words = estimates.in_words(error.least)
-            ways.append(Way(name + note, None, 0.0, f"does not fit, {least_words} is the least that would do"))
-    if all(way.peak is None for way in ways[-2:]):
-        raise OneLineError(
-            f"memory.budget {config.memory.budget}: a step {ways[-1].note}; raise it, or lower training.batch_size"
-        )
-    if config.memory.budget is not None:
-        own = [way for way in ways[-2:] if way.peak is not None]
+            ways.append(Way(name + also, None, 0.0, f"does not fit, {least_words} is the least that would do"))
+    offloaded = [way for way in ways[-2:] if way.peak is not None]
+    if not offloaded:
+        raise OneLineError(f"memory.budget {given}: a step {ways[-1].note}; raise it, or lower training.batch_size")
+    own = own if given is None else offloaded
     lines = [
         f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is that "
         "of the whole process on its device"
@@ -175,29 +196,22 @@ def compared(config, trainer, arrays):
     return "\n".join(lines), min(way.peak for way in own)
 
 
-def _recorded(trainer, arrays, to, scale):
-    """Returns the recording of a forward and backward pass and an update."""
+def _recorded(optimizer, arrays, to, scale):
+    """Returns the recording of a forward and backward pass and an update, scaled."""
     memory = mixprec.offload(LARGEST, to, smallest=int(SMALLEST / scale))
-    optimizer = trainer.updater.get_optimizer("main")
     for _ in range(_ROUNDS):
         with memory:
-            optimizer.update(trainer.updater.loss_func or optimizer.target, *arrays)
-    return memory.recordings[0]
+            optimizer.update(optimizer.target, *arrays)
+    return _scaled(memory.recordings[0], scale)
 
 
-def _recomputed(config, trainer, arrays, to, scale):
+def _recomputed(blocks, optimizer, arrays, to, scale):
     """Yields how it is with recomputed blocks; nothing if there are none."""
-    marked = trainer.updater.blocks is not None
-    blocks = trainer.updater.blocks or _found(trainer, config.data.size)
     if not blocks.blocks:
         return
-    for block in blocks.blocks:
-        mixprec.recompute(block.link)
-    found = plan(_scaled(_recorded(trainer, arrays, to, scale), scale), None, Bus(1.0, 1.0))
+    _recompute(blocks)
+    found = plan(_recorded(optimizer, arrays, to, scale), None, Bus(1.0, 1.0))
     yield Way(f"{len(blocks.blocks)} blocks recomputed", found.peak, found.seconds)
-    if not marked:
-        for block in blocks.blocks:
-            mixprec.recompute(block.link, on=False)
 
 
 def _scaled(recording, factor):

@@ -1,8 +1,10 @@
 """Builds the model of a config: the network, the loss, the accuracies, and the conversion.
 
-The training command calls :func:`build_model` before it builds the trainer. The dry run, in
-:mod:`mixprec.training.needs`, calls it as well.
+The training command calls :func:`make_model`, sets up the optimizer, and then calls :func:`convert_model`, so that FP32
+masters start from weights that are not rounded. :func:`build_model` does all three for one process.
 """
+
+import dataclasses
 
 import chainer
 import chainer.functions as F
@@ -13,66 +15,82 @@ import mixprec
 from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
-from mixprec.name_patterns import UnknownName, no_match
+from mixprec.name_patterns import UnknownName
 from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
-from mixprec.training.optimizers import NETWORK, build_optimizer
+from mixprec.training.optimizers import NETWORK, build_optimizer, check_parts, unknown
 
 
-def build_model(config, network, device, rank=0, weights=None):
-    """Seeds the random generators, tells cuDNN what the config says, builds the classifier, and converts it.
+def build_model(config, network, device, weights=None):
+    """Builds the model and the optimizer of a config.
+
+    Args:
+        config, network, device, weights: as for :func:`make_model`.
+
+    Returns:
+        ``(model, optimizer, report)``: an :class:`ImageClassifier` on the device, the
+        :class:`~mixprec.MixedPrecisionOptimizer` that is set up on it, and the report of the conversion.
+
+    Raises:
+        ConfigError: as :func:`make_model` and :func:`convert_model` raise it.
+    """
+    model = make_model(config, network, device, weights)
+    optimizer = build_optimizer(config, model)
+    return model, optimizer, convert_model(config, model, device)
+
+
+def make_model(config, network, device, weights=None):
+    """Seeds the random generators, tells cuDNN what the config says, and makes the classifier.
 
     Args:
         config: :class:`mixprec.config.Config`.
         network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
             called with ``zero_init_residual=True`` and with ``stochastic_depth`` if the config says so.
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
-        rank: of this process, where several train together.
         weights: :class:`mixprec.training.starting_weights.StartingWeights`, or ``None`` for those of the
             network.
 
     Returns:
-        ``(model, report)``: an :class:`ImageClassifier` on the device, and the report of the conversion. Masters start
-        from the weights as the network or the file has them, in float32.
+        ImageClassifier: on the host, with the weights as the network or the file has them, in float32.
 
     Raises:
         ConfigError: one of these keys is set, and the network does not take it; or a network of the user's
-            raised, or is none; or ``weights`` are not for it, or a pattern of ``precision.keep_float32`` fits no link.
+            raised, or is none; or ``weights`` are not for it, or ``optimizer.rates`` and ``optimizer.freeze`` are not.
     """
     keywords = _keywords(config.model, network)
     device = chainer.get_device(device)
     device.use()
-    for xp in {np, device.xp}:
-        xp.random.seed(config.training.seed)
-    functions.reset_dropout()  # whose state is drawn from np.random once in a process
-    cudnn = config.cudnn
-    cudnn_settings.configure(
-        autotune=cudnn.autotune,
-        workspace=cudnn.workspace_mib * 2**20,
-        deterministic=cudnn.deterministic,
-        tf32=cudnn.allow_tf32,
-        compile_seconds=cudnn.compile_seconds,
-        search_seconds=cudnn.search_seconds,
-    )
+    _seed(device, config.training.seed)
+    cudnn = dataclasses.asdict(config.cudnn)
+    workspace, tf32 = cudnn.pop("workspace_mib") * 2**20, cudnn.pop("allow_tf32")
+    cudnn_settings.configure(workspace=workspace, tf32=tf32, **cudnn)
     made = make_network(config, network, keywords)
     if weights is not None:
         weights.load(made)
     options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold}
     model = ImageClassifier(made, config.training.label_smoothing, **options)
-    build_optimizer(config, model)  # the next one goes on with its masters, which are not rounded as the model will be
-    report = _convert(config, model)
-    model.to_device(device)
-    if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
-        for xp in {np, device.xp}:
-            xp.random.seed((config.training.seed + rank * 0x9E3779B1) % 2**32)
-        functions.reset_dropout()
-    return model, report
+    check_parts(config.optimizer, model)
+    return model
 
 
-def _convert(config, model):
+def convert_model(config, model, device, rank=0):
+    """Converts a classifier, and moves it to the device.
+
+    Args:
+        config: :class:`mixprec.config.Config`.
+        model: from :func:`make_model`; its optimizer is set up.
+        device: device specifier of Chainer.
+        rank: of this process, where several train together.
+
+    Returns:
+        The report of the conversion.
+
+    Raises:
+        ConfigError: a pattern of ``precision.keep_float32`` fits no link.
+    """
     try:
-        return mixprec.convert(
+        report = mixprec.convert(
             model,
             np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
             compute=config.precision.compute,
@@ -82,10 +100,18 @@ def _convert(config, model):
             keep_float32=tuple(f"{NETWORK}{pattern}" for pattern in config.precision.keep_float32),
         )
     except UnknownName as error:
-        pattern = error.pattern.removeprefix(NETWORK)
-        names = [name.removeprefix(NETWORK) for name in error.names if name != NETWORK and name.startswith(NETWORK)]
-        reason = no_match("link", pattern, names or ["/"])
-        raise ConfigError(f"'precision.keep_float32' has {pattern!r}, which {reason}") from error
+        raise unknown("precision.keep_float32", error) from error
+    device = chainer.get_device(device)
+    model.to_device(device)
+    if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
+        _seed(device, (config.training.seed + rank * 0x9E3779B1) % 2**32)
+    return report
+
+
+def _seed(device, seed):
+    for xp in {np, device.xp}:
+        xp.random.seed(seed)
+    functions.reset_dropout()  # whose state is drawn from np.random once in a process
 
 
 class ImageClassifier(L.Classifier):

@@ -12,10 +12,12 @@ import numpy as np
 from chainer import links
 
 from mixprec.config.data import Progressive
+from mixprec.kfac.layers import FilterLayer
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
 from mixprec.training import kept_activations, output, snapshots, timing
-from mixprec.training.model import EXAMPLE, build_model
+from mixprec.training.model import convert_model, make_model
+from mixprec.training.networks import EXAMPLE
 from mixprec.training.stages import Steps, at_largest, largest_stage, stages_of
 
 _ADVICE = {
@@ -38,7 +40,7 @@ def check_size(config, network, device):
 
     Args:
         config: :class:`mixprec.config.Config`.
-        network: as for :func:`mixprec.training.model.build_model`.
+        network: as for :func:`mixprec.training.model.make_model`.
         device: device specifier of Chainer.
 
     Raises:
@@ -50,7 +52,7 @@ def check_size(config, network, device):
     try:
         data = dataclasses.replace(config.data, size=_SMALL)
         small = dataclasses.replace(config, data=data, progressive=Progressive())
-        _, report = build_model(small, network, device)
+        report = convert_model(small, make_model(small, network, device), device)
         needed = sum(report.activation_bytes) + report.largest_activation_bytes
     except Exception:  # a network for images of one size, which is then looked at with that
         needed = EXAMPLE * _SMALL**2 * 3 * 4
@@ -63,15 +65,11 @@ def check_size(config, network, device):
         )
 
 
-def check_disk(config, trainer, images, out, ranks=1):
+def check_disk(run):
     """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
 
     Args:
-        config: :class:`mixprec.config.Config`.
-        trainer: from :func:`mixprec.training.trainer.build_trainer`.
-        images: number of training images.
-        out: results folder; it need not exist.
-        ranks: number of processes that train together.
+        run: :class:`mixprec.training.preparation.Run`.
 
     Returns:
         str: a line for the console.
@@ -79,9 +77,9 @@ def check_disk(config, trainer, images, out, ranks=1):
     Raises:
         DoesNotFit: there is not enough space.
     """
-    size = _snapshot(config, trainer)
+    config, out, size = run.config, run.out, _snapshot(run.config, run.optimizer)
     best = config.snapshot.best and config.data.format != "synthetic"
-    kept = min(config.snapshot.keep, _snapshots(config, images, ranks))
+    kept = min(config.snapshot.keep, _snapshots(config, len(run.train), run.ranks.size))
     count = kept + best + 1  # one is written before the oldest is removed
     needed, there = count * size, sum(map(os.path.getsize, snapshots.all_in(out)))
     free = shutil.disk_usage(output.nearest_folder(out)).free
@@ -96,18 +94,14 @@ def check_disk(config, trainer, images, out, ranks=1):
     )
 
 
-def dry_run(config, trainer, report, train, out, ranks):
+def dry_run(run, trainer, limit):
     """Measures memory and time with some real steps of the largest stage; the trainer is of no use afterwards.
 
     A step that clearly does not fit is not tried. On a CPU it is cut to a few images, and computed from them.
 
     Args:
-        config: :class:`mixprec.config.Config`.
-        trainer: from :func:`mixprec.training.trainer.build_trainer`.
-        report: of the conversion.
-        train: training images.
-        out: results folder; it need not exist.
-        ranks: of :mod:`mixprec.training.processes`; the trainer is one that talks to no other rank.
+        run: :class:`mixprec.training.preparation.Run`.
+        trainer, limit: what it has built. The trainer talks to no other rank.
 
     Returns:
         str: tables for the console.
@@ -115,15 +109,15 @@ def dry_run(config, trainer, report, train, out, ranks):
     Raises:
         DoesNotFit: there is not enough memory, or disk space.
     """
-    memory = estimates.first_guess(config, trainer, report, ranks)
+    config, optimizer, train = run.config, run.optimizer, run.train
+    memory = estimates.first_guess(config, optimizer, run.report, limit.kept, run.ranks)
     _check(config, memory)
-    disk = check_disk(config, trainer, len(train), out, ranks.size)
-    trainer.updater.memory = None  # its place is in the results folder
-    held, largest = estimates.held(trainer.updater.device), at_largest(config)
+    disk = check_disk(run)
+    held, largest = estimates.held(optimizer.target.device), at_largest(config)
     try:
-        time = timing.measure(config, trainer, train, ranks.size)
+        time = timing.measure(config, trainer, train, run.ranks.size)
         some = timing.some_images(largest, trainer, train, time)
-        activations, peak = kept_activations.compared(largest, trainer, some)
+        activations, peak = kept_activations.compared(largest, optimizer, limit.blocks, some)
     except MemoryError as error:
         key, value, advice = _blamed(config, estimates.BATCH)
         raise DoesNotFit(f"{key} {value}: a step runs out of the memory of {memory.where}; {advice}") from error
@@ -166,13 +160,12 @@ def _snapshots(config, images, ranks):
     return -(-length // period)
 
 
-def _snapshot(config, trainer):
+def _snapshot(config, optimizer):
     """Number of bytes of a snapshot: state of the optimizer is not there before the first step."""
-    optimizer = trainer.updater.get_optimizer("main")
     arrays = snapshots.contents(optimizer.target).values()
     size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
     size += estimates.state(optimizer)
-    size += 2 * 4 * _curvature(optimizer) // 2  # of averages and inverses one triangle
+    size += 4 * _curvature(optimizer)  # of averages and inverses one triangle
     if config.training.ema_decay is not None:
         size += 4 * sum(param.size for param in optimizer.target.params() if param.array is not None)
     return size
@@ -186,8 +179,7 @@ def _curvature(optimizer):
     for link in optimizer.target.links():
         if isinstance(link, (links.Convolution2D, links.Linear)) and link.W.array is not None:
             groups = getattr(link, "groups", 1)
-            filters, inputs = len(link.W.array), link.W.size // len(link.W.array)
-            sizes = inputs + (link.b is not None), filters // groups
+            sizes = FilterLayer.sizes([each for each in (link.W, link.b) if each is not None], link.W.shape, groups)
             if max(sizes) <= optimizer.preconditioner.largest:
                 elements += groups * sum(size**2 for size in sizes)
     return elements

@@ -1,8 +1,10 @@
 """Builds the optimizer of a config.
 
-:func:`build_optimizer` is called twice in a run: before the conversion of the model, so that masters start from weights
-that are not rounded, and for the trainer.
+The training command calls :func:`build_optimizer` before the conversion of the model, so that masters start from
+weights that are not rounded.
 """
+
+import dataclasses
 
 from chainer import optimizers
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
@@ -10,7 +12,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.name_patterns import UnknownName, no_match
-from mixprec.optimizer.part_rates import NothingToTrain, factors_of
+from mixprec.optimizer.part_rates import NothingToTrain, PartRates, factors_of
 from mixprec.optimizer_names import DECAYS, FIXED, OWN, RATES, WITH_KEY
 
 NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
@@ -21,11 +23,8 @@ def build_optimizer(config, model, communicator=None):
 
     Args:
         config: :class:`mixprec.config.Config`.
-        model: :class:`~mixprec.training.model.ImageClassifier` around the network.
-        communicator: of ChainerMN, or ``None``.
-
-    Raises:
-        ConfigError: a pattern of ``optimizer.rates`` or ``optimizer.freeze`` fits no parameter, or nothing is trained.
+        model: :class:`~mixprec.training.model.ImageClassifier`, which fits :func:`check_parts`.
+        communicator: of ChainerMN, or ``None``. With one all processes build their optimizers at the same time.
     """
     settings = config.optimizer
     inner = _inner(settings)
@@ -37,9 +36,8 @@ def build_optimizer(config, model, communicator=None):
         no_decay=None if settings.decay_norm_and_bias else "ndim <= 1",
         communicator=communicator,
         allreduce_dtype=None if communicator is None else config.precision.allreduce,
-        rates={f"{NETWORK}{pattern}": factor for pattern, factor in _rates(settings).items()},
-    )
-    _set_up(optimizer, model, settings)
+        rates=_rates(settings),
+    ).setup(model)
     if settings.clip_norm is not None:
         optimizer.add_hook(GradientClipping(settings.clip_norm))
     if settings.weight_decay > 0 and settings.name not in DECAYS:  # else it is in the formula
@@ -74,40 +72,56 @@ def described_parts(optimizer):
     return ", ".join(lines) or None
 
 
+def described_preconditioner(optimizer):
+    """Returns in words what gradients are multiplied by; ``None`` if there is nothing."""
+    if optimizer.preconditioner is None:
+        return None
+    settings = optimizer.preconditioner.settings
+    every = f"matrices every {settings['factor_every']}, inverses every {settings['inverse_every']} steps"
+    return f"K-FAC, damping {settings['damping']:g}, {every}"
+
+
 def _rates(settings):
     """Returns the factors by pattern, the last of which counts: what is frozen is frozen."""
     rates = dict(settings.rates)
     for pattern in settings.freeze:
         rates.pop(pattern, None)
         rates[pattern] = 0.0
-    return rates
+    return {f"{NETWORK}{pattern}": factor for pattern, factor in rates.items()}
 
 
-def _set_up(optimizer, model, settings):
+def check_parts(settings, model):
+    """Checks the patterns of a config for parts of a network.
+
+    Args:
+        settings: :class:`mixprec.config.arithmetic.Optimizer`.
+        model: :class:`~mixprec.training.model.ImageClassifier` around the network.
+
+    Raises:
+        ConfigError: a pattern of ``optimizer.rates`` or ``optimizer.freeze`` fits no parameter, or nothing is trained.
+    """
     try:
-        optimizer.setup(model)
+        PartRates(_rates(settings)).of(model)
     except UnknownName as error:
-        pattern = error.pattern.removeprefix(NETWORK)
-        key = "freeze" if pattern in settings.freeze else "rates"
-        reason = no_match("parameter", pattern, [name.removeprefix(NETWORK) for name in error.names])
-        raise ConfigError(f"'optimizer.{key}' has {pattern!r}, which {reason}") from error
+        key = "freeze" if error.pattern.removeprefix(NETWORK) in settings.freeze else "rates"
+        raise unknown(f"optimizer.{key}", error) from error
     except NothingToTrain as error:
         raise ConfigError("'optimizer.freeze' and 'optimizer.rates' freeze all parameters") from error
+
+
+def unknown(key, error):
+    """Returns the ConfigError for an :class:`~mixprec.name_patterns.UnknownName` from a key of the config."""
+    pattern = error.pattern.removeprefix(NETWORK)
+    names = [name.removeprefix(NETWORK) for name in error.names if name.startswith(f"{NETWORK}/")]
+    return ConfigError(f"'{key}' has {pattern!r}, which {no_match(error.what, pattern, names or ['/'])}")
 
 
 def _preconditioner(config):
     if config.optimizer.preconditioner == "none":
         return None
-    settings = config.kfac
-    return mixprec.KFAC(
-        settings.damping,
-        norm_damping=settings.norm_damping,
-        decay=settings.ema_decay,
-        kl_clip=settings.kl_clip,
-        factor_every=settings.factor_every,
-        inverse_every=settings.inverse_every,
-        largest=settings.largest,
-    )
+    settings = dataclasses.asdict(config.kfac)
+    del settings["end_damping"]  # the schedule goes there
+    return mixprec.KFAC(decay=settings.pop("ema_decay"), **settings)
 
 
 def attribute(optimizer_name):

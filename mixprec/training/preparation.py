@@ -26,9 +26,9 @@ from mixprec.training import (
     tensorboard,
 )
 from mixprec.training.lock import locked
-from mixprec.training.model import build_model
+from mixprec.training.model import convert_model, make_model
 from mixprec.training.networks import find as find_network
-from mixprec.training.optimizers import described_parts
+from mixprec.training.optimizers import build_optimizer, described_parts, described_preconditioner
 from mixprec.training.schedule import described_rate
 from mixprec.training.starting_weights import StartingWeights
 from mixprec.training.trainer import build_trainer
@@ -57,12 +57,17 @@ def prepare(arguments, networks, ranks, lock):
         needs.check_size(config, network, device)
         # A snapshot has weights of its own.
         weights = StartingWeights(config.model) if config.model.weights is not None and snapshot is None else None
-        model, report = build_model(config, network, device, ranks.rank, weights)
+        model = make_model(config, network, device, weights)
+    if not arguments.dry_run:
+        ranks.connect()
+    optimizer = build_optimizer(config, model, ranks.communicator)
+    with ranks.together(), _placed(arguments):
+        report = convert_model(config, model, device, ranks.rank)
     train, val = _open_sources(config, ranks)
     if arguments.resume is not None:
         ranks.first(images.check_records, out, train)
     return Run(
-        arguments, config, ranks, device, reason, out, is_new, snapshot, changes, weights, model, report, train, val
+        arguments, config, ranks, device, reason, out, is_new, snapshot, changes, weights, optimizer, report, train, val
     )
 
 
@@ -81,11 +86,10 @@ class Run:
         snapshot: to go on from, or ``None``.
         changes: of the config since that, in words.
         weights: that it starts from, :class:`mixprec.training.starting_weights.StartingWeights`, or ``None``.
-        model: from :func:`mixprec.training.model.build_model`.
-        report: of its conversion.
+        optimizer: from :func:`mixprec.training.optimizers.build_optimizer`; its model is on the device.
+        report: of the conversion of the model.
         train: images, from :func:`mixprec.training.images.open_sources`.
         val: likewise, or ``None``.
-        limited: what limits the memory of activations, in words.
     """
 
     arguments: argparse.Namespace
@@ -98,20 +102,24 @@ class Run:
     snapshot: str | None
     changes: list
     weights: StartingWeights | None
-    model: Any
+    optimizer: Any
     report: Any
     train: Any
     val: Any
-    limited: list = dataclasses.field(default_factory=list)
 
     def build(self, ranks):
-        """Returns the trainer, which begins or goes on, and the config as it is written beside the results.
+        """Builds the trainer, which begins or goes on.
 
         Args:
             ranks: those that the trainer is to talk to; in a dry run it is alone.
+
+        Returns:
+            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.training.kept_activations.Limit`, the third
+            the config as it is written beside the results.
         """
-        trainer = build_trainer(self.config, self.model, self.train, self.val, self.device, self.out, ranks)
-        self.limited.extend(kept_activations.limit(self.config, trainer, self.report, self.out, ranks))
+        limit = kept_activations.limit(self.config, self.optimizer, self.report, self.out, ranks)
+        memory = None if self.arguments.dry_run else limit.memory  # its place is in the results folder
+        trainer = build_trainer(self.config, self.optimizer, self.train, self.val, self.out, ranks, memory)
         if self.snapshot is not None:
             self._load(trainer, ranks)
         history = trainer.get_extension(snapshot_settings.Settings.name).changes
@@ -123,29 +131,26 @@ class Run:
             version=mixprec.__version__,
             changes=history,
         )
-        return trainer, resolved
+        return trainer, limit, resolved
 
-    def describe(self, trainer):
-        """Returns in words, as a list of lines, what the trainer is about to do."""
+    def describe(self, limit):
+        """Returns in words, as a list of lines, what the trainer is about to do; ``limit`` is from :meth:`build`."""
         lines = [f"device: {self.device} ({self.reason})"]
         if self.ranks.described is not None:
             lines.append(one_line(f"ranks: {self.ranks.described}"))
-        lines += images.describe(self.config, self.train, self.val, trainer.updater.device)
+        lines += images.describe(self.config, self.train, self.val, self.optimizer.target.device)
         mixing = images.mixing_of(self.config)
         if mixing is not None:
             lines.append(f"mixing: {mixing}")
         rate = described_rate(self.config, self.ranks.size)
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
-        parts = described_parts(trainer.updater.get_optimizer("main"))
-        if parts is not None:
-            lines.append(f"parts: {parts}")
-        if self.config.optimizer.preconditioner != "none":
-            kfac = self.config.kfac
-            every = f"matrices every {kfac.factor_every}, inverses every {kfac.inverse_every} steps"
-            lines.append(f"preconditioner: K-FAC, damping {kfac.damping:g}, {every}")
+        for name, described in (("parts", described_parts), ("preconditioner", described_preconditioner)):
+            words = described(self.optimizer)
+            if words is not None:
+                lines.append(f"{name}: {words}")
         if self.weights is not None:
             lines.append(one_line(f"weights: {self.weights}"))
-        lines += self.limited
+        lines += limit.lines
         if self.config.capture.mode != "off":
             lines.append(f"capture: {_captures(self.device)}")
         if self.snapshot is not None:

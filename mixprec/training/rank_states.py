@@ -16,9 +16,10 @@ from chainer.training import extension
 
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.data.loaders.epochs import Stages
-from mixprec.training.averaging import average_of
+from mixprec.training.averaging import average_of, averaged_weights
 from mixprec.training.snapshots import SnapshotError
 from mixprec.training.stages import epochs_of
+from mixprec.training.unsaved_triggers import NeverCalled
 
 _PREFIX = "extensions/ranks/"
 _ITERATOR = "updater/iterator:main/"
@@ -29,7 +30,7 @@ _LOG = "extensions/LogReport/_summary/"
 _DIVISION = ("shard", "num_shards", "batch_size", "batches_before", "shuffle_window")
 
 
-class RankStates(extension.Extension):
+class RankStates(NeverCalled):
     """Brings the states of all ranks together: their mean for evaluation, all of them for a snapshot.
 
     Each rank moves the running statistics by its own images. Their mean over ranks is that of one process, as a moving
@@ -46,14 +47,6 @@ class RankStates(extension.Extension):
     def __init__(self, ranks):
         self._ranks = ranks
         self._gathered = None
-
-    @staticmethod
-    def trigger(trainer):
-        """Never fires."""
-        return False
-
-    def __call__(self, trainer):
-        """Does nothing."""
 
     def serialize(self, serializer):
         """Saves the states that were gathered; to load is the matter of :func:`own`."""
@@ -84,14 +77,10 @@ class RankStates(extension.Extension):
                 array[...] = value
 
     @contextlib.contextmanager
-    def evaluated(self, model, weights):
-        """Inside of the block the model is as it is to be evaluated.
-
-        Args:
-            model: the link.
-            weights: function that returns a context manager, inside of which it has the weights for that.
-        """
-        with weights(), self.averaged(list(statistics(model).values())):
+    def evaluated(self, trainer):
+        """Inside of the block the model of a trainer is as it is to be evaluated."""
+        model = trainer.updater.get_optimizer("main").target
+        with averaged_weights(trainer), self.averaged(list(statistics(model).values())):
             yield
 
     @contextlib.contextmanager

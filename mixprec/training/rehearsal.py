@@ -39,7 +39,7 @@ class Shape(NamedTuple):
         return f"{self.images} x {self.size}x{self.size}"
 
 
-def rehearse(config, trainer, train, val, ranks):
+def rehearse(config, trainer, train, val, ranks, memory=None):
     """Runs forward and backward pass of each shape of training, and the forward pass of each one of evaluation.
 
     Batches are random numbers: engines are compared on them, and zeros would hide a wrong one. Nothing is updated. What
@@ -54,6 +54,7 @@ def rehearse(config, trainer, train, val, ranks):
         train: training images.
         val: validation images, or ``None``.
         ranks: of :mod:`mixprec.training.processes`.
+        memory: that of the updater, from :func:`mixprec.offload`, or ``None``.
     """
     updater, begin = trainer.updater, time.perf_counter()
     steps = training_shapes(config, len(train), ranks.rank, ranks.size, updater.epoch_detail)
@@ -71,7 +72,7 @@ def rehearse(config, trainer, train, val, ranks):
     mixing = mixing_of(config, ranks.rank)
     for shape in steps:
         arrays = _arrays(config, updater, shape)
-        pass_of_training(updater, arrays if mixing is None else mixing(*arrays, 0))
+        pass_of_training(updater, arrays if mixing is None else mixing(*arrays, 0), memory)
         del arrays
         _give_memory_back(updater.device)
     for shape in evaluations:
@@ -116,17 +117,18 @@ def evaluation_shapes(config, images, one_shape, rank=0, ranks=1):
     return _largest_first({Shape(count, size) for count in _counts(epochs, rank)})
 
 
-def pass_of_training(updater, arrays):
+def pass_of_training(updater, arrays, memory=None):
     """Runs forward and backward pass, and leaves everything as it was.
 
     Args:
         updater: :class:`~mixprec.training.TimedUpdater`.
         arrays: of a batch, the arguments of the model, on the device.
+        memory: as for :func:`rehearse`.
     """
     optimizer = updater.get_optimizer("main")
-    model, memory = optimizer.target, updater.memory
+    model = optimizer.target
     lossfun = updater.loss_func or model
-    budget = contextlib.nullcontext() if memory is None else within_budget(memory.afresh())
+    budget = within_budget(None if memory is None else memory.afresh())
     with _unchanged(optimizer), _stream(model, isinstance(updater, CapturedUpdater)), budget:
         loss = lossfun(*arrays)
         model.cleargrads()

@@ -10,6 +10,7 @@ import math
 
 from chainer.training import extension
 
+from mixprec.config import run
 from mixprec.training.stages import Steps, stages_of
 
 
@@ -18,72 +19,55 @@ class Rates:
     """The learning rate over the epochs.
 
     The first ``warmup_epochs`` rise linearly from one iteration's share of ``peak`` to all of it (Goyal et al. 2017,
-    arXiv:1706.02677, section 2.2). What follows depends on ``kind``; ``progress`` is 0 at the end of the warm-up and 1
-    at the end of training:
+    arXiv:1706.02677, section 2.2). What follows depends on ``settings.kind``; ``progress`` is 0 at the end of the
+    warm-up, or with ``decay_from`` at the start of training, and 1 at the end of training:
 
     ============  ================================================================================================
     ``constant``  ``peak``
-    ``cosine``    ``end + (peak - end) * (1 + cos(pi * progress)) / 2`` (Loshchilov & Hutter 2017, arXiv:1608.03983,
-                  without restarts)
+    ``cosine``    ``end_lr + (peak - end_lr) * (1 + cos(pi * progress)) / 2`` (Loshchilov & Hutter 2017,
+                  arXiv:1608.03983, without restarts)
     ``step``      ``peak * gamma ** n`` after n of the ``milestones`` (He et al. 2015, arXiv:1512.03385, with gamma 0.1)
-    ``poly``      ``end + (peak - end) * (1 - progress) ** power`` (You et al. 2017, arXiv:1708.03888, and MLPerf's
-                  reference for LARS, with power 2)
+    ``poly``      ``end_lr + (peak - end_lr) * (1 - progress) ** power`` (You et al. 2017, arXiv:1708.03888, and
+                  MLPerf's reference for LARS, with power 2)
     ============  ================================================================================================
 
     Attributes:
-        kind: one of these.
+        settings: :class:`mixprec.config.run.Schedule`, with rates as they are scaled.
         peak: learning rate at the end of the warm-up.
-        end: learning rate at the end of training, for ``cosine`` and ``poly``.
         epochs: length of training in epochs.
-        warmup_epochs: length of the warm-up in epochs, may be fractional; less than ``epochs``.
         iteration_epochs: length of one iteration in epochs.
         earlier: of stages of training before the last one, in order: the epoch until which it goes, what the rate is
             multiplied by in it, and the length of one of its iterations in epochs.
-        milestones: epochs, for ``step``.
-        gamma: factor at each of them.
-        warmup_start: learning rate at which the warm-up begins and from which it rises to ``peak`` at its end; ``None``
-            for the above.
-        decay_from: ``"warmup"``, or ``"start"``: ``progress`` is 0 at the start of training, as in timm
-            (``CosineLRScheduler`` without ``warmup_prefix``).
-        by: ``"step"``, or ``"epoch"``: all steps of an epoch have the rate at its start.
-        power: exponent, for ``poly``.
     """
 
-    kind: str
+    settings: run.Schedule
     peak: float
-    end: float = 0.0
     epochs: int
-    warmup_epochs: float = 0.0
     iteration_epochs: float
     earlier: tuple[tuple[float, float, float], ...] = ()
-    milestones: tuple[float, ...] = ()
-    gamma: float = 0.1
-    power: float = 2.0
-    warmup_start: float | None = None
-    decay_from: str = "warmup"
-    by: str = "step"
 
     def at(self, epoch):
         """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
-        epoch = math.floor(epoch) if self.by == "epoch" else epoch
+        epoch = math.floor(epoch) if self.settings.by == "epoch" else epoch
         for until, factor, iteration_epochs in self.earlier:
             if epoch < until:
                 return factor * self._at(epoch, iteration_epochs)
         return self._at(epoch, self.iteration_epochs)
 
     def _at(self, epoch, iteration_epochs):
-        if epoch < self.warmup_epochs:
-            if self.warmup_start is not None:
-                return self.warmup_start + (self.peak - self.warmup_start) * epoch / self.warmup_epochs
-            return self.peak * min(1.0, (epoch + iteration_epochs) / self.warmup_epochs)
-        if self.kind == "constant":
+        settings, warmup, start = self.settings, self.settings.warmup_epochs, self.settings.warmup_start_lr
+        if epoch < warmup:
+            if start is not None:
+                return start + (self.peak - start) * epoch / warmup
+            return self.peak * min(1.0, (epoch + iteration_epochs) / warmup)
+        if settings.kind == "constant":
             return self.peak
-        if self.kind == "step":
-            return self.peak * self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
-        begin = self.warmup_epochs if self.decay_from == "warmup" else 0.0
+        if settings.kind == "step":
+            return self.peak * settings.gamma ** sum(epoch >= milestone for milestone in settings.milestones)
+        begin = warmup if settings.decay_from == "warmup" else 0.0
         left = 1.0 - min(1.0, (epoch - begin) / (self.epochs - begin))
-        share = left**self.power if self.kind == "poly" else (1.0 - math.cos(math.pi * left)) / 2
-        return self.end + (self.peak - self.end) * share
+        share = left**settings.power if settings.kind == "poly" else (1.0 - math.cos(math.pi * left)) / 2
+        return settings.end_lr + (self.peak - settings.end_lr) * share
 
 
 class Schedule(extension.Extension):
@@ -118,16 +102,15 @@ class Damping(extension.Extension):
 
     Args:
         kfac: :class:`mixprec.KFAC`.
-        start: damping at the beginning of training.
-        end: damping at the end.
-        epochs: length of training in epochs.
+        config: :class:`mixprec.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
     """
 
     trigger = 1, "iteration"
     priority = Schedule.priority
 
-    def __init__(self, kfac, start, end, epochs):
-        self._kfac, self._start, self._end, self._epochs = kfac, start, end, epochs
+    def __init__(self, kfac, config):
+        self._kfac, self._epochs, self._start = kfac, config.training.epochs, config.kfac.damping
+        self._end = self._start if config.kfac.end_damping is None else config.kfac.end_damping
 
     def initialize(self, trainer):
         """Sets the damping of the first iteration, or of the one after a resume."""
@@ -147,7 +130,11 @@ def rates_of(config, images, ranks=1):
         ranks: number of processes that train together.
     """
     schedule, steps, stages = config.schedule, Steps(config, images, ranks), stages_of(config)
-    peak, end = (scaled_rate(config, rate, ranks) for rate in (config.optimizer.lr, schedule.end_lr))
+    scaled = {
+        name: scaled_rate(config, rate, ranks)
+        for name in ("end_lr", "warmup_start_lr")
+        if (rate := getattr(schedule, name)) is not None
+    }
     scales = config.optimizer.base_batch_size is not None
     earlier = tuple(
         (
@@ -158,19 +145,11 @@ def rates_of(config, images, ranks=1):
         for stage, following in itertools.pairwise(stages)
     )
     return Rates(
-        kind=schedule.kind,
-        peak=peak,
-        end=end,
+        settings=dataclasses.replace(schedule, **scaled),
+        peak=scaled_rate(config, config.optimizer.lr, ranks),
         epochs=config.training.epochs,
-        warmup_epochs=schedule.warmup_epochs,
         iteration_epochs=1 / steps.in_epoch(stages[-1].first),
         earlier=earlier,
-        milestones=schedule.milestones,
-        gamma=schedule.gamma,
-        power=schedule.power,
-        warmup_start=None if schedule.warmup_start_lr is None else scaled_rate(config, schedule.warmup_start_lr, ranks),
-        decay_from=schedule.decay_from,
-        by=schedule.by,
     )
 
 

@@ -7,11 +7,11 @@ import json
 
 import numpy as np
 from chainer import Deserializer
-from chainer.training import extension
 
 from mixprec import config as configs
 from mixprec.optimizer_names import WITH_AVERAGE
 from mixprec.training.snapshots import SnapshotError, read
+from mixprec.training.unsaved_triggers import NeverCalled
 
 # The rest of a snapshot means something else with another value of these. The iterator compares the images, their order
 # and their augmentation itself.
@@ -34,7 +34,7 @@ _CONFIG, _RANKS = "extensions/settings/config", "extensions/settings/ranks"
 _FIRST = ("loss_scale.init_scale", "loss_scale.search", "model.weights", "model.zero_init_residual")
 
 
-class Settings(extension.Extension):
+class Settings(NeverCalled):
     """Keeps the config in snapshots, for :func:`compare`, and a list of its changes from one process to the next.
 
     Args:
@@ -50,14 +50,6 @@ class Settings(extension.Extension):
     def __init__(self, config, ranks=1):
         self._config, self._ranks = config, ranks
         self.changes = []
-
-    @staticmethod
-    def trigger(trainer):
-        """Never fires."""
-        return False
-
-    def __call__(self, trainer):
-        """Does nothing."""
 
     def serialize(self, serializer):
         """Saves the config and its changes, as JSON; loads the changes, as a run has the config that it is given."""

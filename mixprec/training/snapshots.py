@@ -4,7 +4,6 @@ The trainer writes them through :func:`extension` and :class:`BestSnapshot`. The
 resume from, and loads it before the first step.
 """
 
-import contextlib
 import math
 import os
 import re
@@ -70,17 +69,16 @@ def extension(keep):
 
 
 class BestSnapshot(chainer_extension.Extension):
-    """Keeps the snapshot with the highest value of an observation, in ``snapshot_best.npz``; of equal ones the first.
+    """Keeps the snapshot with the highest validation accuracy, in ``snapshot_best.npz``; of equal ones the first.
 
     The value is in the file, and a resumed run compares with that: it belongs to the file at any time, also if the run
     goes on from a snapshot that is older than it.
 
     Args:
         out: results folder.
-        key: name of the observation; called in other iterations, it does nothing.
+        ranks: of :mod:`mixprec.training.processes`. All observe the same value; rank 0 alone reads and writes
+            the file.
         in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
-        decide: function from a flag to that of rank 0, which alone knows the file. All ranks observe the same value.
-        is_first: whether this is rank 0, which writes.
         allowed: function that returns whether a trainer's state is worth a snapshot. A network whose loss is NaN has an
             accuracy like any other.
     """
@@ -88,29 +86,20 @@ class BestSnapshot(chainer_extension.Extension):
     trigger = 1, "iteration"
     priority = -99  # before the regular snapshot: a kill between the two must not lose it
 
-    def __init__(
-        self,
-        out,
-        key=_ACCURACY,
-        in_files=contextlib.nullcontext,
-        decide=bool,
-        is_first=True,
-        allowed=lambda trainer: True,
-    ):
-        self._in_files, self._decide, self._is_first, self._allowed = in_files, decide, is_first, allowed
+    def __init__(self, out, ranks, in_files, allowed=lambda trainer: True):
+        self._ranks, self._in_files, self._allowed = ranks, in_files, allowed
         self._path = os.path.join(out, BEST)
-        self._key = key
         self._value = -math.inf
 
     def __call__(self, trainer):
-        if self._key not in trainer.observation:
+        if _ACCURACY not in trainer.observation:
             return
-        value = float(trainer.observation[self._key])
-        if self._decide(value > self._value) and self._allowed(trainer):
+        value = float(trainer.observation[_ACCURACY])
+        if self._ranks.any(self._ranks.is_first and value > self._value) and self._allowed(trainer):
             self._value = value
             folder, name = os.path.split(self._path)
             with self._in_files(trainer):
-                if self._is_first:
+                if self._ranks.is_first:
                     AtomicWriter()(name, folder, npz.serialize(trainer))
 
     def serialize(self, serializer):
@@ -121,7 +110,7 @@ class BestSnapshot(chainer_extension.Extension):
         """
         if not isinstance(serializer, Deserializer):
             serializer("value", self._value)
-        elif self._is_first and os.path.exists(self._path):
+        elif self._ranks.is_first and os.path.exists(self._path):
             self._value = float(read(self._path, [f"extensions/{self.name}/value"]).popitem()[1])
 
 

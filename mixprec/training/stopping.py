@@ -10,6 +10,7 @@ from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
 from mixprec.backends.transfers import to_host
+from mixprec.training.unsaved_triggers import EachIteration
 
 
 class Stopped(Exception):
@@ -26,7 +27,7 @@ class Stopped(Exception):
         self.failure = None
 
 
-class Stopping(extension.Extension):
+class Stopping(EachIteration):
     """Ends training on SIGTERM, with a snapshot from which it goes on as if it had not been stopped.
 
     The iteration under way is finished, with all extensions; then comes the snapshot, and ``Trainer.run`` raises
@@ -52,11 +53,6 @@ class Stopping(extension.Extension):
         self._unfinished = None  # what was observed in the iteration whose evaluation was broken off
         self._finishing = False  # whether the present iteration is that one
         self._handler = None
-
-    @staticmethod
-    def trigger(trainer):
-        """Fires always; Chainer's would keep in snapshots when it was last called, and they come before that."""
-        return True
 
     def initialize(self, trainer):
         """Listens for the signal, and puts what is left of an unfinished iteration in the place of the first step."""
@@ -105,11 +101,11 @@ class Stopping(extension.Extension):
 
     def end(self, period, unit):
         """Returns the trigger that ends training after ``period``, and not before an unfinished iteration."""
-        return _End(period, unit, self)
+        return _Interval(period, unit, lambda is_due: self._unfinished is None and is_due())
 
     def evaluation(self, period, unit):
         """Returns the trigger of the evaluation, which also fires in an unfinished iteration."""
-        return _Evaluation(period, unit, self)
+        return _Interval(period, unit, lambda is_due: is_due() or self._finishing)
 
     def snapshot_before(self, evaluation, due):
         """Returns the extension that writes a snapshot that is due before the evaluation of its iteration.
@@ -146,22 +142,15 @@ class Stopping(extension.Extension):
         self._unfinished, self._finishing = None, True
 
 
-class _End(triggers.IntervalTrigger):
-    def __init__(self, period, unit, stopping):
+class _Interval(triggers.IntervalTrigger):
+    """Chainer's trigger; ``decide`` asks it whether an interval is over, which it may be asked once in an iteration."""
+
+    def __init__(self, period, unit, decide):
         super().__init__(period, unit)
-        self._stopping = stopping
+        self._decide = decide
 
     def __call__(self, trainer):
-        return self._stopping._unfinished is None and super().__call__(trainer)
-
-
-class _Evaluation(triggers.IntervalTrigger):
-    def __init__(self, period, unit, stopping):
-        super().__init__(period, unit)
-        self._stopping = stopping
-
-    def __call__(self, trainer):
-        return super().__call__(trainer) or self._stopping._finishing
+        return self._decide(lambda: triggers.IntervalTrigger.__call__(self, trainer))
 
 
 def _to_json(item):

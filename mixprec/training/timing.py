@@ -29,8 +29,8 @@ class Timing:
         images: number of training images in an epoch.
         epochs: number of epochs.
         ranks: number of processes that train together, one of which was timed.
-        size: height and width of the images in pixels.
-        work: what all epochs are, in epochs with images of this size, if time goes with the number of pixels.
+        work: what all epochs are, in epochs with images of the largest stage: time goes with the number of pixels.
+        at: which size that is, in words, if there are several.
     """
 
     loader: float
@@ -39,21 +39,20 @@ class Timing:
     step: str
     images: int
     epochs: int
-    ranks: int = 1
-    size: int = 0
-    work: float | None = None
+    ranks: int
+    work: float
+    at: str
 
     def __str__(self):
         rate = min(self.loader, self.steps) * self.ranks
         epoch = self.images / rate
-        work, at = (self.epochs, "") if self.work is None else (self.work, f" with {self.size} pixels")
         beside = "" if self.ranks == 1 else f" by {self.ranks} ranks, if none slows another one down"
         return (
             f"time, estimated from {self.batches} batches of the loader and {self.step}\n"
             f"  loader alone{self.loader:14.1f} images/s\n"
             f"  steps alone{self.steps:15.1f} images/s\n"
-            f"  about {rate:.3g} images/s{beside}: an epoch{at} ~ {in_words(epoch)}, all {self.epochs} ~ "
-            f"{in_words(work * epoch)}; evaluation and snapshots come on top"
+            f"  about {rate:.3g} images/s{beside}: an epoch{self.at} ~ {in_words(epoch)}, all {self.epochs} ~ "
+            f"{in_words(self.work * epoch)}; evaluation and snapshots come on top"
         )
 
 
@@ -73,18 +72,17 @@ def measure(config, trainer, images, ranks=1):
     Returns:
         Timing
     """
-    largest, stages = at_largest(config), {}
-    if config.progressive.until:
-        stages = {"size": largest.data.size, "work": _work(config, largest.data.size)}
+    largest, has_stages = at_largest(config), bool(config.progressive.until)
     loader, batches, batch = _time_loader(_small_batches(largest, images, trainer.updater.device))
     if isinstance(trainer.updater.device, backend.GpuDevice):
-        if stages:
-            shard = {"rank": 0, "ranks": ranks} if ranks > 1 else {}
-            trainer.updater._iterators["main"] = train_iterator(largest, images, trainer.updater.device, **shard)
+        if has_stages:
+            iterator = train_iterator(largest, images, trainer.updater.device, ranks=ranks)
+            trainer.updater._iterators["main"] = iterator
         steps, step = _time_updates(trainer.updater, len(images) / ranks)
     else:
         steps, step = _time_some_images(trainer.updater, batch)
-    return Timing(loader, batches, steps, step, len(images), config.training.epochs, ranks, **stages)
+    work, at = _work(config, largest.data.size), f" with {largest.data.size} pixels" if has_stages else ""
+    return Timing(loader, batches, steps, step, len(images), config.training.epochs, ranks, work, at)
 
 
 def _work(config, size):

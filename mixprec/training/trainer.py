@@ -6,7 +6,6 @@ The training command calls :func:`build_trainer` when model and images are there
 import functools
 import os
 
-import chainer
 from chainer import training
 from chainer.training import extensions, triggers
 from chainer.training.extension import PRIORITY_WRITER
@@ -22,7 +21,7 @@ from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.images import converter_of, mixing_of, train_iterator, val_iterator
 from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
-from mixprec.training.optimizers import attribute, build_optimizer
+from mixprec.training.optimizers import attribute
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
@@ -37,18 +36,18 @@ from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
 _EVALUATION = PRIORITY_WRITER - 1
 
 
-def build_trainer(config, model, train, val, device, out, ranks=None):
-    """Builds the trainer with its iterators, optimizer and extensions. Writes nothing.
+def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
+    """Builds the trainer with its iterators and extensions. Writes nothing.
 
     Args:
         config: :class:`mixprec.config.Config`.
-        model: classifier from :func:`mixprec.training.model.build_model`.
+        optimizer: from :func:`mixprec.training.optimizers.build_optimizer`; its model is on the device.
         train: images to train on, from :func:`mixprec.training.images.open_sources`.
         val: images to evaluate on, likewise; ``None`` for no evaluation.
-        device: device specifier of Chainer.
         out: results folder; it need not exist yet.
         ranks: of :mod:`mixprec.training.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all ranks
             have the extensions that compute.
+        memory: from :func:`mixprec.offload`, which limits what a step takes; ``None`` for no limit.
 
     Returns:
         chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` if the config says so.
@@ -56,10 +55,9 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     Raises:
         mixprec.graph_capture.CaptureError: ``capture.mode`` is required, and no step can be captured.
     """
-    device, converter = chainer.get_device(device), converter_of(config)
-    ranks = ranks or Alone()
-    optimizer = build_optimizer(config, model, ranks.communicator)
-    shard = {"rank": ranks.rank, "ranks": ranks.size} if ranks.size > 1 else {}
+    model, ranks = optimizer.target, ranks or Alone()
+    device, converter = model.device, converter_of(config)
+    shard = {"rank": ranks.rank, "ranks": ranks.size}
     updaters, evaluate, capture = TimedUpdater, None, config.capture
     if capture.mode != "off":
         keywords = {
@@ -77,6 +75,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         device=device,
         accumulate=config.training.accumulation_steps,
         ranks=ranks.size,
+        memory=memory,
         mixing=mixing_of(config, ranks.rank),
     )
     snapshot, states = snapshots.extension(config.snapshot.keep), RankStates(ranks)
@@ -87,12 +86,7 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     where = out if ranks.is_first else os.curdir
     trainer = training.Trainer(updater, stopping.end(config.training.epochs, "epoch"), out=where)
 
-    lr = attribute(config.optimizer.name)
-    rates, steps = rates_of(config, len(train), ranks.size), Steps(config, len(train), ranks.size)
-
-    def at(interval):
-        return _EveryAndAtTheEnd(interval, config.training.epochs)
-
+    steps = Steps(config, len(train), ranks.size)
     heartbeat, losses = Heartbeat(config.training.epochs, steps), SoundLosses(ranks)
 
     def before_batch():
@@ -100,11 +94,8 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
         heartbeat.evaluating()  # on rank 0, where it has been initialized
 
     each_snapshot = _EveryAndAtTheEnd(config.snapshot.trigger, config.training.epochs, losses.allow_snapshot)
-    weights = optimizer.evaluated
     if config.training.ema_decay is not None:
-        average = WeightAverage(optimizer, config.training.ema_decay)
-        trainer.extend(average)
-        weights = average.applied
+        trainer.extend(WeightAverage(optimizer, config.training.ema_decay))
     if val is not None:
         validation = Shown(
             val_iterator(config, val, device, one_shape=evaluate is not None, **shard),
@@ -120,32 +111,24 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
                 converter=converter,
                 device=device,
                 eval_func=evaluate,
-                weights=lambda: states.evaluated(model, weights),
+                weights=lambda: states.evaluated(trainer),
                 gather=ranks.gather,
             ),
             trigger=each_epoch,
             priority=_EVALUATION,
         )
         if config.snapshot.best:
-            best = snapshots.BestSnapshot(
-                out,
-                in_files=states.in_files,
-                decide=lambda flag: ranks.any(ranks.is_first and flag),
-                is_first=ranks.is_first,
-                allowed=losses.allow_snapshot,
-            )
-            trainer.extend(best)
-    log = LogReport(trigger=at(config.log.trigger), filename=LOG if ranks.is_first else None, gather=ranks.gather)
+            trainer.extend(snapshots.BestSnapshot(out, ranks, states.in_files, losses.allow_snapshot))
+    log = LogReport(trigger=_log_trigger(config), filename=LOG if ranks.is_first else None, gather=ranks.gather)
     if ranks.is_first:
         trainer.extend(heartbeat)
-        _report(trainer, config, optimizer, log, lr, steps, len(train), val is not None, at)
+        _report(trainer, config, optimizer, log, steps, len(train), val is not None)
     else:
         trainer.extend(log)
-    trainer.extend(Schedule(optimizer, lr, rates))
-    kfac = optimizer.preconditioner
-    if kfac is not None:
-        end = config.kfac.damping if config.kfac.end_damping is None else config.kfac.end_damping
-        trainer.extend(Damping(kfac, config.kfac.damping, end, config.training.epochs))
+    rates = rates_of(config, len(train), ranks.size)
+    trainer.extend(Schedule(optimizer, attribute(config.optimizer.name), rates))
+    if optimizer.preconditioner is not None:
+        trainer.extend(Damping(optimizer.preconditioner, config))
     trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(losses)
     trainer.extend(stopping)
@@ -155,31 +138,32 @@ def build_trainer(config, model, train, val, device, out, ranks=None):
     return trainer
 
 
-def _report(trainer, config, optimizer, log, lr, steps, images, has_validation, at):
+def _report(trainer, config, optimizer, log, steps, images, has_validation):
     """Adds what logs, prints and draws."""
-    trainer.extend(
-        extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)),
-        name="lr",
-        trigger=at(config.log.trigger),
-    )
+
+    def at_each_entry(reporter, name=None):
+        trainer.extend(reporter, name, trigger=_log_trigger(config))
+
+    lr = attribute(config.optimizer.name)
+    at_each_entry(extensions.observe_value("lr", lambda trainer: getattr(optimizer, lr)), "lr")
     if optimizer.preconditioner is not None:
-        trainer.extend(
-            extensions.observe_value("damping", lambda trainer: optimizer.preconditioner.damping),
-            name="damping",
-            trigger=at(config.log.trigger),
-        )
-    trainer.extend(LossScaleLog(optimizer), trigger=at(config.log.trigger))
-    trainer.extend(Throughput(images), trigger=at(config.log.trigger))
+        at_each_entry(extensions.observe_value("damping", lambda _: optimizer.preconditioner.damping), "damping")
+    at_each_entry(LossScaleLog(optimizer))
+    at_each_entry(Throughput(images))
     trainer.extend(log)
-    trainer.extend(Table(config.model.classes, validation=has_validation), trigger=at(config.log.trigger))
-    trainer.extend(Plots(log, steps), trigger=at(config.log.trigger))
+    at_each_entry(Table(config.model.classes, validation=has_validation))
+    at_each_entry(Plots(log, steps))
     if config.log.gradient_histogram is not None:
         trainer.extend(
             GradientHistogram(optimizer), trigger=config.log.gradient_histogram_trigger, priority=PRIORITY_WRITER
         )
     if config.log.tensorboard:
-        trainer.extend(TensorBoard(log), trigger=at(config.log.trigger))
+        at_each_entry(TensorBoard(log))
     trainer.extend(ProgressBar(images, config.training.epochs))
+
+
+def _log_trigger(config):
+    return _EveryAndAtTheEnd(config.log.trigger, config.training.epochs)
 
 
 class _EveryAndAtTheEnd(triggers.IntervalTrigger):

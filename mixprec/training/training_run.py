@@ -5,7 +5,6 @@
 
 import contextlib
 import errno
-import functools
 import os
 
 from chainer import serializers
@@ -15,7 +14,6 @@ from mixprec.command_line import one_line
 from mixprec.data.data_error import DataError
 from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.training import images, needs, output, preparation, rank_states, rehearsal, snapshots, surroundings
-from mixprec.training.averaging import averaged_weights
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.heartbeat import Heartbeat
@@ -75,27 +73,25 @@ def carry_out(arguments, networks, ranks):
 
 
 def _dry_run(run):
-    apart = run.ranks.apart()
-    trainer, resolved = run.build(apart)
-    described = run.describe(trainer)
-    estimate = needs.dry_run(run.config, trainer, run.report, run.train, run.out, apart)
+    trainer, limit, resolved = run.build(run.ranks.apart())
+    described = run.describe(limit)
+    estimate = needs.dry_run(run, trainer, limit)
     print("\n".join([*described, "", resolved, str(run.report), "", estimate, ""]))
     print(f"dry run: all is well; without --dry-run the results would go to {one_line(run.out)}")
 
 
 def _train(run, lock):
-    run.ranks.connect()
-    trainer, resolved = run.build(run.ranks)
+    trainer, limit, resolved = run.build(run.ranks)
     first = trainer.updater.iteration
-    run.ranks.first(_begin, run, trainer, lock)
+    run.ranks.first(_begin, run, limit, lock)
     with _failing(run.out):
         if run.ranks.is_first:
             _write_about(run, resolved)
-        rehearsal.rehearse(run.config, trainer, run.train, run.val, run.ranks)
+        rehearsal.rehearse(run.config, trainer, run.train, run.val, run.ranks, limit.memory)
         try:
             with _heartbeat(trainer, run.ranks):
                 trainer.run(show_loop_exception_msg=False)
-                _finish(run.config, trainer, first, run.out, run.ranks)
+                _finish(run, trainer, first, limit.memory)
         except Stopped as stopped:
             _stop(stopped, trainer, run)
 
@@ -104,15 +100,15 @@ def _heartbeat(trainer, ranks):
     return trainer.get_extension(Heartbeat.name).watching() if ranks.is_first else contextlib.nullcontext()
 
 
-def _begin(run, trainer, lock):
+def _begin(run, limit, lock):
     """Makes and locks the results folder, and says what is trained."""
-    needs.check_disk(run.config, trainer, len(run.train), run.out, run.ranks.size)
+    needs.check_disk(run)
     if run.is_new:  # or was, when this run began
         lock.enter_context(output.created(run.out))
         run.ranks.works_in(run.out)
         if output.snapshot_to_resume(run.out, run.arguments.resume) != run.snapshot:
             raise output.OutputError(f"{run.out}: another run has used it meanwhile; start again")
-    print("\n".join([*run.describe(trainer), f"results: {one_line(run.out)}"]), flush=True)
+    print("\n".join([*run.describe(limit), f"results: {one_line(run.out)}"]), flush=True)
 
 
 def _write_about(run, resolved):
@@ -134,23 +130,23 @@ def _stop(stopped, trainer, run):
         print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {newest}")
 
 
-def _finish(config, trainer, first, out, ranks):
+def _finish(run, trainer, first, memory):
     """Writes and says what there is to say at the end of training; ``first`` is where this process began."""
-    optimizer, weights = trainer.updater.get_optimizer("main"), os.path.join(out, "model.npz")
-    if trainer.updater.memory is not None and ranks.is_first:
-        files.write_text(os.path.join(out, MEMORY), trainer.updater.memory.report() + "\n")
-    if optimizer.preconditioner is not None and ranks.is_first:
-        files.write_text(os.path.join(out, KFAC), optimizer.preconditioner.report() + "\n")
-    states, average = rank_states.RankStates(ranks), functools.partial(averaged_weights, trainer)
-    if config.capture.mode != "off" and ranks.is_first:
-        report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
-        files.write_text(report, _captured(config, trainer))
-        replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
-        print(f"capture: {replays}; more in {one_line(report)}")
-    with states.evaluated(optimizer.target, average):
+    out, ranks = run.out, run.ranks
+    weights = os.path.join(out, "model.npz")
+    if ranks.is_first:
+        for name, about in ((MEMORY, memory), (KFAC, run.optimizer.preconditioner)):
+            if about is not None:
+                files.write_text(os.path.join(out, name), about.report() + "\n")
+        if run.config.capture.mode != "off":
+            report, steps = os.path.join(out, "capture.txt"), trainer.updater.iteration - first
+            files.write_text(report, _captured(run.config, trainer))
+            replays = f"{trainer.updater.step.replays} of {steps} steps were launches of a graph"
+            print(f"capture: {replays}; more in {one_line(report)}")
+    with rank_states.RankStates(ranks).evaluated(trainer):
         trainer.get_extension(SoundLosses.name).check_end(trainer)
         if ranks.is_first:
-            _save_weights(weights, optimizer)
+            _save_weights(weights, run.optimizer)
     if not ranks.is_first:
         return
     print(f"results, log and plots: {one_line(out)}; weights in FP32 for plain Chainer: {one_line(weights)}")

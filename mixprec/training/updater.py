@@ -28,13 +28,9 @@ class TimedUpdater(updaters.StandardUpdater):
         kwargs: likewise.
         accumulate: number of batches in a step.
         ranks: number of processes that train together, each with a shard of the images.
-        memory: from :func:`mixprec.offload`, which is entered for each step; ``None`` for none.
+        memory: from :func:`mixprec.offload`, which each step enters; ``None`` for none.
         mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. The iterator is one of
             :mod:`mixprec.data`, which knows how many batches came before.
-
-    Attributes:
-        memory: the same.
-        blocks: :class:`~mixprec.activation_memory.network_blocks.Blocks` that are recomputed, or ``None``.
 
     Raises:
         TypeError: ``iterator`` is none.
@@ -42,7 +38,6 @@ class TimedUpdater(updaters.StandardUpdater):
     """
 
     seconds = 0.0
-    blocks = None
 
     def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, mixing=None, **kwargs):
         kinds = chainer.dataset.Iterator, dict
@@ -50,7 +45,7 @@ class TimedUpdater(updaters.StandardUpdater):
         self._accumulate = arguments.whole("accumulate", accumulate, 1)
         self._ranks = ranks
         self._mixing = mixing
-        self.memory = memory
+        self._memory = memory
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._began = None  # where the last iteration began, in epochs
 
@@ -64,7 +59,7 @@ class TimedUpdater(updaters.StandardUpdater):
         iterator = self.get_iterator("main")
         self._began = iterator.epoch_detail
         given = self._batches(iterator) if self._sums else self._batch(iterator)
-        with contextlib.nullcontext() if self.memory is None else within_budget(self.memory):
+        with within_budget(self._memory):
             if isinstance(given, tuple):
                 self._step(*given)
             elif isinstance(given, dict):
@@ -116,9 +111,9 @@ class TimedUpdater(updaters.StandardUpdater):
 
 @contextlib.contextmanager
 def within_budget(memory):
-    """Enters what :func:`mixprec.offload` has returned; a budget that is too small is an error with its key."""
+    """A context for a step that :func:`mixprec.offload` limits, if anything; an error names the key of the budget."""
     try:
-        with memory:
+        with contextlib.nullcontext() if memory is None else memory:
             yield
     except DoesNotFit as error:
         raise DoesNotFit(f"memory.budget: {error}; raise it, or lower training.batch_size", error.least) from None

@@ -22,8 +22,8 @@ def notes():
     config = configured.load(
         "static_graph.yaml", arch="resnet50", batch=2, size=64, overrides=["cudnn.autotune=heuristic"]
     )
-    model, _ = build_model(config, MODELS["resnet50"], "@numpy")
-    with counts._on_device(config, model, counts._first_batch(config)) as (optimizer, lossfun, given):
+    _, optimizer, _ = build_model(config, MODELS["resnet50"], "@numpy")
+    with counts._on_device(config, optimizer, counts._first_batch(config)) as (lossfun, given):
         for _ in range(4):
             optimizer.update(lossfun, *given)
         with recording() as notes:

@@ -11,6 +11,7 @@ from chainer import optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
+from mixprec.master_arrays import master_of
 from mixprec.optimizer import UnscaledBackward, pass_scales
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
@@ -422,6 +423,16 @@ def test_a_gradient_that_was_used_moves_with_its_parameter():
     pass_scales._moving(to_device)(model.W, "@numpy")
     optimizer.update()
     assert model.W.array == 0.5
+
+
+def test_a_master_moves_with_its_parameter(monkeypatch):
+    """Averages of the weights read it before a step does."""
+    _, model = _one_weight()
+    sent = []
+    monkeypatch.setattr(type(model.device), "send", lambda device, array: sent.append(array.copy()) or sent[-1])
+    pass_scales._moving(lambda param, device: None)(model.W, "@numpy")
+    assert master_of(model.W) is sent[0]
+    assert (sent[0].dtype, sent[0].item()) == (np.float32, 1)
 
 
 def _backward(optimizer, model):

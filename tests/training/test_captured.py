@@ -380,8 +380,8 @@ def _build(tmp_path, monkeypatch, *overrides):
     )
     for name in ("train_iterator", "val_iterator"):
         monkeypatch.setattr(trainers, name, lambda *_, **__: chainer.iterators.SerialIterator([0], 1))
-    model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
-    return trainers.build_trainer(config, model, range(6), range(6), "@numpy", str(tmp_path / "out")), made
+    _, optimizer, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
+    return trainers.build_trainer(config, optimizer, range(6), range(6), str(tmp_path / "out")), made
 
 
 def test_without_capture_there_are_no_graphs(tmp_path, monkeypatch):

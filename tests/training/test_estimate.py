@@ -17,7 +17,6 @@ import yaml
 from mixprec import config as configs
 from mixprec.training import command, estimate, kept_activations, needs, timing
 from mixprec.training.model import build_model
-from mixprec.training.optimizers import build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from models import MODELS
@@ -56,17 +55,13 @@ def config_of(tmp_path, monkeypatch):
     return config_of
 
 
-def _trainer(optimizer, device=None):
-    """What an estimate asks of a trainer."""
-    updater = types.SimpleNamespace(
-        device=device or chainer.get_device("@numpy"), get_optimizer=lambda name: optimizer, blocks=None
-    )
-    return types.SimpleNamespace(updater=updater)
-
-
 def _guess(config, network=Tiny, device=None, ranks=None):
-    model, report = build_model(config, network, "@numpy")
-    return estimate.first_guess(config, _trainer(build_optimizer(config, model), device), report, ranks)
+    model, optimizer, report = build_model(config, network, "@numpy")
+    if device is not None:
+        model._device = device
+    ranks = ranks or Alone()
+    kept = kept_activations.limit(config, optimizer, report, "out", ranks).kept
+    return estimate.first_guess(config, optimizer, report, kept, ranks)
 
 
 # Memory
@@ -75,8 +70,7 @@ def _guess(config, network=Tiny, device=None, ranks=None):
 @pytest.mark.parametrize("name", configs.schema.Optimizer.__dataclass_fields__["name"].metadata["choices"])
 def test_the_state_of_every_optimizer_is_counted(config_of, name):
     config = config_of(optimizer__name=name, schedule__kind="constant")
-    model, _ = build_model(config, Tiny, "@numpy")
-    optimizer = build_optimizer(config, model)
+    model, optimizer, _ = build_model(config, Tiny, "@numpy")
     expected = estimate.state(optimizer)
     optimizer.update(model, np.zeros((2, 3, 32, 32), np.float16), np.zeros(2, np.int32))
     arrays = [
@@ -260,7 +254,7 @@ def test_on_a_gpu_stages_are_timed_with_the_shard_of_a_rank(config_of, gpu, monk
     updater._iterators = {}
     config = config_of(training__epochs=3, progressive__until="[1]", progressive__sizes="[16]")
     timing.measure(config, types.SimpleNamespace(updater=updater), range(640), 4)
-    assert made == [{}, {"rank": 0, "ranks": 4}]
+    assert made == [{}, {"ranks": 4}]
     assert isinstance(updater._iterators["main"], Batches)
 
 

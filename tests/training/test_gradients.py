@@ -299,9 +299,9 @@ def test_a_run_asks_for_gradients_only_for_the_log_and_the_picture(tmp_path, mon
 
     monkeypatch.setattr(mixprec.MixedPrecisionOptimizer, "unscaled_gradients", watched)
     monkeypatch.setattr(Plots, "_draw", lambda self, *_: Figure())  # an empty one, which is quicker
-    model, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
+    _, optimizer, _ = models.build_model(config, lambda classes: L.Linear(192, classes), "@numpy")
     out = tmp_path / "out"
-    trainers.build_trainer(config, model, range(6), None, "@numpy", str(out)).run()
+    trainers.build_trainer(config, optimizer, range(6), None, str(out)).run()
     log = finished_run.log(out)
     assert [entry["iteration"] for entry in log] == [3, 6]
     assert all(entry["gradient_norm"] > 0 and entry["loss_scale"] == 2.0**10 for entry in log)

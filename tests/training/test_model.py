@@ -12,7 +12,6 @@ from mixprec import config as configs
 from mixprec.config import ConfigError
 from mixprec.training.label_accuracy import accuracy, top_k_accuracy, valid_images
 from mixprec.training.model import ImageClassifier, build_model
-from mixprec.training.optimizers import build_optimizer
 from tests.cases import first
 
 _EPS = {np.float16: 2.0**-11, np.float32: 2.0**-24}
@@ -128,7 +127,7 @@ def test_a_converted_classifier_has_the_smoothed_loss(tmp_path, layout, compute)
     torch = pytest.importorskip("torch", reason="torch is not installed: it comes with Python 3.11 only")
     settings = [f"model.memory_format={layout}", f"model.fuse={str(layout == 'nhwc').lower()}"]
     config = _config(tmp_path, *settings, f"precision.compute={compute}", "training.label_smoothing=0.1")
-    model, _ = build_model(config, models.MODELS["resnet8"], "@numpy")
+    model, _, _ = build_model(config, models.MODELS["resnet8"], "@numpy")
     random = np.random.RandomState(0)
     x = random.normal(size=(8, 3, 32, 32)).astype(np.float32)
     t = np.array([0, 1, 2, -1, 4, 5, -1, 7], np.int32)
@@ -157,8 +156,7 @@ def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loa
         return made[0]
 
     config = _config(tmp_path, f"precision.compute={compute}")
-    model, _ = build_model(config, network, "@numpy")
-    optimizer = build_optimizer(config, model)
+    model, optimizer, _ = build_model(config, network, "@numpy")
     for name, param in model.predictor.namedparams():
         np.testing.assert_array_equal(optimizer.master(param).array, made[1][name], strict=True)
         np.testing.assert_array_equal(param.array, made[1][name].astype(param.dtype), strict=True)
@@ -166,7 +164,8 @@ def test_masters_start_from_the_float32_weights_that_the_network_has_made_or_loa
 
 
 def test_a_config_keeps_links_in_float32(tmp_path):
-    model, report = build_model(_config(tmp_path, "precision.keep_float32=[/fc]"), models.MODELS["resnet8"], "@numpy")
+    config = _config(tmp_path, "precision.keep_float32=[/fc]")
+    model, _, report = build_model(config, models.MODELS["resnet8"], "@numpy")
     assert [link.name for link in report.links if link.why == "keep_float32"] == ["/predictor/fc"]
     assert model.predictor.fc.W.dtype == np.float32
 
@@ -188,7 +187,7 @@ def test_zero_initialized_blocks_start_as_their_shortcuts(name):
 def test_a_config_asks_for_zero_initialized_blocks(tmp_path):
     for value in (True, False):
         config = _config(tmp_path, f"model.zero_init_residual={str(value).lower()}")
-        model, _ = build_model(config, models.MODELS["resnet8"], "@numpy")
+        model, _, _ = build_model(config, models.MODELS["resnet8"], "@numpy")
         assert model.predictor.layer1[0].bn2.gamma.array.any() == (not value)
 
 
@@ -201,7 +200,7 @@ def test_a_network_without_such_blocks_is_refused(tmp_path):
 def test_a_config_asks_for_stochastic_depth(tmp_path):
     for value in ("0.25", "0"):
         config = _config(tmp_path, f"model.stochastic_depth={value}")
-        model, report = build_model(config, models.MODELS["resnet8"], "@numpy")
+        model, _, report = build_model(config, models.MODELS["resnet8"], "@numpy")
         assert model.predictor.layer3[0].stochastic_depth == float(value)
         assert report.fused["add + ReLU"] == 3  # the blocks of which some may be dropped are fused as others are
 

@@ -1,5 +1,6 @@
 """The parts of a training run: optimizer, evaluation, console, plots, snapshots, results folder, atomic files."""
 
+import contextlib
 import math
 import os
 import types
@@ -18,6 +19,7 @@ from mixprec.config.schema import Optimizer
 from mixprec.training import LogReport, console, output, snapshots
 from mixprec.training.optimizers import attribute, build_optimizer
 from mixprec.training.plots import Plots
+from mixprec.training.processes import Alone
 from mixprec.training.schedule import Rates, Schedule
 from mixprec.training.updater import Throughput
 
@@ -97,7 +99,8 @@ def test_adamw_of_a_config_is_pytorchs_while_the_learning_rate_changes(tmp_path)
         "exp_avg": torch.full(expected.shape, 0.1 * 0.5, dtype=torch.float64),
         "exp_avg_sq": torch.full(expected.shape, 0.001 * 0.25, dtype=torch.float64),
     }
-    schedule = Schedule(optimizer, attribute("AdamW"), Rates(kind="cosine", peak=0.1, epochs=6, iteration_epochs=1))
+    rates = Rates(settings=config.run.Schedule(kind="cosine"), peak=0.1, epochs=6, iteration_epochs=1)
+    schedule = Schedule(optimizer, attribute("AdamW"), rates)
     for epoch in range(1, 6):
         schedule(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
         adamw.param_groups[0]["lr"] = 0.05 * (1 + np.cos(np.pi * epoch / 6))
@@ -299,7 +302,7 @@ def _trainer(out, width=3, keep=2, accuracies=None):
     trainer.extend(LogReport())
     if accuracies is not None:
         trainer.extend(lambda trainer: _report(trainer, accuracies), name="evaluation", trigger=(1, "iteration"))
-        trainer.extend(snapshots.BestSnapshot(str(out)))
+        trainer.extend(snapshots.BestSnapshot(str(out), Alone(), contextlib.nullcontext))
     trainer.extend(snapshots.extension(keep=keep), trigger=(1, "iteration"))
     return trainer
 

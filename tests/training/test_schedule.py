@@ -21,8 +21,9 @@ from mixprec.training.stages import Steps, epochs_of
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 
 
-def _rates(kind="cosine", **keywords):
-    return Rates(**{"kind": kind, "peak": 0.8, "epochs": 90, "iteration_epochs": 1 / _STEPS, **keywords})
+def _rates(kind="cosine", peak=0.8, epochs=90, iteration_epochs=1 / _STEPS, **keys):
+    settings = configs.run.Schedule(kind=kind, **keys)
+    return Rates(settings=settings, peak=peak, epochs=epochs, iteration_epochs=iteration_epochs)
 
 
 def _torch_module():
@@ -44,7 +45,7 @@ def _torch(build, steps, peak=0.8):
 
 _SCHEDULERS = {
     "cosine": (
-        {"epochs": 12, "end": 0.05},
+        {"epochs": 12, "end_lr": 0.05},
         lambda optimizer: _torch_module().optim.lr_scheduler.CosineAnnealingLR(optimizer, 12 * _STEPS, eta_min=0.05),
     ),
     "step": (
@@ -96,22 +97,14 @@ def test_a_warm_up_is_that_of_torch_and_the_schedule_begins_after_it(kind):
 )
 def test_rates_stay_between_end_and_peak_and_fall_after_the_warm_up(kind, peak, share, epochs, warm, milestones, power):
     end = share * peak if kind in ("cosine", "poly") else 0.0
-    rates = Rates(
-        kind=kind,
-        peak=peak,
-        end=end,
-        epochs=epochs,
-        warmup_epochs=warm * epochs,
-        iteration_epochs=0.01,
-        milestones=milestones if kind == "step" else (),
-        power=power,
-    )
+    keys = {"warmup_epochs": warm * epochs, "milestones": milestones if kind == "step" else (), "power": power}
+    rates = _rates(kind, peak, epochs, 0.01, end_lr=end, **keys)
     places = [epochs * place / 50 for place in range(51)]
     found = [rates.at(place) for place in places]
     assert all(math.isfinite(rate) and 0 <= rate <= peak * (1 + 1e-12) for rate in found)
-    after = [rate for place, rate in zip(places, found, strict=True) if place >= rates.warmup_epochs]
+    after = [rate for place, rate in zip(places, found, strict=True) if place >= warm * epochs]
     assert after == sorted(after, reverse=True)
-    before = [rate for place, rate in zip(places, found, strict=True) if place < rates.warmup_epochs]
+    before = [rate for place, rate in zip(places, found, strict=True) if place < warm * epochs]
     assert before == sorted(before)
     assert min(after) >= end * (1 - 1e-12)
 
@@ -170,16 +163,8 @@ def test_every_key_of_the_schedule_arrives(tmp_path):
         *("schedule.kind=step", "schedule.warmup_epochs=1.5", "schedule.milestones=[3, 6]", "schedule.gamma=0.5"),
         "schedule.power=3",
     )
-    assert rates_of(config, 1000) == Rates(
-        kind="step",
-        peak=0.25,
-        epochs=10,
-        warmup_epochs=1.5,
-        iteration_epochs=1 / 32,  # 31.25 batches
-        milestones=(3.0, 6.0),
-        gamma=0.5,
-        power=3.0,
-    )
+    keys = {"warmup_epochs": 1.5, "milestones": (3.0, 6.0), "gamma": 0.5, "power": 3.0}
+    assert rates_of(config, 1000) == _rates("step", 0.25, 10, 1 / 32, **keys)  # 31.25 batches
 
 
 @pytest.mark.parametrize(
@@ -213,7 +198,7 @@ def _timm(epoch, lr, start, end, epochs, warmup):
 
 
 def test_a_schedule_by_epochs_from_the_start_is_that_of_timm():
-    keywords = {"end": 1e-6, "epochs": 100, "warmup_epochs": 5.0, "warmup_start": 1e-4, "decay_from": "start"}
+    keywords = {"end_lr": 1e-6, "epochs": 100, "warmup_epochs": 5.0, "warmup_start_lr": 1e-4, "decay_from": "start"}
     rates = _rates("cosine", peak=8e-3, by="epoch", **keywords)
     for epoch in range(100):
         expected = _timm(epoch, 8e-3, 1e-4, 1e-6, 100, 5)
@@ -231,7 +216,7 @@ def test_a_schedule_by_epochs_is_that_of_torchvision():
         warmup = of.LinearLR(optimizer, start_factor=0.01, total_iters=5)
         return of.SequentialLR(optimizer, [warmup, of.CosineAnnealingLR(optimizer, T_max=55)], milestones=[5])
 
-    rates = _rates("cosine", peak=0.5, epochs=60, warmup_epochs=5.0, warmup_start=0.005, by="epoch")
+    rates = _rates("cosine", peak=0.5, epochs=60, warmup_epochs=5.0, warmup_start_lr=0.005, by="epoch")
     assert [rates.at(epoch + 0.9) for epoch in range(60)] == pytest.approx(_torch(build, 60, peak=0.5), rel=1e-9)
 
 
@@ -241,7 +226,7 @@ def test_a_straight_rise_and_fall_is_that_of_ffcv():
     def get_cyclic_lr(epoch):
         return np.interp([epoch], [0, 2, 16], [1e-4 * 1.7, 1.7, 0])[0]
 
-    rates = _rates("poly", peak=1.7, epochs=16, warmup_epochs=2.0, warmup_start=1.7e-4, power=1.0)
+    rates = _rates("poly", peak=1.7, epochs=16, warmup_epochs=2.0, warmup_start_lr=1.7e-4, power=1.0)
     for epoch in range(16):
         expected = np.interp(np.arange(8), [0, 8], [get_cyclic_lr(epoch), get_cyclic_lr(epoch + 1)])
         assert [rates.at(epoch + step / 8) for step in range(8)] == pytest.approx(expected, rel=1e-12)

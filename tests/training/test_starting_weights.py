@@ -15,7 +15,6 @@ from mixprec.export.matching import contents
 from mixprec.export.weight_files import write
 from mixprec.training import command, images
 from mixprec.training.model import build_model
-from mixprec.training.optimizers import build_optimizer
 from mixprec.training.plots import Plots
 from mixprec.training.starting_weights import StartingWeights
 from models import MODELS
@@ -94,9 +93,9 @@ def test_masters_and_statistics_are_the_files_bit_for_bit(train, compute, layout
     overrides = [f"precision.compute={compute}", f"model.memory_format={layout}", "model.zero_init_residual=true"]
     config = configs.load("c.yaml", [*overrides, "model.arch=resnet18", "model.classes=3", "model.weights=w.npz"])
     start = StartingWeights(config.model)
-    model, _ = build_model(config, MODELS["resnet18"], "@numpy", weights=start)
+    model, optimizer, _ = build_model(config, MODELS["resnet18"], "@numpy", weights=start)
     assert str(start) == "122 tensors of w.npz"
-    optimizer, expected = build_optimizer(config, model), contents(network)
+    expected = contents(network)
     for name, param in model.predictor.namedparams():
         np.testing.assert_array_equal(optimizer.master(param).array, expected[name[1:]], strict=True)
         np.testing.assert_array_equal(param.array, expected[name[1:]].astype(param.dtype), strict=True)
