@@ -18,7 +18,6 @@ from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.graph_capture.wishes import agreed
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import constants_of
 from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.optimizer.scale_search import give_up
 
@@ -284,7 +283,7 @@ class TrainingSession(GraphSession):
             objects.append(self._ranks.memory)
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
-        return [*objects, *scaler.arrays, *constants_of(scaler).values()]
+        return [*objects, *scaler.arrays, *scaler.numbers().values()]
 
 
 class _Parts(NamedTuple):

@@ -22,8 +22,8 @@ import chainer
 
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
+from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
-from mixprec.optimizer.batch.scaling import arguments_of
 from mixprec.optimizer.batch.table import GRADIENT_IS_FLOAT, Table
 
 _KERNELS = ("check", "update")
@@ -116,12 +116,12 @@ class DeviceBatch:
             )
         return self._skip
 
-    def update(self, skip=None, scaling=None, steps=None, zero_gradients=False):
+    def update(self, skip=None, scaler=None, steps=None, zero_gradients=False):
         """Updates masters, states and half parameters, or restores what a skipped step restores; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
-            scaling: :class:`~mixprec.optimizer.batch.scaling.Scaling`, which advances, or ``None``.
+            scaler: the loss scale, whose state on the device advances, or ``None``.
             steps: ``(skipped, last_skipped)``, arrays of shape () on the device that count the step: int64 and bool; or
                 ``None``.
             zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
@@ -129,7 +129,7 @@ class DeviceBatch:
         if self._step is None:
             raise RuntimeError("check() comes before update()")
         self.follow_bases()
-        state, constants = arguments_of(scaling)
+        state, constants = DynamicLossScale.kernel_arguments(scaler)
         address = self._address
         counters = [None, None] if steps is None else steps
         self._launch(

@@ -7,6 +7,7 @@ A program is what is done to the elements of a parameter: the hooks, in their or
 import re
 
 from mixprec.backends.launch import text_of
+from mixprec.loss_scale import DynamicLossScale
 
 MAX_STATES = 3
 _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
@@ -180,6 +181,7 @@ def source_of(programs, threads, chunk):
         if name is None:
             parts.append("template <int P> struct Program;")
             parts += [program.code(index) for index, program in enumerate(programs)]
+            parts.append(DynamicLossScale.kernel_code())
         else:
             parts.append(text_of("mixprec.optimizer.batch", name))
     return "\n".join([*parts, ""])
