@@ -199,10 +199,7 @@ class TrainingStep(Capturable):
 
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
-        masters, _, statistics, _, counter = _parts(self._optimizer)
-        if self._optimizer._preconditioner is not None:
-            self._optimizer._preconditioner.over(counter.arrays[1])
-        self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
+        self._optimizer._finish(self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):
