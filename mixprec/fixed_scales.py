@@ -38,9 +38,6 @@ class NoLossScale(ScaleMachine):
     def __init__(self, patience: int | None = 50) -> None:
         super().__init__(patience)
 
-    def factor(self, device: backend.Device) -> None:
-        """Returns ``None``: there is nothing to multiply by."""
-
 
 class StaticLossScale(ScaleMachine):
     """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.

@@ -29,7 +29,7 @@ from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
 from mixprec.fixed_scales import NoLossScale, StaticLossScale
-from mixprec.scale_machine import ScaleMachine, check_device
+from mixprec.scale_machine import ScaleMachine
 
 _SEARCH_BACKOFF = 0.25
 
@@ -137,11 +137,6 @@ class DynamicLossScale(ScaleMachine):
     def course(self) -> str:
         """Where the scale is, in words; reads it from the device, too."""
         return f"the loss scale has come down to 2^{round(math.log2(self.value))}"
-
-    def factor(self, device: backend.Device) -> Any:
-        """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
-        check_device(device)
-        return device.send(self._state["value"]).astype(np.float32)
 
     @property
     def can_fall(self) -> Any:

@@ -74,6 +74,19 @@ class ScaleMachine:
         found = {name: getattr(self, name) for name in self.settings}
         return {name: self.settings[name] if number is None else number for name, number in found.items()}
 
+    def factor(self, device: backend.Device) -> Any:
+        """Returns what to multiply the loss by.
+
+        Args:
+            device: a :class:`chainer.backend.Device`.
+
+        Returns:
+            The scale, a float32 array of shape () on the device; ``None`` if nothing is to be multiplied.
+        """
+        check_device(device)
+        value = self._state.get("value")
+        return None if value is None else device.send(value).astype(np.float32)
+
     def adjust(self, overflow: Any) -> None:
         """Advances the state by one step.
 
