@@ -10,10 +10,10 @@ import numpy as np
 from chainer import backend
 
 from mixprec import arguments
-from mixprec.scale_machine import ScaleMachine, check_device
+from mixprec.step_state import ScaleState, check_device
 
 
-class NoLossScale(ScaleMachine):
+class NoLossScale(ScaleState):
     """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped.
 
     Args:
@@ -39,7 +39,7 @@ class NoLossScale(ScaleMachine):
         super().__init__(patience)
 
 
-class StaticLossScale(ScaleMachine):
+class StaticLossScale(ScaleState):
     """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.
 
     Args:

@@ -8,7 +8,7 @@ number of binades without changing a bit of their mantissas (Micikevicius et al.
 
 - ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
 - ``adjust(overflow)``: advances the state by one step, after its gradients were checked
-  (:mod:`mixprec.scale_machine`).
+  (:mod:`mixprec.step_state`).
 - ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
@@ -29,7 +29,7 @@ from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
 from mixprec.fixed_scales import NoLossScale, StaticLossScale
-from mixprec.scale_machine import ScaleMachine
+from mixprec.step_state import ScaleState
 
 _SEARCH_BACKOFF = 0.25
 
@@ -42,7 +42,7 @@ class LossScaleExhausted(RuntimeError):
     """
 
 
-class DynamicLossScale(ScaleMachine):
+class DynamicLossScale(ScaleState):
     """A scale that grows while gradients are finite and backs off when they are not.
 
     How it moves stands in :attr:`rules`. With floor and cap out of the way and ``hysteresis=1`` the sequence is that of
@@ -78,7 +78,12 @@ class DynamicLossScale(ScaleMachine):
         16384.0
     """
 
-    state: ClassVar[dict[str, type]] = {"value": float, "clean": int, "hysteresis_left": int, **ScaleMachine.state}
+    state: ClassVar[dict[str, str]] = {
+        "value": "float64",
+        "clean": "int32",
+        "hysteresis_left": "int32",
+        **ScaleState.state,
+    }
     settings: ClassVar[dict[str, float]] = {
         "growth": 0.0,
         "backoff": 0.0,
@@ -94,7 +99,7 @@ class DynamicLossScale(ScaleMachine):
         "lower = where(hysteresis_left == 0, at_least(value * backoff, floor), value)",
         "higher = where(full, at_most(value * growth, cap), value)",
         "value = where(overflow, lower, higher)",
-        *ScaleMachine.rules,
+        *ScaleState.rules,
     )
 
     def __init__(

@@ -269,7 +269,7 @@ MUTANTS = [
            "full = clean + 1 == interval", "full = clean == interval", "the scale grows a step late"),
     Mutant("hysteresis", "loss_scale.py", "test_loss_scale.py",
            "at_least(hysteresis_left - 1, 0)", "0", "one overflow lowers the scale, whatever the hysteresis"),
-    Mutant("lost-counter", "scale_machine.py", "test_loss_scale.py optimizer/test_snapshots.py",
+    Mutant("lost-counter", "step_state.py", "test_loss_scale.py optimizer/test_snapshots.py",
            "self._set(**state)", "self._set(**{**state, 'clean': 0})",
            "after a resume the scale grows later"),
     Mutant("not-atomic", "files.py", "training/test_parts.py",

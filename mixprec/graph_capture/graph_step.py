@@ -146,9 +146,8 @@ class TrainingStep(Capturable):
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
         applied = step.batch.applied
         arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
-        arrays |= dict(zip(("skipped", "last_step_skipped"), counter.arrays, strict=True))
-        of_scale = zip(scaler.state, scaler.arrays, strict=True)
-        arrays |= {f"{name} of the loss scale": array for name, array in of_scale}
+        for of, owner in (("", counter), (" of the loss scale", scaler)):
+            arrays |= {f"{name}{of}": array for name, array in zip(owner.state, owner.arrays, strict=True)}
         if self._optimizer._preconditioner is not None:
             arrays |= self._optimizer._preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}

@@ -60,13 +60,13 @@ class DeviceForm(UpdateForm):
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
-        counters = counter.held_by(self._hold)
+        counter.held_by(self._hold)
         scaler.held_by(self._hold)
         zeroes = self._zero_gradients and not self._share_gradients()
         self.zeroed = set(map(id, self._params)) if zeroes else ()
-        self.batch.update(None if skip is self._skip else skip, scaler, counters, zeroes)
+        self.batch.update(None if skip is self._skip else skip, scaler, counter, zeroes)
         self._unsettled = True
-        return counters[1]
+        return counter.arrays[1]
 
     def forget(self):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""

@@ -25,7 +25,8 @@ from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.scale_search import ScaleSearch
-from mixprec.optimizer.step import OptimizerStep, StepCounter
+from mixprec.optimizer.step import OptimizerStep
+from mixprec.optimizer.step_counter import StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 

@@ -13,7 +13,7 @@ from mixprec.backends.memory import in_order_of
 from mixprec.master_arrays import master_of
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.moving_average import MovingAverage
-from mixprec.optimizer.step import skip_flag
+from mixprec.optimizer.step_counter import skip_flag
 
 
 class WeightAverage(extension.Extension):

@@ -10,9 +10,8 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec import loss_scale, scale_machine
-from mixprec.optimizer import fallback_form, running_statistics
-from mixprec.optimizer import step as optimizer_step
+from mixprec import loss_scale, step_state
+from mixprec.optimizer import fallback_form, running_statistics, step_counter
 from mixprec.optimizer.batch import device_batch
 from tests.cases import first
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
@@ -39,7 +38,7 @@ def reads(launcher, monkeypatch):
         through_the_door.append(value)
         return value.item()
 
-    for module in (loss_scale, scale_machine, fallback_form, running_statistics, optimizer_step, device_batch):
+    for module in (loss_scale, step_state, fallback_form, running_statistics, step_counter, device_batch):
         monkeypatch.setattr(module, "to_host", counted)
 
     def count():

@@ -8,6 +8,8 @@ import re
 
 from mixprec.backends.launch import text_of
 from mixprec.loss_scale import DynamicLossScale
+from mixprec.optimizer.step_counter import StepCounter
+from mixprec.step_state import kernel_code
 
 MAX_STATES = 3
 _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
@@ -181,7 +183,7 @@ def source_of(programs, threads, chunk):
         if name is None:
             parts.append("template <int P> struct Program;")
             parts += [program.code(index) for index, program in enumerate(programs)]
-            parts.append(DynamicLossScale.kernel_code())
+            parts.append(kernel_code(counter=StepCounter, scale=DynamicLossScale))
         else:
             parts.append(text_of("mixprec.optimizer.batch", name))
     return "\n".join([*parts, ""])

@@ -23,8 +23,8 @@ __device__ __forceinline__ void restore(const Restore& array) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     const Moving* moving, const Restore* restores, const double* values, const Row* rows, const Chunk* chunks,
     long long entries, long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms,
-    long long restore_count, const bool* skip, const bool* other_skip, long long zero, long long* skipped,
-    bool* last_skipped, SCALE_PARAMETERS) {
+    long long restore_count, const bool* skip, const bool* other_skip, long long zero, COUNTER_PARAMETERS,
+    SCALE_PARAMETERS) {
     __shared__ float numbers[MAX_NUMBERS];
     const bool skips = *skip || (other_skip && *other_skip);
     if (blockIdx.x < chunk_count) {
@@ -82,9 +82,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     }
     if (threadIdx.x != 0) return;
     if (!skips) *applied += 1;
-    if (skipped) {
-        *skipped += skips;
-        *last_skipped = skips;
-    }
+    advance_counter(skips, COUNTER_ARGUMENTS);
     advance_scale(skips, SCALE_ARGUMENTS);
 }
