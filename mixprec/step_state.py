@@ -18,8 +18,9 @@ from mixprec.bounds import INT32
 
 _IN_C = {"float64": "double", "int32": "int", "int64": "long long", "bool": "bool"}
 _OF_HOST = {"float64": float, "int32": int, "int64": int, "bool": bool}
-# With Python's numbers: in the way of arrays, steps on the host would take a tenth of an update.
-_ON_HOST = {"where": lambda condition, a, b: a if condition else b, "at_least": max, "at_most": min}
+_FUNCTIONS = ("where", "at_least", "at_most")
+# Of Python's numbers: in the way of arrays, steps on the host would take a tenth of an update.
+_ON_HOST = (lambda condition, a, b: a if condition else b, max, min)
 _FUNCTIONS_IN_C = """
 template <class A, class B> __device__ __forceinline__ auto where(bool c, A a, B b) { return c ? a : b; }
 template <class A, class B> __device__ __forceinline__ auto at_least(A a, B b) { return a > b ? a : b; }
@@ -55,8 +56,10 @@ class StepState:
 
     def numbers(self) -> dict[str, float]:
         """Returns the settings by name, as the rules take them."""
-        found = {name: getattr(self, name) for name in self.settings}
-        return {name: self.settings[name] if number is None else number for name, number in found.items()}
+        return {
+            name: if_none if (number := getattr(self, name)) is None else number
+            for name, if_none in self.settings.items()
+        }
 
     def adjust(self, overflow: Any) -> None:
         """Advances the state by one step.
@@ -71,18 +74,19 @@ class StepState:
         is_array = isinstance(overflow, get_array_types())
         if (overflow.shape != () or overflow.dtype != bool) if is_array else not isinstance(overflow, (bool, np.bool_)):
             raise TypeError(f"overflow must be True, False or a boolean array; found {arguments.found(overflow)}")
-        xp, first = np, self.arrays[0]
-        if is_array or type(first) is not np.ndarray:
-            device = backend.get_device_from_array(overflow if is_array else first)
-            xp = device.xp
-            functions = {"where": xp.where, "at_least": xp.maximum, "at_most": xp.minimum}
-            names = {name: device.send(array) for name, array in self._state.items()}
-        else:
-            functions, names = _ON_HOST, {name: array.item() for name, array in self._state.items()}
-        names |= self.numbers()
-        names["overflow"] = overflow
-        exec(_compiled(self.rules), {"__builtins__": {}, **functions}, names)
-        self._state = {name: xp.asanyarray(names[name], dtype) for name, dtype in self.state.items()}
+        advance, state, numbers = _python(type(self)), self._state, self.numbers().values()
+        first = next(iter(state.values()))
+        if not is_array and type(first) is np.ndarray:
+            before = [array.item() for array in state.values()]
+            after = advance(*_ON_HOST, overflow, *before, *numbers)
+            changes = zip(self.state, after, before, strict=True)
+            self._state = state | {name: np.array(new, self.state[name]) for name, new, old in changes if new != old}
+            return
+        device = backend.get_device_from_array(overflow if is_array else first)
+        xp = device.xp
+        after = advance(xp.where, xp.maximum, xp.minimum, overflow, *map(device.send, state.values()), *numbers)
+        changes = zip(self.state.items(), after, strict=True)
+        self._state = {name: xp.asanyarray(new, dtype) for (name, dtype), new in changes}
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         """Saves or loads the state (the settings come from the program)."""
@@ -198,5 +202,10 @@ def _advance(name, cls):
 
 
 @functools.cache
-def _compiled(rules):
-    return compile("\n".join(rules), "rules of a step", "exec")
+def _python(cls):
+    """Returns a function from where, at_least, at_most, overflow, the state and the settings to the state after it."""
+    names = {}
+    rules = "".join(f"    {rule}\n" for rule in cls.rules)
+    parameters = ", ".join([*_FUNCTIONS, "overflow", *cls.state, *cls.settings])
+    exec(f"def advance({parameters}):\n{rules}    return {', '.join(cls.state)},", names)
+    return names["advance"]
