@@ -636,7 +636,7 @@ MUTANTS = [
            "rule.enabled = False", "rule.enabled = True", "weight decay shrinks frozen parameters"),
     Mutant("state-of-frozen", "optimizer/rule_states.py", "optimizer/test_part_rates.py",
            "rule._state = None", "pass", "a snapshot makes a state for each frozen parameter, which stays in memory"),
-    Mutant("weights-stay-averaged", "optimizer/evaluated_weights.py", "optimizer/batch/test_schedule_free.py",
+    Mutant("weights-stay-averaged", "optimizer/batch/saved_arrays.py", "optimizer/batch/test_schedule_free.py",
            "for array, value in before:", "for array, value in before[:1]:", "FP16 weights stay averages"),
     # compat
     Mutant("float64-update", "compat/scalars.py", "compat/test_scalars.py",
