@@ -182,7 +182,8 @@ def kernel_arguments(cls, owner, address):
         address: function from an array, or ``None``, to its address.
     """
     arrays, numbers = ({}, {}) if owner is None else (owner._state, owner.numbers())
-    return [*(address(arrays.get(name)) for name in cls.state), *(cls.settings | numbers).values()]
+    settings = [type(if_none)(numbers.get(name, if_none)) for name, if_none in cls.settings.items()]
+    return [*(address(arrays.get(name)) for name in cls.state), *settings]
 
 
 def _advance(name, cls):
