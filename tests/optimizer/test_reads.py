@@ -7,8 +7,6 @@ import pytest
 from chainer import optimizer_hooks
 
 import mixprec
-from mixprec import loss_scale, step_state
-from mixprec.optimizer import fallback_form, running_statistics, step_counter
 from tests.cases import first
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import assert_same_run, batch_of, new_optimizer, run_step
@@ -17,26 +15,6 @@ from tests.stand_ins.device_stand_in import DeviceArray
 NEVER_READ = ["SGD", "MomentumSGD", "CorrectedMomentumSGD", "NesterovAG", "RMSprop", "RMSpropGraves", "AdaGrad"]
 NEVER_READ += ["AdaDelta", "SMORMS3"]
 READ_THE_OUTCOME = ["Adam", "MSVAG", "AdamW", "AMSGrad", "AdaBound", "AMSBound"]
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    """Returns a function that says how often anybody read since the test began."""
-    DeviceArray.reads = 0
-    through_the_door = []
-
-    def counted(value):
-        through_the_door.append(value)
-        return value.item()
-
-    for module in (loss_scale, step_state, fallback_form, running_statistics, step_counter):
-        monkeypatch.setattr(module, "to_host", counted)
-
-    def count():
-        assert DeviceArray.reads <= len(through_the_door), "somebody reads past mixprec.backends.transfers"
-        return DeviceArray.reads
-
-    return count
 
 
 @pytest.mark.parametrize(
