@@ -1,46 +1,19 @@
-"""Loss scales that stay what they are, beside the one that moves (:mod:`mixprec.loss_scale`, which has the methods)."""
+"""Loss scales that stay what they are, beside the one that moves (:mod:`mixprec.loss_scale`, which has the methods).
+
+Of a step they count only whether it was skipped.
+"""
 
 import math
 from typing import Any
 
 import numpy as np
-from chainer import AbstractSerializer, backend
+from chainer import backend
 
 from mixprec import arguments
-from mixprec.patience import Patience, check_serializer
+from mixprec.step_state import ScaleState, check_device
 
 
-class _FixedScale(Patience):
-    """What both have: of a step they count only whether it was skipped."""
-
-    is_searching: bool = False
-
-    def adjust(self, overflow: Any) -> None:
-        """Counts overflows in a row; the scale is constant.
-
-        Args:
-            overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (), which is
-                not read.
-
-        Raises:
-            TypeError: ``overflow`` is neither.
-        """
-        if self._is_clean_on_host(overflow):
-            self._forget_count()
-        else:
-            self._count(overflow)
-
-    def reset(self) -> None:
-        """Goes back to the first step: no overflow in a row."""
-        self._forget_count()
-
-    def serialize(self, serializer: AbstractSerializer) -> None:
-        """Saves or loads the number of overflows in a row; all else comes from the program."""
-        check_serializer(serializer)
-        self._serialize_count(serializer)
-
-
-class NoLossScale(_FixedScale):
+class NoLossScale(ScaleState):
     """Scale 1. Gradients are still checked, and a step with inf or NaN in them is skipped.
 
     Args:
@@ -65,11 +38,8 @@ class NoLossScale(_FixedScale):
     def __init__(self, patience: int | None = 50) -> None:
         super().__init__(patience)
 
-    def factor(self, device: backend.Device) -> None:
-        """Returns ``None``: there is nothing to multiply by."""
 
-
-class StaticLossScale(_FixedScale):
+class StaticLossScale(ScaleState):
     """A constant scale. Gradients are checked, and a step with inf or NaN in them is skipped.
 
     Args:
@@ -105,9 +75,3 @@ class StaticLossScale(_FixedScale):
     def course(self) -> str:
         """Where the scale is, in words."""
         return f"the loss scale is always 2^{round(math.log2(self.value))}"
-
-
-def check_device(device):
-    """Raises TypeError unless it is one."""
-    if not isinstance(device, backend.Device):
-        raise arguments.not_a("device", device, "a chainer.backend.Device")

@@ -7,21 +7,20 @@ Small gradients flush to zero in float16. Multiplying the loss by a power of two
 number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The methods:
 
 - ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
-- ``adjust(overflow)``: advances the state by one step, after its gradients were checked; all three count overflows in
-  a row, which is what :mod:`mixprec.patience` is about.
+- ``adjust(overflow)``: advances the state by one step, after its gradients were checked
+  (:mod:`mixprec.step_state`).
 - ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
 ``value`` is the scale of the next step as the host sees it, ``patience`` the number of overflows in a row that are too
-many, ``course`` where the scale has come, in words or ``None``, and ``is_searching`` whether an overflow in the next
-step lets its backward pass run again, at a smaller scale.
+many, and ``course`` where the scale has come, in words or ``None``.
 
 An object belongs to one optimizer, whose steps it counts.
 """
 
 import contextlib
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from chainer import AbstractSerializer, Deserializer, backend
@@ -29,8 +28,8 @@ from chainer import AbstractSerializer, Deserializer, backend
 from mixprec import arguments
 from mixprec.backends.transfers import stored, to_host
 from mixprec.bounds import INT32
-from mixprec.fixed_scales import NoLossScale, StaticLossScale, check_device
-from mixprec.patience import Patience, check_serializer
+from mixprec.fixed_scales import NoLossScale, StaticLossScale
+from mixprec.step_state import ScaleState
 
 _SEARCH_BACKOFF = 0.25
 
@@ -43,18 +42,11 @@ class LossScaleExhausted(RuntimeError):
     """
 
 
-class DynamicLossScale(Patience):
+class DynamicLossScale(ScaleState):
     """A scale that grows while gradients are finite and backs off when they are not.
 
-    With floor and cap out of the way and ``hysteresis=1`` the sequence is that of PyTorch's ``GradScaler``::
-
-        on overflow:   clean = 0; left = max(left - 1, 0)
-                       if left == 0: value = max(floor, value * backoff)
-        otherwise:     clean = clean + 1
-                       if clean == interval: value = min(cap, value * growth); clean = 0; left = hysteresis
-
-    The state is a handful of arrays of shape () that live where the gradients are checked, so that a step on a GPU
-    moves them, and the host need not read them.
+    How it moves stands in :attr:`rules`. With floor and cap out of the way and ``hysteresis=1`` the sequence is that of
+    PyTorch's ``GradScaler``.
 
     Args:
         init: the first scale.
@@ -86,7 +78,29 @@ class DynamicLossScale(Patience):
         16384.0
     """
 
-    state = ("value", "clean", "hysteresis_left", "overflows_in_row")  # value in float64, the others in int32
+    state: ClassVar[dict[str, str]] = {
+        "value": "float64",
+        "clean": "int32",
+        "hysteresis_left": "int32",
+        **ScaleState.state,
+    }
+    settings: ClassVar[dict[str, float]] = {
+        "growth": 0.0,
+        "backoff": 0.0,
+        "floor": 0.0,
+        "cap": math.inf,
+        "interval": 0,
+        "hysteresis": 0,
+    }
+    rules = (
+        "full = clean + 1 == interval",
+        "clean = where(overflow | full, 0, clean + 1)",
+        "hysteresis_left = where(overflow, at_least(hysteresis_left - 1, 0), where(full, hysteresis, hysteresis_left))",
+        "lower = where(hysteresis_left == 0, at_least(value * backoff, floor), value)",
+        "higher = where(full, at_most(value * growth, cap), value)",
+        "value = where(overflow, lower, higher)",
+        *ScaleState.rules,
+    )
 
     def __init__(
         self,
@@ -122,69 +136,33 @@ class DynamicLossScale(Patience):
     @property
     def value(self) -> float:
         """The scale of the next step, a float; read from the device if it is there."""
-        return float(to_host(self._value))
+        return float(to_host(self._state["value"]))
 
     @property
     def course(self) -> str:
         """Where the scale is, in words; reads it from the device, too."""
         return f"the loss scale has come down to 2^{round(math.log2(self.value))}"
 
-    def factor(self, device: backend.Device) -> Any:
-        """Returns the scale as a float32 array of shape () on ``device`` (a :class:`chainer.backend.Device`)."""
-        check_device(device)
-        return device.send(self._value).astype(np.float32)
-
-    def adjust(self, overflow: Any) -> None:
-        """Advances the scale by one step.
-
-        Args:
-            overflow: whether a gradient of the step was not finite: a bool, or a boolean array of shape (). The state
-                moves to the device of the array, and nothing is read. The new value takes effect on the next step.
-
-        Raises:
-            TypeError: ``overflow`` is neither.
-        """
-        if self._is_clean_on_host(overflow) and self._clean + 1 < self.interval:
-            self._clean = np.array(self._clean + 1, np.int32)
-            self._forget_count()
-            return
-        overflow = self._count(overflow)
-        device = backend.get_device_from_array(overflow)
-        xp = device.xp
-        value, clean, left = (device.send(state) for state in (self._value, self._clean, self._hysteresis_left))
-        clean = clean + 1
-        full = clean == self.interval
-        left = xp.where(overflow, xp.maximum(left - 1, 0), xp.where(full, self.hysteresis, left))
-        less = value * self.backoff if self.floor is None else xp.maximum(value * self.backoff, self.floor)
-        more = value * self.growth if self.cap is None else xp.minimum(value * self.growth, self.cap)
-        self._value = xp.where(overflow, xp.where(left == 0, less, value), xp.where(full, more, value))
-        self._clean = xp.where(overflow | full, 0, clean).astype(np.int32, copy=False)
-        self._hysteresis_left = left.astype(np.int32, copy=False)
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether no gradients have been finite yet, and :meth:`lower` may be called; known to the host."""
-        return self._is_searching
-
     @property
     def can_fall(self) -> Any:
         """Whether the scale is above its floor: a boolean array of shape (), where the scale is; nothing is read."""
-        return self._value > (0 if self.floor is None else self.floor)
+        return self._state["value"] > self.numbers()["floor"]
 
     def lower(self) -> None:
         """Goes down to a quarter of the scale within a step, as if training had begun there; nothing is read."""
-        xp = backend.get_array_module(self._value)
-        self._value = xp.maximum(self._value * _SEARCH_BACKOFF, 0 if self.floor is None else self.floor)
+        value = self._state["value"]
+        xp = backend.get_array_module(value)
+        value = xp.asanyarray(xp.maximum(value * _SEARCH_BACKOFF, self.numbers()["floor"]))
+        self._state = {**self._state, "value": value}
 
     def end_search(self) -> None:
         """Ends the search for a first scale, for good."""
-        self._is_searching = False
+        self.is_searching = False
 
     def reset(self) -> None:
         """Goes back to the first step: ``init``, and all counters as in the beginning."""
-        self._set(self.init, 0, self.hysteresis)
-        self._forget_count()
-        self._is_searching = self.search
+        self._set(value=self.init, hysteresis_left=self.hysteresis)
+        self.is_searching = self.search
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         """Saves or loads the scale and its counters (the settings come from the program).
@@ -192,30 +170,16 @@ class DynamicLossScale(Patience):
         A file of a run without ``search`` does not say whether gradients have been finite; it is taken that they have
         not, and for the caller to call :meth:`end_search` if it knows better.
         """
-        check_serializer(serializer)
-        state = (
-            float(stored(serializer, "value", self._value)),
-            int(stored(serializer, "clean", self._clean)),
-            int(stored(serializer, "hysteresis_left", self._hysteresis_left)),
-        )
-        self._serialize_count(serializer)
-        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
-            self._set(self._bounded(state[0]), *state[1:])
-            self._is_searching = self.search
+        super().serialize(serializer)
+        if isinstance(serializer, Deserializer):
+            limits = self.numbers()  # the scale may have been saved with others
+            value = min(max(self.value, limits["floor"]), limits["cap"])
+            self._state = {**self._state, "value": np.array(value, np.float64)}
+            self.is_searching = self.search
             with contextlib.suppress(KeyError, ValueError):  # of Chainer's npz and HDF5 serializers: no such name
-                self._is_searching = self.search and bool(stored(serializer, "searching", None))
+                self.is_searching = self.search and bool(stored(serializer, "searching", None))
         elif self.search:
-            serializer("searching", self._is_searching)
-
-    def _bounded(self, value):
-        """Returns a scale that was saved with another floor or cap, between those of this one."""
-        value = value if self.floor is None else max(value, self.floor)
-        return value if self.cap is None else min(value, self.cap)
-
-    def _set(self, value, clean, hysteresis_left):
-        self._value = np.array(value, np.float64)
-        self._clean = np.array(clean, np.int32)
-        self._hysteresis_left = np.array(hysteresis_left, np.int32)
+            serializer("searching", self.is_searching)
 
 
 def as_loss_scale(loss_scale):

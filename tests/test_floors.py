@@ -20,7 +20,7 @@ FLOORS = """
     variables archives working_folder
     launched nested arguments command_line master_arrays name_patterns without_masters native
     command_process backends old_code
-    patience
+    step_state
     fixed_scales
     policy loss_scale lost_weights
     functions bridge

@@ -18,7 +18,6 @@ from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.graph_capture.wishes import agreed
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import constants_of
 from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.optimizer.scale_search import give_up
 
@@ -147,9 +146,8 @@ class TrainingStep(Capturable):
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
         applied = step.batch.applied
         arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
-        arrays |= dict(zip(("skipped", "last_step_skipped"), counter.arrays, strict=True))
-        of_scale = zip(scaler.state, scaler.arrays, strict=True)
-        arrays |= {f"{name} of the loss scale": array for name, array in of_scale}
+        for of, owner in (("", counter), (" of the loss scale", scaler)):
+            arrays |= {f"{name}{of}": array for name, array in zip(owner.state, owner.arrays, strict=True)}
         if self._optimizer._preconditioner is not None:
             arrays |= self._optimizer._preconditioner.state()
         unique = {id(array): (name, array) for name, array in reversed(arrays.items()) if _is_array(array)}
@@ -200,10 +198,7 @@ class TrainingStep(Capturable):
 
     def finish(self, arguments, *, wait):
         """Raises LossScaleExhausted if as many steps as patience allows have overflowed in a row."""
-        masters, _, statistics, _, counter = _parts(self._optimizer)
-        if self._optimizer._preconditioner is not None:
-            self._optimizer._preconditioner.over(counter.arrays[1])
-        self._optimizer._watchdog.check(masters, statistics, self._lossfun, arguments, wait=wait)
+        self._optimizer._finish(self._lossfun, arguments, wait=wait)
 
     @property
     def _lossfun(self):
@@ -284,7 +279,7 @@ class TrainingSession(GraphSession):
             objects.append(self._ranks.memory)
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
-        return [*objects, *scaler.arrays, *constants_of(scaler).values()]
+        return [*objects, *scaler.arrays, *scaler.numbers().values()]
 
 
 class _Parts(NamedTuple):

@@ -4,7 +4,6 @@ import weakref
 
 from mixprec.backends.transfers import on_host
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.batch.scaling import Scaling
 from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 from mixprec.optimizer.update_form import UpdateForm
 
@@ -61,13 +60,13 @@ class DeviceForm(UpdateForm):
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
-        counters = counter.held_by(self._hold)
-        scaling = Scaling.of(scaler, self._hold)
+        counter.held_by(self._hold)
+        scaler.held_by(self._hold)
         zeroes = self._zero_gradients and not self._share_gradients()
         self.zeroed = set(map(id, self._params)) if zeroes else ()
-        self.batch.update(None if skip is self._skip else skip, scaling, counters, zeroes)
+        self.batch.update(None if skip is self._skip else skip, scaler, counter, zeroes)
         self._unsettled = True
-        return counters[1]
+        return counter.arrays[1]
 
     def forget(self):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""

@@ -5,11 +5,9 @@
 
 import contextlib
 
-import numpy as np
-
-from mixprec.backends.memory import in_order_of
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import master_of
+from mixprec.optimizer.batch.saved_arrays import overwritten
 from mixprec.optimizer.rules.own_rules import OwnRule
 
 
@@ -31,8 +29,7 @@ class Evaluation:
     def of(self, model):
         """Inside of the block masters and parameters have the averages of their update rules, if these have any.
 
-        After it everything is, bit for bit, what it was: what was there is kept, and copied back. Arrays are written in
-        place, so that graphs stay valid. Nothing is read from a device. A block inside of another one does nothing.
+        After it everything is, bit for bit, what it was. A block inside of another one does nothing.
 
         Args:
             model: the link; its parameters have update rules.
@@ -40,18 +37,11 @@ class Evaluation:
         if self.has_averages:
             yield
             return
-        before = []
-        try:
-            for array, x in _averages(model):
-                self.has_averages = True
-                before.append((array, in_order_of(array, array)))
-                with np.errstate(over="ignore"):
-                    array[...] = x
-            yield
-        finally:
-            for array, value in before:
-                array[...] = value
-            self.has_averages = False
+        with overwritten(_averages(model)) as self.has_averages:
+            try:
+                yield
+            finally:
+                self.has_averages = False
 
 
 def _averages(model):

@@ -55,12 +55,11 @@ class HostForm(UpdateForm):
         self._of_masters = bool(self._plan.before or done)
         if not self._of_masters:
             self._load(self._of_entries(gradients), self._inverses(scale))
-        for group in self._groups:
-            group.follow()
+        are_finite = [group.follow() for group in self._groups]
         if self._of_masters:  # hooks run in Chainer's own code, on the gradients of masters; or these are there already
             with self._masters.fixed(of=()):
                 return bool(gather(self._masters.pairs(), done))
-        return not all(group.is_finite() for group in self._groups)
+        return not all(are_finite)
 
     def run_hooks(self, skip):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
@@ -75,19 +74,17 @@ class HostForm(UpdateForm):
                     if not_finite(self._optimizer):
                         return True
             self._load(tuple(entry.master.grad for entry in self._plan.entries), 1.0)
-        for group in self._updated:
-            group.look()  # nothing has moved yet, should a hyperparameter be refused
-        return not all(group.is_finite_after_hooks() for group in self._updated)
+        are_finite = [group.look() for group in self._updated]  # nothing has moved, should one refuse a hyperparameter
+        return not all(are_finite)
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
+        for group in self._groups:
+            group.finish(skip)
         if not skip:
-            for group in self._updated:
-                group.update()
             self._optimizer.t += 1
             for rule in self._plan.waiting:
                 rule.t += 1
-        self.forget()
         return bool(skip)
 
     def forget(self):

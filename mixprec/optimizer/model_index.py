@@ -1,7 +1,7 @@
 """The links and parameters of a model, and whether any has changed since the last step.
 
 Each step asks before it begins. In most of them nothing has changed: :class:`ModelIndex` then spares a walk through the
-model, and :class:`Changes` a new plan. At its end :class:`LinkGuards` sees to links that are new.
+model, and :class:`Changes` a new plan.
 """
 
 import itertools
@@ -12,7 +12,6 @@ from chainer import ChainList, Link
 
 _WALKS = ("params", "namedparams", "links", "children")
 _CHAINERS = [{getattr(kind, name) for kind in (Link, chainer.Chain, ChainList)} for name in _WALKS]
-_PERSISTENT = operator.attrgetter("_persistent")
 _UPDATE_RULE, _DATA = operator.attrgetter("update_rule"), operator.attrgetter("_data")
 _SCALE, _GRAD, _GRAD_VAR = (operator.attrgetter(name) for name in ("_loss_scale", "_grad", "_grad_var"))
 _ENABLED, _HYPERPARAM, _STATE = (operator.attrgetter(name) for name in ("enabled", "hyperparam", "_state"))
@@ -76,43 +75,6 @@ class ModelIndex:
             self._attribute_names += by_name
         self._names_before = [names.copy() for names in self._names]
         self._values = [values[name] for values, name in zip(self._attributes, self._attribute_names, strict=True)]
-
-
-class LinkGuards:
-    """The hooks of mixprec on links that have persistent values or may get some, one on each, in every step.
-
-    :class:`~mixprec.optimizer.running_statistics.RunningStatistics` makes it; ``update()`` calls :meth:`forget` at its
-    end. Links come and go, are copied with their hooks, and a user may remove a hook.
-
-    Args:
-        index: :class:`ModelIndex`.
-        found: ``found(link)`` returns the hook that is on a link already, or ``None``.
-        make: ``make(link)`` puts one on it, and returns it. It has an attribute ``saved``, a dict.
-
-    Attributes:
-        hooks: one for each link with persistent values, or with hooks of others.
-    """
-
-    def __init__(self, index, found, make):
-        self._index, self._found, self._make = index, found, make
-        self._find()
-
-    def forget(self):
-        """Ends a step: what the next forward pass finds is what is kept. Links that are new are guarded from now on."""
-        if self._index.links is not self._links or any(map(_PERSISTENT, self._unguarded)):
-            self._find()
-        for number, hook in enumerate(self.hooks):
-            if hook.link._local_link_hooks.get(hook.name) is not hook:  # the user has removed it
-                self.hooks[number] = self._make(hook.link)
-            elif hook.saved:
-                hook.saved = {}
-
-    def _find(self):
-        self._links = self._index.links
-        # Hooks such as spectral normalization register a value when there is a weight: in a pass, or from a file.
-        guarded = [link for link in self._links if link._persistent or link._n_local_link_hooks]
-        self.hooks = [self._found(link) or self._make(link) for link in guarded]
-        self._unguarded = [link for link in self._links if not (link._persistent or link._n_local_link_hooks)]
 
 
 class Changes:

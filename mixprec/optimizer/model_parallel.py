@@ -12,14 +12,15 @@ import numpy as np
 
 from mixprec.announcements import announce
 from mixprec.optimizer.grad_scales import UnscaledBackward
-from mixprec.optimizer.pass_graph import reached
+from mixprec.optimizer.pass_scales import reached
 
+ENDS = "chainermn.functions.point_to_point_communication"  # the module of what is_part_of_chain looks for
 _AGREED = "_mixprec_model_parallel"  # attribute of a communicator whose processes have asked each other
 _LIMIT = 600  # seconds that they wait for each other, as others may still be in their forward pass
 
 
 def is_part_of_chain(loss, has_scale):
-    """Returns whether the graph of a loss goes on in other processes.
+    """Returns whether the graph of a loss goes on in other processes. Without the module :data:`ENDS` none does.
 
     Args:
         loss: variable; one of shape (0,) stands for what other processes compute.
@@ -29,9 +30,9 @@ def is_part_of_chain(loss, has_scale):
         UnscaledBackward: float16 is a part of the graph in one of the processes; in all that have a loss scale.
         RuntimeError: not all processes of the communicator have come by here.
     """
-    module = sys.modules.get("chainermn.functions.point_to_point_communication")
-    if module is None or not isinstance(loss, chainer.Variable):
+    if not isinstance(loss, chainer.Variable):
         return False
+    module = sys.modules[ENDS]
     functions, _ = reached([loss.node])
     adapted = [each.function for each in functions if isinstance(each, chainer.function.FunctionAdapter)]
     ends = [each for each in adapted if isinstance(each, (module.Send, module.Recv))]

@@ -6,9 +6,9 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends import launcher_of
-from mixprec.backends.launch import text_of
 from mixprec.backends.memory import flat, in_order_of
 from mixprec.backends.transfers import on_host, to_host
+from mixprec.optimizer.batch.saved_arrays import source_of, table_of
 
 _PART = np.dtype([("value", np.uint64), ("average", np.uint64), ("elements", np.int64)])  # as in kernels/average.cu
 _ELEMENTS = 4096  # of an array for a block
@@ -106,7 +106,7 @@ class _OnHost:
 class _OnDevice:
     def __init__(self, pairs, launcher):
         self._launcher = launcher
-        self._kernels = launcher.compile(source_of(launcher.threads), ("weigh", "average"))
+        self._kernels = launcher.compile(source_of("average.cu", launcher.threads), ("weigh", "average"))
         self._weight = launcher.full((), 0, "float32")
         parts = []
         for value, average in pairs:
@@ -114,9 +114,7 @@ class _OnDevice:
             for start in range(0, size, _ELEMENTS):
                 parts.append((*(place + 4 * start for place in places), min(_ELEMENTS, size - start)))
         self._blocks = len(parts)
-        table = np.array(parts, _PART).view(np.uint8)
-        self._table = launcher.empty(table.shape, table.dtype)
-        launcher.upload(table, self._table)
+        self._table = table_of(np.array(parts, _PART), launcher)
 
     def update(self, decay, steps, skipped):
         launcher, address = self._launcher, self._launcher.address
@@ -127,12 +125,6 @@ class _OnDevice:
         if self._blocks:
             launcher.launch(self._kernels["average"], self._blocks, [address(self._table), address(self._weight)])
         return steps
-
-
-def source_of(threads):
-    """Returns the CUDA source, for blocks of ``threads`` threads."""
-    parts = text_of("mixprec.backends", "words.cuh"), text_of("mixprec.optimizer.batch", "average.cu")
-    return "\n".join([f"#define THREADS {threads}", *parts, ""])
 
 
 def _assign(target, source):

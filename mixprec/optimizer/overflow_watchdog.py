@@ -1,4 +1,6 @@
-"""The end of training that has diverged, where :class:`~mixprec.MixedPrecisionOptimizer` looks at each ``update()``."""
+"""The end of training that has diverged: :class:`~mixprec.MixedPrecisionOptimizer` asks when patience may be over."""
+
+import math
 
 from mixprec.backends.transfers import to_host_async
 from mixprec.loss_scale import LossScaleExhausted
@@ -13,20 +15,24 @@ class OverflowWatchdog:
     Args:
         scaler: the loss scale, which counts overflows in a row; with ``patience=None`` it is never looked at.
         rank: of this process among several, which all look in the same step, or an error would leave others waiting.
+
+    Attributes:
+        steps: as long as these last, patience cannot have run out. Each step takes one, and calls :meth:`check` when
+            none is left.
     """
 
     def __init__(self, scaler, rank=None):
         self._scaler, self._rank = scaler, rank
-        self._steps = scaler.patience  # as long as these last, patience cannot have run out
+        self.steps = math.inf if scaler.patience is None else scaler.patience
         self._fetched = None
 
     def look_next_time(self):
         """To be called when the counter of the loss scale was loaded."""
-        self._steps = None if self._scaler.patience is None else 1
+        self.steps = math.inf if self._scaler.patience is None else 1
         self._fetched = None
 
     def check(self, masters, statistics, lossfun, arguments, *, wait=True):
-        """Ends a step.
+        """Looks whether patience has run out.
 
         Args:
             masters, statistics, lossfun: as for :func:`mixprec.optimizer.diagnosis.describe`.
@@ -37,21 +43,16 @@ class OverflowWatchdog:
         Raises:
             LossScaleExhausted: the last ``patience`` steps all overflowed.
         """
-        if self._steps is None:
-            return
-        self._steps -= 1
-        if self._steps > 0:
-            return
         if wait:
             in_row = self._scaler.overflows_in_row
         else:
             if self._fetched is None:
                 self._fetched = to_host_async(self._scaler.arrays[-1])
-            if self._steps > -_LATER if self._rank is not None else not self._fetched.done:
+            if self.steps > -_LATER if self._rank is not None else not self._fetched.done:
                 return
             in_row = int(self._fetched.value)
         # Steps below 0 are those since the counter was fetched.
-        self._steps, self._fetched = max(self._scaler.patience - in_row + self._steps, 1), None
+        self.steps, self._fetched = max(self._scaler.patience - in_row + self.steps, 1), None
         if in_row >= self._scaler.patience:
             where = diagnosis.describe(masters, statistics, lossfun, *arguments(), self._rank)
             scale = "" if self._scaler.course is None else f"{self._scaler.course}; "

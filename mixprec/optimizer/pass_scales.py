@@ -25,7 +25,6 @@ from mixprec.optimizer.grad_scales import (
     grad_scale_of,
     merged,
 )
-from mixprec.optimizer.pass_graph import reached
 
 
 class _Pass(threading.local):
@@ -41,6 +40,32 @@ def install():
     """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
     for patch in _PATCHES:
         patch.apply()
+
+
+def reached(outputs):
+    """Returns the functions and the leaves of a backward pass; once before each, with as little Python as it can.
+
+    Args:
+        outputs: the variable nodes that it begins from.
+
+    Returns:
+        ``(functions, leaves)``: a list of function nodes, and a list of the variable nodes that have no creator and
+        want a gradient. Outputs want one in any case.
+    """
+    functions, leaves, nodes = [], [], list(outputs)
+    seen = set(nodes)
+    for node in nodes:  # which grows
+        function = node._creator_node  # not by the property, which takes longer than all the rest
+        if function is None:
+            leaves.append(node)
+        elif function not in seen:
+            seen.add(function)
+            functions.append(function)
+            for x in function.inputs:
+                if x._requires_grad and x not in seen:
+                    seen.add(x)
+                    nodes.append(x)
+    return functions, leaves
 
 
 def _keeping_grad_scales(backprop_to_all):
@@ -146,9 +171,9 @@ _REPLACEMENTS = {
     "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
     "chainer.function_node:grad": _leaving_grad_scales,
     "chainer.variable:Parameter._set_grad": _writing,
-    "chainer.variable:Parameter._set_grad_var_without_check": _writing,
     "chainer.variable:Parameter.addgrad": _adding,
     "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
+    "chainer.variable:Parameter.grad_var": lambda grad_var: property(grad_var.fget, _writing(grad_var.fset)),
     "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),
     "chainer.variable:Parameter.to_device": _moving,
 }
@@ -167,7 +192,7 @@ def _scale_of_pass(outputs, functions):
 
     Args:
         outputs: the variable nodes that it begins from.
-        functions: of the pass, from :func:`~mixprec.optimizer.pass_graph.reached`.
+        functions: of the pass, from :func:`reached`.
     """
     outer = _pass.factor
     if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale

@@ -292,7 +292,7 @@ class Ranks:
 
 
 def _settings(scaler, dtype_of_sum, preconditioner, rates):
-    own = {name: value for name, value in vars(scaler).items() if not name.startswith("_")}
+    own = {name: value for name, value in vars(scaler).items() if not (name.startswith("_") or name == "is_searching")}
     return {
         "loss_scale": type(scaler).__name__,
         **{f"{name} of the loss scale": value for name, value in {**own, "value": scaler.value}.items()},

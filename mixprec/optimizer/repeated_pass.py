@@ -15,7 +15,7 @@ import threading
 import chainer
 
 from mixprec.compat.registry import patch
-from mixprec.optimizer.pass_graph import reached
+from mixprec.optimizer.pass_scales import reached
 
 WHEN = "update, with a search"
 

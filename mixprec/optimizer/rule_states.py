@@ -132,7 +132,7 @@ def serialize_counters(serializer, counter, scaler):
 
     Args:
         serializer: of Chainer's.
-        counter: :class:`~mixprec.optimizer.step.StepCounter`.
+        counter: :class:`~mixprec.optimizer.step_counter.StepCounter`.
         scaler: the loss scale.
 
     Returns:

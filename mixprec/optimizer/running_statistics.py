@@ -21,11 +21,10 @@ import numpy as np
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
-from mixprec.optimizer.model_index import LinkGuards
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
-_SAVED = operator.attrgetter("saved")
+_SAVED, _PERSISTENT = operator.attrgetter("saved"), operator.attrgetter("_persistent")
 
 
 class _Calls(threading.local):
@@ -54,33 +53,39 @@ class RunningStatistics:
 
     Args:
         index: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
-
-    Attributes:
-        guards: :class:`~mixprec.optimizer.model_index.LinkGuards`, the hooks of links that save.
     """
 
     def __init__(self, index):
         self._copies, self._has_begun = None, False
         self.watch(index)
-        self.guards.forget()
+        self._forget_saved()
 
     def __getstate__(self):
         return {"_copies": None, "_has_begun": False}  # what has been saved is in the hooks of the links
 
     def watch(self, index):
         """Guards the links of another model; what has been saved of them stays."""
-        self.guards = LinkGuards(index, _saver, _guard)
+        self._index = index
+        self._guard_links()
+
+    def _guard_links(self):
+        """Puts a hook on each link that has persistent values or may get some: links come and go."""
+        self._links = self._index.links
+        # Hooks such as spectral normalization register a value when there is a weight: in a pass, or from a file.
+        guarded = [link for link in self._links if link._persistent or link._n_local_link_hooks]
+        self._savers = [_saver(link) or _guard(link) for link in guarded]
+        self._unguarded = [link for link in self._links if not (link._persistent or link._n_local_link_hooks)]
 
     @property
     def are_saved(self):
         """Whether a forward pass has begun a step."""
-        return any(map(_SAVED, self.guards.hooks))
+        return any(map(_SAVED, self._savers))
 
     def save(self):
         """Begins a step, if it is one of training: copies the values of all links, those on a device in one launch."""
         self._has_begun = True
         _calls.begin()
-        savers = [saver for saver in self.guards.hooks if not saver.saved]
+        savers = [saver for saver in self._savers if not saver.saved]
         if not savers or not chainer.config.train:
             return
         held = {saver: saver.values() for saver in savers}
@@ -97,7 +102,17 @@ class RunningStatistics:
             _forget_calls()
         self._has_begun = False
         _calls.begin()
-        self.guards.forget()
+        self._forget_saved()
+
+    def _forget_saved(self):
+        """What the next forward pass finds is what is kept. Links that are new are guarded from now on."""
+        if self._index.links is not self._links or any(map(_PERSISTENT, self._unguarded)):
+            self._guard_links()
+        for number, saver in enumerate(self._savers):
+            if saver.link._local_link_hooks.get(saver.name) is not saver:  # the user has removed it
+                self._savers[number] = _guard(saver.link)
+            elif saver.saved:
+                saver.saved = {}
 
     def _copied(self, arrays):
         """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
@@ -147,8 +162,8 @@ class RunningStatistics:
 
     def _saved(self):
         """Yields ``name, link, value, copy`` of what was saved, the last first: the first copy of an array is right."""
-        own = [(saver.order, saver.link, saver.saved) for saver in self.guards.hooks]
-        known = set(self.guards.hooks)
+        own = [(saver.order, saver.link, saver.saved) for saver in self._savers]
+        known = set(self._savers)
         others = [(*first, saver) for saver, first in list(_calls.first.items()) if saver not in known]
         own += [(order, saver.link, saved) for order, saved, saver in others]
         for _, link, saved in sorted(own, key=lambda each: -each[0]):
@@ -158,21 +173,21 @@ class RunningStatistics:
     @contextlib.contextmanager
     def outside_of_steps(self):
         """Inside of the block calls are no part of a step: what they move stays, as when statistics are recomputed."""
-        of_step = {saver for saver in self.guards.hooks if saver.saved}
+        of_step = {saver for saver in self._savers if saver.saved}
         outer = _calls.first
         _calls.begin()
         try:
             yield
         finally:
             _calls.first = outer
-            for saver in self.guards.hooks:
+            for saver in self._savers:
                 if saver not in of_step:
                     saver.saved = {}
 
     @contextlib.contextmanager
     def kept(self):
         """Leaves the statistics after the block as they were before it."""
-        savers = list(self.guards.hooks)
+        savers = list(self._savers)
         outer, calls = [saver.saved for saver in savers], _calls.first
         _calls.begin()
         for saver in savers:

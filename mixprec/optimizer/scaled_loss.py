@@ -6,6 +6,7 @@
 
 import contextlib
 import operator
+import sys
 from collections.abc import Iterator
 
 import chainer
@@ -15,7 +16,7 @@ from mixprec import arguments, functions
 from mixprec.dtypes import BFLOAT16
 from mixprec.functions.classification import SoftmaxCrossEntropy
 from mixprec.loss_scale import NoLossScale
-from mixprec.optimizer.model_parallel import is_part_of_chain
+from mixprec.optimizer.model_parallel import ENDS, is_part_of_chain
 
 
 class ScaledLoss(chainer.Variable):
@@ -138,7 +139,7 @@ class ScaledPasses:
 
         A loss whose graph goes on in other processes stays as it is (:mod:`~mixprec.optimizer.model_parallel`).
         """
-        if is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
+        if ENDS in sys.modules and is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
             return loss
         check_loss(loss)
         factor = self.factor_on(loss.device)

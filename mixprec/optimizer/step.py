@@ -10,10 +10,8 @@ import contextlib
 import functools
 
 import numpy as np
-from chainer import Deserializer, backend, get_array_types
 
 from mixprec.backends import launcher_of
-from mixprec.backends.transfers import stored, to_host
 from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
@@ -55,7 +53,7 @@ class OptimizerStep:
 
         Args:
             scaler: the loss scale, which advances.
-            counter: :class:`StepCounter`, which counts the step.
+            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`, which counts the step.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which a skipped step brings
                 back.
 
@@ -82,7 +80,7 @@ class OptimizerStep:
         if skip is not False:  # on a device it is an array
             statistics.undo(skip, but=form.restored)
         if not form.moves_counters:
-            counter.advance(skip)
+            counter.adjust(skip)
             scaler.adjust(skip)
 
         if self._zero_gradients:
@@ -211,71 +209,3 @@ class OptimizerStep:
                 else:
                     param.grad = param.xp.zeros_like(param.array)
                 param._loss_scale = ZERO
-
-
-class StepCounter:
-    """Counts skipped steps where the gradients are, so that nothing is read from a device to count."""
-
-    def __init__(self):
-        self._skipped = np.array(0, np.int64)
-        self._last_skipped = np.array(False)
-
-    @property
-    def skipped(self):
-        """Number of steps skipped so far; read from the device if it is there."""
-        return int(to_host(self._skipped))
-
-    @property
-    def last_skipped(self):
-        """Whether the last step was skipped; read from the device if it is there."""
-        return bool(to_host(self._last_skipped))
-
-    def advance(self, skipped):
-        """Counts a step.
-
-        Args:
-            skipped: a bool, or a boolean array of shape () on any device, which is not read.
-        """
-        is_array = isinstance(skipped, get_array_types())
-        if not is_array and type(self._skipped) is np.ndarray:
-            self._last_skipped = np.array(bool(skipped))
-            if skipped:
-                self._skipped = np.array(self._skipped + 1, np.int64)
-            return
-        if not is_array:
-            skipped = backend.get_array_module(self._skipped).asarray(skipped)
-        self._last_skipped = skipped
-        self._skipped = backend.get_device_from_array(skipped).send(self._skipped) + skipped
-
-    def held_by(self, hold):
-        """Hands the counters to the batched update on a device, which counts in place.
-
-        Args:
-            hold: puts an array of shape () where it is needed.
-
-        Returns:
-            The number of skipped steps (int64), and whether the last one was (bool), arrays of shape ().
-        """
-        self._skipped, self._last_skipped = map(hold, self.arrays)
-        return self.arrays
-
-    @property
-    def arrays(self):
-        """The number of skipped steps, and whether the last one was."""
-        return self._skipped, self._last_skipped
-
-    def serialize(self, serializer):
-        """Saves or loads the count and the last outcome; ``t`` has been settled before."""
-        skipped = int(stored(serializer, "skipped", self._skipped))
-        last_skipped = bool(stored(serializer, "last_step_skipped", self._last_skipped))
-        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
-            self._skipped, self._last_skipped = np.array(skipped, np.int64), np.array(last_skipped)
-
-
-def skip_flag(optimizer):
-    """Returns whether the last step of a :class:`~mixprec.MixedPrecisionOptimizer` was skipped, without a read.
-
-    Returns:
-        A boolean array of shape () where the step was computed. On a device the next step may write into it.
-    """
-    return optimizer._counter.arrays[1]

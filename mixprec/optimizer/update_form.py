@@ -64,7 +64,7 @@ class UpdateForm(abc.ABC):
         Args:
             skip: whether to skip.
             scaler: the loss scale.
-            counter: :class:`~mixprec.optimizer.step.StepCounter`.
+            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`.
 
         Returns:
             ``skip``, true also if what was updated is not finite.

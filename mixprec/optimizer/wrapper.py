@@ -25,7 +25,8 @@ from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
 from mixprec.optimizer.scale_search import ScaleSearch
-from mixprec.optimizer.step import OptimizerStep, StepCounter
+from mixprec.optimizer.step import OptimizerStep
+from mixprec.optimizer.step_counter import StepCounter
 from mixprec.optimizer.update_report import UpdateReport
 
 
@@ -266,12 +267,10 @@ class MixedPrecisionOptimizer(Delegation):
         if self._evaluation.has_averages:
             self._evaluation.refuse("update")
         self._step(lossfun, args, kwds)
-        if self._preconditioner is not None:
-            self._preconditioner.over(self._counter.arrays[1])
-        self._watchdog.check(self._masters, self._statistics, lossfun, lambda: (args, kwds))
+        self._finish(lossfun, lambda: (args, kwds))
 
     def _step(self, lossfun, args, kwds):
-        """Runs a step; whether patience has run out is another matter."""
+        """Runs a step up to :meth:`_finish`."""
         self._run_passes(lossfun, args, kwds)
         try:
             if self._ranks is not None:
@@ -288,6 +287,14 @@ class MixedPrecisionOptimizer(Delegation):
         if lossfun is None and self._scaler.is_searching:
             self._scaler.end_search()  # a loop of the user's own: its passes are over
 
+    def _finish(self, lossfun, arguments, *, wait=True):
+        """Ends a step, which a graph may have run: arguments as for :meth:`OverflowWatchdog.check`."""
+        if self._preconditioner is not None:
+            self._preconditioner.over(self._counter.arrays[1])
+        self._watchdog.steps -= 1
+        if self._watchdog.steps <= 0:
+            self._watchdog.check(self._masters, self._statistics, lossfun, arguments, wait=wait)
+
     def _run_passes(self, lossfun, args, kwds):
         """Runs the forward and backward passes of a step, if it has a loss function."""
         self._check_set_up()
@@ -300,7 +307,8 @@ class MixedPrecisionOptimizer(Delegation):
             self._ranks.begin(lambda: lossfun(*args, **kwds))
         self._statistics.save()
         try:
-            self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks, self._search())
+            search = self._search() if self._scaler.is_searching else None
+            self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks, search)
         except BaseException as error:
             if lacks_memory(error):  # a captured step frees some, and runs it once more
                 self._statistics.undo(True)
@@ -308,9 +316,7 @@ class MixedPrecisionOptimizer(Delegation):
             raise
 
     def _search(self):
-        """Returns what searches for the first loss scale in this step, or ``None``."""
-        if not self._scaler.is_searching:
-            return None
+        """Returns what searches for the first loss scale in this step."""
         reason = None if self._preconditioner is None else "K-FAC looks at layers in the backward pass"
         return ScaleSearch(self._scaler, self._ranks, lambda: self._optimizer_step.overflows(self._statistics), reason)
 

@@ -9,11 +9,11 @@ import chainer
 import numpy as np
 from chainer.training import extension
 
-from mixprec.backends.memory import in_order_of
 from mixprec.master_arrays import master_of
+from mixprec.optimizer.batch.saved_arrays import overwritten
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.moving_average import MovingAverage
-from mixprec.optimizer.step import skip_flag
+from mixprec.optimizer.step_counter import skip_flag
 
 
 class WeightAverage(extension.Extension):
@@ -56,23 +56,12 @@ class WeightAverage(extension.Extension):
     def applied(self):
         """Inside of the block the model has the averages in its masters, parameters and statistics.
 
-        After it everything is, bit for bit, what it was. Arrays are written in place, so that graphs stay valid; the
-        optimizer must not step meanwhile.
+        After it everything is, bit for bit, what it was. The optimizer must not step meanwhile.
         """
         arrays = self._follow()
-        copies = self._copies()
-        written = [*arrays.values(), *(copy for copy, _ in copies)]
-        before = [in_order_of(array, array) for array in written]
-        try:
-            for name, array in arrays.items():
-                array[...] = self._average.averages[name]
-            with np.errstate(over="ignore"):
-                for copy, master in copies:
-                    copy[...] = master
+        averages = [(array, self._average.averages[name]) for name, array in arrays.items()]
+        with overwritten([*averages, *self._copies()]):
             yield
-        finally:
-            for array, value in zip(written, before, strict=True):
-                array[...] = value
 
     def serialize(self, serializer):
         """Saves or loads the averages."""

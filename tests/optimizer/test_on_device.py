@@ -10,10 +10,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec import loss_scale, patience
-from mixprec.optimizer import fallback_form, running_statistics
-from mixprec.optimizer import step as optimizer_step
-from mixprec.optimizer.batch import device_batch
+from mixprec.optimizer import running_statistics
 from tests.cases import first
 from tests.optimizer.batch.chainer_rules import OPTIMIZERS
 from tests.stand_ins import device_stand_in
@@ -26,27 +23,6 @@ from tests.stand_ins.device_runs import (
     state_of,
     stay_on_host,
 )
-from tests.stand_ins.device_stand_in import DeviceArray
-
-
-@pytest.fixture
-def reads(launcher, monkeypatch):
-    """Returns a function that gives the number of reads since the test began."""
-    DeviceArray.reads = 0
-    through_the_door = []
-
-    def counted(value):
-        through_the_door.append(value)
-        return value.item()
-
-    for module in (loss_scale, patience, fallback_form, running_statistics, optimizer_step, device_batch):
-        monkeypatch.setattr(module, "to_host", counted)
-
-    def count():
-        assert DeviceArray.reads <= len(through_the_door), "a value was read past mixprec.backends.transfers"
-        return DeviceArray.reads
-
-    return count
 
 
 def _run(optimizer, steps, place=device_stand_in.array, by_hand=False):

@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizers, serializers
 
 import mixprec
-from mixprec import announcements, loss_scale
+from mixprec import announcements
 from mixprec.functions import reset_dropout
 from mixprec.optimizer import scale_search
 from mixprec.optimizer.grad_scales import UnscaledBackward
@@ -20,7 +20,6 @@ from mixprec.training.accumulation import Accumulated
 from tests.cases import first
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import Net, batch_of, state_of
-from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.twin_transport import COMMUNICATOR
 
 INIT = 2.0**16
@@ -359,26 +358,6 @@ def test_files_that_do_not_say_it(tmp_path, kind, steps):
 
 
 # --- on a device, and on several ranks
-
-
-@pytest.fixture
-def reads(launcher, monkeypatch):
-    """Returns a function that gives the number of reads so far, all of them through the one door."""
-    DeviceArray.reads = 0
-    through_the_door = []
-
-    def counted(value):
-        through_the_door.append(value)
-        return value.item()
-
-    for module in (loss_scale, scale_search):
-        monkeypatch.setattr(module, "to_host", counted)
-
-    def count():
-        assert DeviceArray.reads <= len(through_the_door)
-        return DeviceArray.reads
-
-    return count
 
 
 @pytest.mark.parametrize("batched", [True, False])

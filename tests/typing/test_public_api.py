@@ -49,7 +49,7 @@ def matches(value, hint):
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is typing.Any:
         return True
-    if origin in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType, typing.ClassVar):
         return any(matches(value, each) for each in arguments)
     if origin is typing.Literal:
         return value in arguments

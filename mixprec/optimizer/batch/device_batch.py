@@ -22,9 +22,11 @@ import chainer
 
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
+from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
-from mixprec.optimizer.batch.scaling import arguments_of
 from mixprec.optimizer.batch.table import GRADIENT_IS_FLOAT, Table
+from mixprec.optimizer.step_counter import StepCounter
+from mixprec.step_state import kernel_arguments
 
 _KERNELS = ("check", "update")
 _GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
@@ -116,22 +118,20 @@ class DeviceBatch:
             )
         return self._skip
 
-    def update(self, skip=None, scaling=None, steps=None, zero_gradients=False):
+    def update(self, skip=None, scaler=None, counter=None, zero_gradients=False):
         """Updates masters, states and half parameters, or restores what a skipped step restores; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
-            scaling: :class:`~mixprec.optimizer.batch.scaling.Scaling`, which advances, or ``None``.
-            steps: ``(skipped, last_skipped)``, arrays of shape () on the device that count the step: int64 and bool; or
+            scaler: the loss scale, whose state on the device advances, or ``None``.
+            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`, whose state on the device advances, or
                 ``None``.
             zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
         """
         if self._step is None:
             raise RuntimeError("check() comes before update()")
         self.follow_bases()
-        state, constants = arguments_of(scaling)
         address = self._address
-        counters = [None, None] if steps is None else steps
         self._launch(
             "update",
             self._table.chunks + self._table.restores,
@@ -139,9 +139,8 @@ class DeviceBatch:
                 self._table.restores,
                 *map(address, (self._skip, skip)),
                 int(zero_gradients),
-                *map(address, counters),
-                *map(address, state),
-                *constants,
+                *kernel_arguments(StepCounter, counter, address),
+                *kernel_arguments(DynamicLossScale, scaler, address),
             ],
         )
         *_, copied = self._step

@@ -5,7 +5,10 @@ A program is what is done to the elements of a parameter: the hooks, in their or
 """
 
 from mixprec.backends.launch import text_of
+from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.rules.formulas import uses
+from mixprec.optimizer.step_counter import StepCounter
+from mixprec.step_state import kernel_code
 
 MAX_STATES = 3
 _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
@@ -179,6 +182,7 @@ def source_of(programs, threads, chunk):
         if name is None:
             parts.append("template <int P> struct Program;")
             parts += [program.code(index) for index, program in enumerate(programs)]
+            parts.append(kernel_code(counter=StepCounter, scale=DynamicLossScale))
         else:
             parts.append(text_of("mixprec.optimizer.batch", name))
     return "\n".join([*parts, ""])

@@ -82,33 +82,39 @@ class NativeGroup:
             library().update_load(self._table, [_stored(gradient) for gradient in given], inverses)
 
     def follow(self):
-        """Takes over what was written into rounded parameters since the last step."""
-        self._hooked_by = tuple(hook.formula.hyperparameters_of(hook.hook) for hook in self._hooks)
-        self._found = library().update_check(self._table, self._hooked_by)
+        """Takes over what was written into rounded parameters since the last step.
 
-    def is_finite(self):
-        """Whether the unscaled gradients are finite; to be asked after :meth:`follow`."""
+        Returns:
+            Whether the unscaled gradients are finite.
+        """
+        self._hooked_by = tuple([hook.formula.hyperparameters_of(hook.hook) for hook in self._hooks])
+        self._found = library().update_check(self._table, self._hooked_by)
         return bool(self._found & _FINITE)
 
     def look(self):
         """Takes the hyperparameters of the rule as they are now, for this step.
+
+        Returns:
+            Whether the gradients are finite after hooks, which change no array.
 
         Raises:
             ValueError: a hyperparameter is refused, as in Chainer.
         """
         self._numbers = self._formula.numbers_of(self._rules[0], self._rules[0].t + 1)
         self._carried = self._formula.carried_after(self._rules[0])
-
-    def is_finite_after_hooks(self):
-        """Whether the gradients are finite after hooks, which change no array."""
         if not self._hooks:
             return True
         if self._found is None:  # what was loaded after follow()
             self.follow()
         return bool(self._found & _FINITE_AFTER_HOOKS)
 
-    def update(self):
-        """Runs hooks and rule, rounds masters into the parameters, and counts."""
+    def finish(self, skip):
+        """Ends a step: unless skipped, runs hooks and rule, rounds masters into the parameters, and counts."""
+        if self.updates and not skip:
+            self._update()
+        self.forget()
+
+    def _update(self):
         library().update_run(self._table, self._hooked_by, self._numbers)
         for rule in self._rules:
             rule.t += 1

@@ -4,12 +4,14 @@ What moves before it is known whether the step counts goes this way: running sta
 and what Chainer's own loop updates. The batch needs no copies: it checks before it updates.
 """
 
+import contextlib
 import operator
 
 import numpy as np
 from chainer import backend, get_array_types
 
 from mixprec.backends.launch import text_of
+from mixprec.backends.memory import in_order_of
 from mixprec.backends.transfers import on_host
 
 _PIECE = np.dtype([("from", np.uint64), ("to", np.uint64), ("bytes", np.int64)])  # as in kernels/save.cu
@@ -30,16 +32,14 @@ class SavedArrays:
     def __init__(self, arrays, launcher):
         self._arrays, self._launcher = arrays, launcher
         self.copies = [launcher.empty(array.shape, array.dtype) for array in arrays]
-        self._kernel = launcher.compile(source_of(launcher.threads), ("save",))["save"]
+        self._kernel = launcher.compile(source_of("save.cu", launcher.threads), ("save",))["save"]
         pieces = [
             (launcher.address(array) + start, launcher.address(copy) + start, min(_BYTES, array.nbytes - start))
             for array, copy in zip(arrays, self.copies, strict=True)
             for start in range(0, array.nbytes, _BYTES)
         ]
         self._blocks = len(pieces)
-        table = np.array(pieces, _PIECE).view(np.uint8)
-        self._table = launcher.empty(table.shape, table.dtype)
-        launcher.upload(table, self._table)
+        self._table = table_of(np.array(pieces, _PIECE), launcher)
 
     def are_of(self, arrays):
         """Whether these are the arrays that are copied."""
@@ -51,10 +51,38 @@ class SavedArrays:
             self._launcher.launch(self._kernel, self._blocks, [self._launcher.address(self._table)])
 
 
-def source_of(threads):
-    """Returns the CUDA source, for blocks of ``threads`` threads."""
-    parts = text_of("mixprec.backends", "words.cuh"), text_of("mixprec.optimizer.batch", "save.cu")
+def source_of(file, threads):
+    """Returns the CUDA source with a file of ``kernels/``, for blocks of ``threads`` threads."""
+    parts = text_of("mixprec.backends", "words.cuh"), text_of("mixprec.optimizer.batch", file)
     return "\n".join([f"#define THREADS {threads}", *parts, ""])
+
+
+def table_of(rows, launcher):
+    """Returns a structured array as bytes on the device."""
+    table = launcher.empty((rows.nbytes,), np.dtype(np.uint8))
+    launcher.upload(rows.view(np.uint8), table)
+    return table
+
+
+@contextlib.contextmanager
+def overwritten(pairs):
+    """Inside of the block arrays have other values; after it they are, bit for bit, what they were.
+
+    They are written in place, so that graphs stay valid. Nothing is read from a device.
+
+    Args:
+        pairs: yields ``(array, values)``.
+    """
+    before = []
+    try:
+        for array, values in pairs:
+            before.append((array, in_order_of(array, array)))
+            with np.errstate(over="ignore"):
+                array[...] = values
+        yield bool(before)
+    finally:
+        for array, value in before:
+            array[...] = value
 
 
 def restore(array, before, skipped, now=None):

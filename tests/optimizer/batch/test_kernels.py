@@ -16,7 +16,7 @@ import mixprec
 from mixprec.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.kernel_program import source_of
-from mixprec.optimizer.batch.scaling import Scaling
+from mixprec.optimizer.step_counter import StepCounter
 from tests.cases import first
 from tests.stand_ins.device_stand_in import array
 from tests.stand_ins.host_launch import HostLauncher
@@ -279,32 +279,34 @@ def test_parameters_that_are_only_checked(launcher):
 def test_loss_scale_and_counters_advance_as_on_the_host(launcher, overflows, limits):
     host = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
     device = mixprec.DynamicLossScale(init=4.0, interval=2, hysteresis=2, **limits)
-    names = ("_value", "_clean", "_hysteresis_left", "_overflows_in_row")
-    arrays = [array(getattr(device, name)) for name in names]
-    constants = (device.growth, device.backoff, device.floor, device.cap, device.interval, device.hysteresis)
-    scaling = Scaling(*arrays, *constants)
-    steps = array(np.int64(0)), array(np.bool_(False))
+    counter, on_host = StepCounter(), StepCounter()
+    for each in (device, counter):
+        each.held_by(array)
     both = twin(launcher, [("SGD", 9, np.float16)])
     for number, overflow in enumerate(overflows):
         both.set_gradients([np.full(9, np.inf if overflow == "1" else 1, np.float16)])
-        both.batch.check([arrays[0]])
-        both.batch.update(scaling=scaling, steps=steps)
-        host.adjust(overflow == "1")
-        for name, value in zip(names, arrays, strict=True):
-            assert receive(value) == getattr(host, name), (number, name)
-            assert value.dtype == getattr(host, name).dtype
-        assert receive(steps[0]) == overflows[: number + 1].count("1")
-        assert receive(steps[1]) == (overflow == "1")
+        both.batch.check([device.arrays[0]])
+        both.batch.update(scaler=device, counter=counter)
+        for there, here in ((device, host), (counter, on_host)):
+            here.adjust(overflow == "1")
+            for name, value, expected in zip(here.state, there.arrays, here.arrays, strict=True):
+                assert receive(value) == expected, (number, name)
+                assert value.dtype == expected.dtype
+        assert receive(counter.arrays[0]) == overflows[: number + 1].count("1")
+        assert receive(counter.arrays[1]) == (overflow == "1")
 
 
 def test_a_skip_for_another_reason_counts(launcher):
     both = twin(launcher, [("Adam", 9, np.float16)])
     both.set_gradients(both.gradients())
-    steps = array(np.int64(5)), array(np.bool_(False))
+    counter = StepCounter()
+    for _ in range(5):
+        counter.adjust(True)
+    counter.held_by(array)
     before = both.everything()
     both.batch.check()
-    both.batch.update(skip=array(np.bool_(True)), steps=steps)
-    assert (int(receive(steps[0])), bool(receive(steps[1]))) == (6, True)
+    both.batch.update(skip=array(np.bool_(True)), counter=counter)
+    assert (int(receive(counter.arrays[0])), bool(receive(counter.arrays[1]))) == (6, True)
     assert [value.tobytes() for value in both.everything()] == [value.tobytes() for value in before]
     assert both.batch.settle() == 0
 

@@ -1,21 +1,6 @@
 // The update of every parameter, or of none: then arrays that the forward pass has moved are as before. At its end
 // numbers that rules carry, counters and loss scale advance.
 
-// The same as mixprec.loss_scale.DynamicLossScale.adjust; what all loss scales count stands in `update`.
-__device__ __forceinline__ void adjust(
-    bool overflow, double* value, int* clean, int* left, double growth, double backoff, double floor, double cap,
-    int interval, int hysteresis) {
-    const bool full = *clean + 1 == interval;
-    *left = overflow ? (*left > 1 ? *left - 1 : 0) : full ? hysteresis : *left;
-    const double less = *value * backoff, more = *value * growth;
-    if (overflow) {
-        if (*left == 0) *value = less > floor ? less : floor;
-    } else if (full) {
-        *value = more < cap ? more : cap;
-    }
-    *clean = overflow || full ? 0 : *clean + 1;
-}
-
 template <int W>
 __device__ __forceinline__ void zero_grads(const Job& job, long long i) {
     if (job.grad_is_float) {
@@ -38,9 +23,8 @@ __device__ __forceinline__ void restore(const Restore& array) {
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     const Moving* moving, const Restore* restores, const double* values, const Row* rows, const Chunk* chunks,
     long long entries, long long chunk_count, long long seed, long long* applied, u32* ticket, const Norms* norms,
-    long long restore_count, const bool* skip, const bool* other_skip, long long zero, long long* skipped,
-    bool* last_skipped, double* value, int* clean, int* left, int* in_row, double growth, double backoff, double floor,
-    double cap, long long interval, long long hysteresis) {
+    long long restore_count, const bool* skip, const bool* other_skip, long long zero, COUNTER_PARAMETERS,
+    SCALE_PARAMETERS) {
     __shared__ float numbers[MAX_NUMBERS];
     const bool skips = *skip || (other_skip && *other_skip);
     if (blockIdx.x < chunk_count) {
@@ -98,10 +82,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) update(
     }
     if (threadIdx.x != 0) return;
     if (!skips) *applied += 1;
-    if (skipped) {
-        *skipped += skips;
-        *last_skipped = skips;
-    }
-    if (in_row) *in_row = skips ? *in_row + 1 : 0;
-    if (value) adjust(skips, value, clean, left, growth, backoff, floor, cap, interval, hysteresis);
+    advance_counter(skips, COUNTER_ARGUMENTS);
+    advance_scale(skips, SCALE_ARGUMENTS);
 }
