@@ -19,10 +19,10 @@ _DATA_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Descriptor:
-    """The description of a tensor, a filter, a convolution, a pooling or an activation.
+    """The description of a tensor or a filter.
 
     Attributes:
-        kind: ``"tensor"``, ``"filter"``, ``"convolution"``, ``"pooling"`` or ``"activation"``.
+        kind: ``"tensor"`` or ``"filter"``.
         fields: its values, by name.
         value: a number that no other descriptor has, in place of the address that CuPy's had.
     """
@@ -49,11 +49,6 @@ def create_tensor_descriptor(arr, format=constants.CUDNN_TENSOR_NCHW):
     return _of_array("tensor", arr, format=format)
 
 
-def create_uninitialized_tensor_descriptor():
-    """Describes nothing yet."""
-    return Descriptor("tensor", {})
-
-
 def create_tensor_nd_descriptor(arr):
     """Describes an array with its strides."""
     return _of_array("tensor", arr, strides=arr.strides)
@@ -62,31 +57,6 @@ def create_tensor_nd_descriptor(arr):
 def create_filter_descriptor(arr, format=constants.CUDNN_TENSOR_NCHW):
     """Describes an array of filters."""
     return _of_array("filter", arr, format=format)
-
-
-def create_convolution_descriptor(
-    pad,
-    stride,
-    dtype,
-    mode=constants.CUDNN_CROSS_CORRELATION,
-    dilation=(1, 1),
-    use_tensor_core=False,
-    groups=1,
-):
-    """Describes how filters move."""
-    geometry = {"pad": tuple(pad), "stride": tuple(stride), "dilation": tuple(dilation), "groups": groups}
-    how = {"data_type": get_data_type(dtype), "mode": mode, "use_tensor_core": use_tensor_core}
-    return Descriptor("convolution", {**geometry, **how})
-
-
-def create_pooling_descriptor(ksize, stride, pad, mode):
-    """Describes how windows move."""
-    return Descriptor("pooling", {"ksize": tuple(ksize), "stride": tuple(stride), "pad": tuple(pad), "mode": mode})
-
-
-def create_activation_descriptor(mode, nan_prop_mode=constants.CUDNN_NOT_PROPAGATE_NAN, coef=0.0):
-    """Describes an activation."""
-    return Descriptor("activation", {"mode": mode, "nan_prop_mode": nan_prop_mode, "coef": coef})
 
 
 def _of_array(kind, arr, **how):
