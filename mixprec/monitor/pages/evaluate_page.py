@@ -82,7 +82,7 @@ class Evaluation:
 
     async def _pictures(self, answer):
         worst = answer["worst"][:_WORST]
-        wanted = {"run": self._run.folder, "set": "val", "indices": [row[0] for row in worst], "size": 96}
+        wanted = {"run": self._run.folder, "indices": [row[0] for row in worst]}
 
         def show(found):
             frame.heading("Images with the largest loss: hard ones, and wrong labels")

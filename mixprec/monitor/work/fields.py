@@ -34,9 +34,9 @@ def path(what, default=_REQUIRED):
     return _optional(Field(what, _is_path, default))
 
 
-def text(what, longest, default=_REQUIRED):
+def text(what, longest):
     """Returns the field of a text of at most ``longest`` characters."""
-    return _optional(Field(what, lambda value: isinstance(value, str) and 0 < len(value) <= longest, default))
+    return Field(what, lambda value: isinstance(value, str) and 0 < len(value) <= longest)
 
 
 def whole(low, high, default=_REQUIRED):
@@ -52,11 +52,6 @@ def wholes(high, most):
             isinstance(value, list) and 0 < len(value) <= most and all(_is_whole(each, 0, high) for each in value)
         ),
     )
-
-
-def choice(*names):
-    """Returns the field of one of some texts; the first one is the default."""
-    return Field(" or ".join(names), lambda value: value in names, names[0])
 
 
 def overrides():
