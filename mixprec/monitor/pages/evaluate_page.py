@@ -115,13 +115,14 @@ def _result(found):
             frame.table(("class", "images", "accuracy", "loss"), rows)
 
 
-async def page(monitor, name):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        name: of a run that is listed.
+        query: of the address, with the ``name`` of a run that is listed.
     """
+    name = query.get("name", "")
     make = functools.partial(Evaluation, monitor)
     evaluation = await frame.with_weights(monitor, name, f"Evaluate {name}", "/evaluate", make)
     if evaluation is not None:

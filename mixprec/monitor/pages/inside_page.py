@@ -94,12 +94,13 @@ def _shape(part):
     return "x".join(map(str, part["shape"]))
 
 
-async def page(monitor, name):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        name: of a run that is listed.
+        query: of the address, with the ``name`` of a run that is listed.
     """
+    name = query.get("name", "")
     make = functools.partial(Inside, monitor)
     await frame.with_weights(monitor, name, f"Look inside {name}", "/inside", make)

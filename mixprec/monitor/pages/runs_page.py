@@ -124,8 +124,8 @@ def _cells(row):
     }
 
 
-async def page(monitor):
-    """Makes the page."""
+async def page(monitor, query):
+    """Makes the page; it takes no query."""
     with frame.frame(monitor, "Runs", "/"):
         table = Table(monitor)
     await table.refresh()
