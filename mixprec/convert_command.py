@@ -83,10 +83,11 @@ def parse_model(text):
             arguments = tuple(map(ast.literal_eval, node.args))
             keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
             node = node.func
-        attribute = _dotted(node)
+        attribute = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
     except (SyntaxError, ValueError):
-        attribute = None
-    if not (colon and attribute and all(map(str.isidentifier, module.split(".")))) or None in keywords:
+        attribute = ""
+    names = [*module.split("."), *attribute.split(".")]
+    if not (colon and all(map(str.isidentifier, names))) or None in keywords:
         raise CommandError(
             f"MODEL must be module:callable or module:callable(arguments), with Python literals for arguments; "
             f"found {text!r}"
@@ -201,16 +202,6 @@ def _report(arguments):
     except Exception as error:
         called = f"{type(model).__name__} called on {describe(example)}"
         raise CommandError(f"{called}: {importing.described(error)}") from error
-
-
-def _dotted(node):
-    """Returns the text of a name with dots, ``None`` for any other expression."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if not isinstance(node, ast.Attribute):
-        return None
-    before = _dotted(node.value)
-    return None if before is None else f"{before}.{node.attr}"
 
 
 def _write(path, text):
