@@ -28,7 +28,7 @@ CURVES = {
 }
 
 
-def chart(title, series, x_name, base=None, *, legend=True):
+def chart(title, series, x_name, base=None):
     """Returns the options of a line chart.
 
     Args:
@@ -36,7 +36,6 @@ def chart(title, series, x_name, base=None, *, legend=True):
         series: a dict from labels to lists of ``[x, y]``, ``y`` being ``None`` at a gap.
         x_name: what x is.
         base: of a logarithmic y axis; ``None`` for a linear one.
-        legend: whether the labels are shown.
 
     Returns:
         dict
@@ -53,7 +52,7 @@ def chart(title, series, x_name, base=None, *, legend=True):
         "color": list(COLORS),
         "aria": {"enabled": True},
         "title": {"text": title, "textStyle": {"color": _GREY, "fontSize": 14, "fontWeight": "normal"}},
-        "legend": {"show": legend and len(series) > 1, "type": "scroll", "top": 24, "textStyle": {"color": _GREY}},
+        "legend": {"show": len(series) > 1, "type": "scroll", "top": 24, "textStyle": {"color": _GREY}},
         "grid": {"left": 56, "right": 24, "top": 56, "bottom": 64},
         # Names of runs and classes are in it: as text, never as HTML.
         "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True},

@@ -75,7 +75,7 @@ class Evaluation:
             place.clear()
 
     def _wanted(self):
-        return {"run": self._run.folder, "weights": self._weights.value, "overrides": []}
+        return {"run": self._run.folder, "weights": self._weights.value}
 
     def _stop(self):
         self._tasks.stop("evaluate", self._wanted())

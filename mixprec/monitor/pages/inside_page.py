@@ -40,12 +40,8 @@ class Inside:
     async def look(self, event):
         """Computes and shows; the image is decoded in another process only."""
         data = await event.file.read()
-        wanted = {
-            "run": self._run.folder,
-            "weights": self._weights.value,
-            "overrides": [],
-            "image": base64.b64encode(data).decode(),
-        }
+        image = base64.b64encode(data).decode()
+        wanted = {"run": self._run.folder, "weights": self._weights.value, "image": image}
         self.upload.reset()
         await self._work.into(self._result, "inside", wanted, _show)
 

@@ -47,13 +47,7 @@ class Table:
             ).mark("filter")
             self._compare = ui.button("Compare", on_click=self._go).props("flat dense no-caps").mark("compare")
         described = [
-            {
-                "name": name,
-                "label": label,
-                "field": name,
-                "sortable": True,
-                "align": "left" if name == "name" else "right",
-            }
+            frame.table_column(name, label, align="left" if name == "name" else "right")
             for name, (label, _) in _COLUMNS.items()
         ]
         self.table = inputs.Table(
