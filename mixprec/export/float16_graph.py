@@ -1,5 +1,7 @@
 """An ONNX graph in float16, whose inputs and outputs stay float32."""
 
+import copy
+
 from mixprec.export.onnx_file import finished
 
 
@@ -17,9 +19,7 @@ def to_half(model):
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    copy = type(model)()
-    copy.CopyFrom(model)
-    half = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=65504.0)
+    half = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, max_finite_val=65504.0)
     _sort(half.graph)
     return finished(half)
 
