@@ -9,6 +9,7 @@ import numpy as np
 
 from mixprec import files, importing
 from mixprec.command_line import Parser, one_line
+from mixprec.messages import OneLineError
 from mixprec.name_patterns import UnknownName
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite.convert import convert
@@ -18,7 +19,7 @@ _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "
 _INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
 
 
-class CommandError(Exception):
+class CommandError(OneLineError):
     """Bad input, in one line."""
 
 
@@ -54,8 +55,8 @@ def main(argv):
         print(report)
         if arguments.json:
             _write(arguments.json, report.to_json() + "\n")
-    except CommandError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+    except OneLineError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.strict and report.unconverted:
         print(f"error: --strict: not converted: {one_line('; '.join(report.unconverted))}", file=sys.stderr)
@@ -130,12 +131,9 @@ def load_model(target):
         chainer.Link
 
     Raises:
-        CommandError: there is none, or what belongs to the user raised.
+        OneLineError: there is none, or what belongs to the user raised.
     """
-    try:
-        found = importing.load(target.module, target.attribute)
-    except importing.ImportPathError as error:
-        raise CommandError(str(error)) from error
+    found = importing.load(target.module, target.attribute)
     written = f"{target.module}:{target.attribute}"
     if target.arguments is not None or not isinstance(found, chainer.Link):
         if not callable(found):
