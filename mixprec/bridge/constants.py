@@ -3,12 +3,6 @@
 Imports nothing: Chainer's modules read it while Chainer is being imported.
 """
 
-# cudnnDataType_t
-CUDNN_DATA_FLOAT = 0
-CUDNN_DATA_DOUBLE = 1
-CUDNN_DATA_HALF = 2
-CUDNN_DATA_BFLOAT16 = 9
-
 # cudnnTensorFormat_t
 CUDNN_TENSOR_NCHW = 0
 CUDNN_TENSOR_NHWC = 1

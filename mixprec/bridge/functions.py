@@ -3,18 +3,9 @@
 They are all public names that the modules below define: each is told once, where it is written.
 """
 
-from mixprec.bridge import (
-    batch_norm,
-    constants,
-    convolution,
-    descriptors,
-    dropout,
-    not_bridged,
-    pooling_activation,
-    switches,
-)
+from mixprec.bridge import batch_norm, constants, convolution, dropout, not_bridged, pooling_activation, switches
 
-for _home in (batch_norm, constants, convolution, descriptors, dropout, not_bridged, pooling_activation, switches):
+for _home in (batch_norm, constants, convolution, dropout, not_bridged, pooling_activation, switches):
     for _name, _value in vars(_home).items():
         if not _name.startswith("_") and getattr(_value, "__module__", None) == _home.__name__:
             globals()[_name] = _value
