@@ -17,23 +17,9 @@ def to_half(model):
     Returns:
         onnx.ModelProto: of the same inputs, outputs and metadata.
     """
+    from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     half = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, max_finite_val=65504.0)
-    _sort(half.graph)
+    ONNXModel(half).topological_sort()  # the converter puts the casts of inputs last
     return finished(half)
-
-
-def _sort(graph):
-    """Puts nodes behind those whose outputs they take; the converter puts the casts of inputs last."""
-    known = {value.name for value in (*graph.input, *graph.initializer)} | {""}
-    waiting, ordered = list(graph.node), []
-    while waiting:
-        ready = [node for node in waiting if known.issuperset(node.input)]
-        ordered += ready
-        known.update(name for node in ready for name in node.output)
-        if not ready:
-            raise ValueError(f"nothing computes what {waiting[0].name} takes")
-        waiting = [node for node in waiting if node not in ready]
-    del graph.node[:]
-    graph.node.extend(ordered)
