@@ -9,6 +9,7 @@ import numpy as np
 
 from mixprec import files, importing
 from mixprec.command_line import Parser, one_line
+from mixprec.messages import OneLineError
 from mixprec.name_patterns import UnknownName
 from mixprec.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.rewrite.convert import convert
@@ -18,7 +19,7 @@ _DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "
 _INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
 
 
-class CommandError(Exception):
+class CommandError(OneLineError):
     """Bad input, in one line."""
 
 
@@ -54,8 +55,8 @@ def main(argv):
         print(report)
         if arguments.json:
             _write(arguments.json, report.to_json() + "\n")
-    except CommandError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+    except OneLineError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.strict and report.unconverted:
         print(f"error: --strict: not converted: {one_line('; '.join(report.unconverted))}", file=sys.stderr)
@@ -83,10 +84,11 @@ def parse_model(text):
             arguments = tuple(map(ast.literal_eval, node.args))
             keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
             node = node.func
-        attribute = _dotted(node)
+        attribute = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
     except (SyntaxError, ValueError):
-        attribute = None
-    if not (colon and attribute and all(map(str.isidentifier, module.split(".")))) or None in keywords:
+        attribute = ""
+    names = [*module.split("."), *attribute.split(".")]
+    if not (colon and all(map(str.isidentifier, names))) or None in keywords:
         raise CommandError(
             f"MODEL must be module:callable or module:callable(arguments), with Python literals for arguments; "
             f"found {text!r}"
@@ -129,12 +131,9 @@ def load_model(target):
         chainer.Link
 
     Raises:
-        CommandError: there is none, or what belongs to the user raised.
+        OneLineError: there is none, or what belongs to the user raised.
     """
-    try:
-        found = importing.load(target.module, target.attribute)
-    except importing.ImportPathError as error:
-        raise CommandError(str(error)) from error
+    found = importing.load(target.module, target.attribute)
     written = f"{target.module}:{target.attribute}"
     if target.arguments is not None or not isinstance(found, chainer.Link):
         if not callable(found):
@@ -201,16 +200,6 @@ def _report(arguments):
     except Exception as error:
         called = f"{type(model).__name__} called on {describe(example)}"
         raise CommandError(f"{called}: {importing.described(error)}") from error
-
-
-def _dotted(node):
-    """Returns the text of a name with dots, ``None`` for any other expression."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if not isinstance(node, ast.Attribute):
-        return None
-    before = _dotted(node.value)
-    return None if before is None else f"{before}.{node.attr}"
 
 
 def _write(path, text):

@@ -1,5 +1,6 @@
 """cuDNN 9 and NVIDIA's Python frontend for it, loaded at the first use."""
 
+import contextlib
 import functools
 
 _INSTALL = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
@@ -16,27 +17,24 @@ def load():
     Raises:
         CudnnMissing: something is not installed; one line that says what, and how to install it.
     """
-    try:
+    with _needing("cuda-pathfinder (the Python module cuda.pathfinder)", ImportError):
         from cuda import pathfinder
-    except ImportError:
-        raise _missing("cuda-pathfinder (the Python module cuda.pathfinder)") from None
     # The frontend finds the CUDA runtime only where a process has loaded it already, which CuPy, being linked
     # statically, has not; and cuDNN before 9.28 compiles its batch normalization with an NVRTC that has to be there.
     for name in ("cudart", "nvrtc"):
-        try:
+        with _needing(f"lib{name}.so of CUDA", RuntimeError):
             pathfinder.load_nvidia_dynamic_lib(name)
-        except RuntimeError:
-            raise _missing(f"lib{name}.so of CUDA") from None
-    try:
+    with _needing("nvidia-cudnn-frontend (the Python module cudnn)", ImportError):
         import cudnn
-    except ImportError:
-        raise _missing("nvidia-cudnn-frontend (the Python module cudnn)") from None
-    try:
+    with _needing("nvidia-cudnn-cu13 (libcudnn.so.9)", RuntimeError):
         cudnn.backend_version()
-    except RuntimeError:
-        raise _missing("nvidia-cudnn-cu13 (libcudnn.so.9)") from None
     return cudnn
 
 
-def _missing(what):
-    return CudnnMissing(f"{what} is missing: {_INSTALL}")
+@contextlib.contextmanager
+def _needing(what, error):
+    """Lets an error of the block say what is missing."""
+    try:
+        yield
+    except error:
+        raise CudnnMissing(f"{what} is missing: {_INSTALL}") from None

@@ -18,7 +18,7 @@ class _ChainerFinder:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in _PACKAGES:
             return None
-        if name not in _patches().shimmed_modules():
+        if name not in _patches().names():
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
@@ -42,20 +42,21 @@ class _ShimmedLoader:
         return self._loader.create_module(spec)
 
     def exec_module(self, module):
-        compat = _patches()
+        patches = _patches()
         module.__spec__.loader = module.__loader__ = self._loader
-        with compat.before_import(module.__name__):
+        with patches.enter(module.__name__):
             self._loader.exec_module(module)
-        compat.after_import(module)
+        patches.mend(module)
 
 
 def _patches():
-    """Returns :mod:`mixprec.compat`, when all that is done around imports is declared there, the bridge's part too."""
-    from mixprec import compat, variables
+    """Returns :mod:`mixprec.compat.hooks`, when all that is done around imports is declared, the bridge's part too."""
+    from mixprec import variables
     from mixprec.bridge import branches, placing  # noqa: F401
+    from mixprec.compat import hooks
 
     variables.check()
-    return compat
+    return hooks
 
 
 def register():
@@ -64,9 +65,9 @@ def register():
         return
     sys.meta_path.insert(0, _ChainerFinder())
     if "chainer" in sys.modules:  # by a shim of the user's, in an interpreter that did not load the .pth file
-        compat = _patches()
-        for name in compat.shimmed_modules() & sys.modules.keys():
-            compat.after_import(sys.modules[name])
+        patches = _patches()
+        for name in patches.names() & sys.modules.keys():
+            patches.mend(sys.modules[name])
 
 
 def restore_old_names():

@@ -11,7 +11,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from mixprec import compat, startup
+from mixprec import startup
 from tests.cases import first
 
 WORKER_TIMEOUT = 100  # seconds; a worker that cannot import Chainer otherwise hangs its parent
@@ -183,9 +183,9 @@ def test_every_shimmed_module_exists_and_every_shim_says_what_breaks():
     """A typo in a module's name would make a shim that never runs."""
     import importlib.util
 
-    from mixprec.compat import registry
+    from mixprec.compat import hooks, registry
 
-    for name in compat.shimmed_modules():
+    for name in hooks.names():
         assert importlib.util.find_spec(name) or name == "chainer._environment_check", name
     for patch in registry.patches():
         assert patch.why.startswith("Without it ")

@@ -13,6 +13,8 @@ from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import contiguous, floating, or_chainers_own, writing
 
+_NCHW = constants.CUDNN_TENSOR_NCHW
+
 
 @or_chainers_own(chainers_own.batch_normalization_forward_training_ex)
 def batch_normalization_forward_training_ex(
@@ -28,7 +30,7 @@ def batch_normalization_forward_training_ex(
     is_for_conv2d,
     cudnn_mode,
     debug,
-    d_layout=constants.CUDNN_TENSOR_NCHW,
+    d_layout=_NCHW,
 ):
     """Normalizes, and moves the running statistics in place, with the unbiased variance.
 
@@ -58,9 +60,7 @@ def batch_normalization_forward_training(*arguments, **options):
 
 
 @or_chainers_own(chainers_own.batch_normalization_forward_inference)
-def batch_normalization_forward_inference(
-    x, gamma, beta, mean, var, eps, is_for_conv2d, cudnn_mode, d_layout=constants.CUDNN_TENSOR_NCHW
-):
+def batch_normalization_forward_inference(x, gamma, beta, mean, var, eps, is_for_conv2d, cudnn_mode, d_layout=_NCHW):
     """Returns ``x`` normalized with given statistics."""
     x, of_channels = contiguous(x), [floating(array) for array in (gamma, beta, mean, var)]
     if _in_planes(is_for_conv2d, d_layout):
@@ -70,17 +70,7 @@ def batch_normalization_forward_inference(
 
 @or_chainers_own(chainers_own.batch_normalization_backward)
 def batch_normalization_backward(
-    x,
-    gamma,
-    gy,
-    mean,
-    inv_std,
-    eps,
-    is_for_conv2d,
-    cudnn_mode,
-    debug,
-    d_layout=constants.CUDNN_TENSOR_NCHW,
-    reserve_space=None,
+    x, gamma, gy, mean, inv_std, eps, is_for_conv2d, cudnn_mode, debug, d_layout=_NCHW, reserve_space=None
 ):
     """Returns the gradients with respect to x, gamma and beta; those of gamma and beta are float32."""
     _not_empty(x)
@@ -100,7 +90,7 @@ def _not_empty(x):
 
 
 def _in_planes(is_for_conv2d, d_layout):
-    return is_for_conv2d and d_layout == constants.CUDNN_TENSOR_NCHW
+    return is_for_conv2d and d_layout == _NCHW
 
 
 def _forward(x, gamma, beta, running, eps, decay, in_planes):

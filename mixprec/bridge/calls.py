@@ -71,21 +71,16 @@ def writing(array, dtype=None):
         array[...] = target
 
 
+@contextlib.contextmanager
 def configured(**wanted):
-    """Returns a context in which Chainer's configuration has these values, which Chainer read from it and passed on."""
-    different = {name: value for name, value in wanted.items() if getattr(chainer.config, name) != value}
-    if not different:
-        return contextlib.nullcontext()
-    stack = contextlib.ExitStack()
-    for name, value in different.items():
-        stack.enter_context(chainer.using_config(name, value))
-    return stack
+    """In the block Chainer's configuration has these values, which Chainer read from it and passed on."""
+    with contextlib.ExitStack() as stack:
+        for name, value in wanted.items():
+            if getattr(chainer.config, name) != value:
+                stack.enter_context(chainer.using_config(name, value))
+        yield
 
 
 def _what_is_not_stored(arguments):
-    for argument in arguments:
-        dtype = getattr(argument, "dtype", None)
-        if dtype is None or dtype in _STORED or dtype.kind != "f" or isinstance(argument, np.generic):
-            continue
-        return f"an array of {dtype.name}"
-    return None
+    dtypes = [each.dtype for each in arguments if hasattr(each, "dtype") and not isinstance(each, np.generic)]
+    return next((f"an array of {dtype.name}" for dtype in dtypes if dtype.kind == "f" and dtype not in _STORED), None)

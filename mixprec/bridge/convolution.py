@@ -11,24 +11,13 @@ from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
 from mixprec.bridge.calls import configured, contiguous, or_chainers_own, writing
 
-_LAYOUTS = {constants.CUDNN_TENSOR_NCHW: "NCHW", constants.CUDNN_TENSOR_NHWC: "NHWC"}
+_NCHW = constants.CUDNN_TENSOR_NCHW
+_LAYOUTS = {_NCHW: "NCHW", constants.CUDNN_TENSOR_NHWC: "NHWC"}
 
 
 @or_chainers_own(chainers_own.convolution_forward)
 def convolution_forward(
-    x,
-    W,
-    b,
-    y,
-    pad,
-    stride,
-    dilation,
-    groups,
-    *,
-    auto_tune,
-    tensor_core,
-    d_layout=constants.CUDNN_TENSOR_NCHW,
-    w_layout=constants.CUDNN_TENSOR_NCHW,
+    x, W, b, y, pad, stride, dilation, groups, *, auto_tune, tensor_core, d_layout=_NCHW, w_layout=_NCHW
 ):
     """Writes the convolution of ``x`` with ``W``, plus ``b`` if that is not ``None``, into ``y``."""
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)
@@ -39,19 +28,7 @@ def convolution_forward(
 
 @or_chainers_own(chainers_own.convolution_backward_filter)
 def convolution_backward_filter(
-    x,
-    gy,
-    gW,
-    pad,
-    stride,
-    dilation,
-    groups,
-    *,
-    deterministic,
-    auto_tune,
-    tensor_core,
-    d_layout=constants.CUDNN_TENSOR_NCHW,
-    w_layout=constants.CUDNN_TENSOR_NCHW,
+    x, gy, gW, pad, stride, dilation, groups, *, deterministic, auto_tune, tensor_core, d_layout=_NCHW, w_layout=_NCHW
 ):
     """Writes the gradient with respect to the filters into ``gW``."""
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)
@@ -64,20 +41,7 @@ def convolution_backward_filter(
 
 @or_chainers_own(chainers_own.convolution_backward_data)
 def convolution_backward_data(
-    W,
-    x,
-    b,
-    y,
-    pad,
-    stride,
-    dilation,
-    groups,
-    *,
-    deterministic,
-    auto_tune,
-    tensor_core,
-    d_layout=constants.CUDNN_TENSOR_NCHW,
-    w_layout=constants.CUDNN_TENSOR_NCHW,
+    W, x, b, y, pad, stride, dilation, groups, *, deterministic, auto_tune, tensor_core, d_layout=_NCHW, w_layout=_NCHW
 ):
     """Writes the transposed convolution of ``x`` with ``W``, plus ``b`` if that is not ``None``, into ``y``."""
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)

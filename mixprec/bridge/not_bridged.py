@@ -1,4 +1,4 @@
-"""Names of ``cupy.cudnn`` that Chainer's source has and never reaches: RNN and spatial transformer.
+"""Names of ``cupy.cudnn`` that Chainer's source has and never reaches: of RNN and spatial transformer.
 
 :mod:`mixprec.bridge.branches` has Chainer take its own branches there.
 """
@@ -15,12 +15,9 @@ def _not_bridged(name):
     return function
 
 
-create_rnn_descriptor = _not_bridged("create_rnn_descriptor")
-create_spatial_transformer_descriptor = _not_bridged("create_spatial_transformer_descriptor")
-get_handle = _not_bridged("get_handle")
-get_rnn_lin_layer_bias_params = _not_bridged("get_rnn_lin_layer_bias_params")
-get_rnn_lin_layer_matrix_params = _not_bridged("get_rnn_lin_layer_matrix_params")
-rnn_backward_data = _not_bridged("rnn_backward_data")
-rnn_backward_weights = _not_bridged("rnn_backward_weights")
-rnn_forward_inference = _not_bridged("rnn_forward_inference")
-rnn_forward_training = _not_bridged("rnn_forward_training")
+_NAMES = (
+    "create_filter_descriptor create_rnn_descriptor create_spatial_transformer_descriptor create_tensor_descriptor "
+    "create_tensor_nd_descriptor get_data_type get_handle get_rnn_lin_layer_bias_params "
+    "get_rnn_lin_layer_matrix_params rnn_backward_data rnn_backward_weights rnn_forward_inference rnn_forward_training"
+)
+globals().update({name: _not_bridged(name) for name in _NAMES.split()})

@@ -1,6 +1,6 @@
 """CUDA kernels of Chainer and ChainerMN that CuPy 14 does not compile."""
 
-from mixprec.compat.hooks import after_import, declare_after_import
+from mixprec.compat.hooks import after_import
 from mixprec.compat.rebind import Overlay, overlaid
 
 FLOAT16_ATOMIC_ADD = """
@@ -15,30 +15,25 @@ CuPy includes the header only in kernels that have float16 arguments; this text 
 """
 
 
-def _with_float16_atomic_add(function):
+@after_import(
+    "chainer.links.loss.hierarchical_softmax:BinaryHierarchicalSoftmaxFunction.backward_gpu",
+    why="Without it the gradient of ``L.BinaryHierarchicalSoftmax`` does not compile for float16.",
+)
+@after_import(
+    "chainer.functions.loss.negative_sampling:NegativeSamplingFunctionGrad.forward_gpu",
+    why="Without it the gradient of ``F.negative_sampling`` does not compile for float16.",
+)
+@after_import(
+    "chainer.functions.array.resize_images:interpolate_grad_bilinear_gpu",
+    why="Without it the gradient of ``F.resize_images`` does not compile for float16 (with type checks off).",
+)
+def with_float16_atomic_add(function):
     cuda = function.__globals__["cuda"]
 
     def elementwise(*args, **kwargs):
         return cuda.elementwise(*args, preamble=FLOAT16_ATOMIC_ADD, **kwargs)
 
     return overlaid(function, "cuda", elementwise=elementwise)
-
-
-declare_after_import(
-    "chainer.links.loss.hierarchical_softmax:BinaryHierarchicalSoftmaxFunction.backward_gpu",
-    _with_float16_atomic_add,
-    "Without it the gradient of ``L.BinaryHierarchicalSoftmax`` does not compile for float16.",
-)
-declare_after_import(
-    "chainer.functions.loss.negative_sampling:NegativeSamplingFunctionGrad.forward_gpu",
-    _with_float16_atomic_add,
-    "Without it the gradient of ``F.negative_sampling`` does not compile for float16.",
-)
-declare_after_import(
-    "chainer.functions.array.resize_images:interpolate_grad_bilinear_gpu",
-    _with_float16_atomic_add,
-    "Without it the gradient of ``F.resize_images`` does not compile for float16 (with type checks off).",
-)
 
 
 @after_import("chainermn.communicators._memory_utility:_cupy_batched_{pack,unpack}_params")

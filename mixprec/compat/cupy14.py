@@ -1,11 +1,10 @@
 """Chainer on CuPy 14 where there is no cuDNN, neither CuPy's own nor a stand-in."""
 
 import contextlib
-import functools
 import sys
 import warnings
 
-from mixprec.compat.hooks import after_import, inside
+from mixprec.compat.hooks import after_import, around, inside
 from mixprec.compat.registry import LEAVE
 
 _NO_CUDNN = (
@@ -20,18 +19,13 @@ def no_cudnn_warning(original):
     return True
 
 
-@after_import("chainer.backends.cuda:should_use_cudnn_tensor_core")
-def tensor_core_question(original):
+@around("chainer.backends.cuda:should_use_cudnn_tensor_core")
+def tensor_core_question(original, dtype):
     """Without it ``chainer.should_use_cudnn_tensor_core`` raises NameError where there is no cuDNN; now False."""
     cuda = _cuda()
-
-    @functools.wraps(original)
-    def should_use_cudnn_tensor_core(dtype):
-        if not cuda.cudnn_enabled and cuda.config.use_cudnn_tensor_core == "auto":
-            return False
-        return original(dtype)
-
-    return should_use_cudnn_tensor_core
+    if not cuda.cudnn_enabled and cuda.config.use_cudnn_tensor_core == "auto":
+        return False
+    return original(dtype)
 
 
 @after_import("chainer.backends.cuda:__getattr__")

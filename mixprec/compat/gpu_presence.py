@@ -22,10 +22,7 @@ def gpu_is_there():
 
 def _all_hidden():
     """Whether ``CUDA_VISIBLE_DEVICES`` begins with something that is no device; CUDA stops reading there."""
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return False
-    first = value.partition(",")[0].strip()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return first in ("", "NoDevFiles") or first.startswith("-")
 
 

@@ -48,21 +48,42 @@ def inside(context, *modules):
         _WHILE.setdefault(module, []).append(context)
 
 
-def after_import(*targets):
-    """Decorates the function ``make`` of a patch that is applied to each target when its module has been executed."""
+def after_import(*targets, why=None):
+    """Decorates the function ``make`` of a patch that is applied to each target when its module has been executed.
+
+    Args:
+        targets: see :class:`~mixprec.compat.registry.Patch`.
+        why: the reason, if it is not the first line of the docstring of ``make``.
+    """
 
     def declare(make):
-        declare_after_import(targets, make, first_line(make))
+        patch = Patch(targets, make, why or first_line(make), IMPORT)
+        for module in dict.fromkeys(name.partition(":")[0] for target in targets for name in expanded(target)):
+            _AFTER.setdefault(module, []).append(functools.partial(patch.apply, module))
         return make
 
     return declare
 
 
-def declare_after_import(targets, make, why):
-    """Declares a patch as :func:`after_import` does, with a reason that is not the docstring of ``make``."""
-    patch = Patch(targets, make, why, IMPORT)
-    for module in dict.fromkeys(name.partition(":")[0] for target in patch.targets for name in expanded(target)):
-        _AFTER.setdefault(module, []).append(functools.partial(patch.apply, module))
+def around(*targets, why=None):
+    """Decorates a function that runs in the place of each target, and gets what it replaces as its first argument.
+
+    The arguments are those of :func:`after_import`.
+    """
+
+    def declare(run):
+        @functools.wraps(run)
+        def make(original):
+            @functools.wraps(original)
+            def replacement(*args, **kwargs):
+                return run(original, *args, **kwargs)
+
+            return replacement
+
+        after_import(*targets, why=why)(make)
+        return run
+
+    return declare
 
 
 def names():

@@ -5,25 +5,18 @@ a given shape that is when the hook is added. For a layer without a shape it is 
 file that is loaded before it (https://github.com/chainer/chainer/issues/8453).
 """
 
-import functools
-
-from mixprec.compat.hooks import after_import, declare_after_import
+from mixprec.compat.hooks import around
 
 _SPECTRAL = "chainer.link_hooks.spectral_normalization:SpectralNormalization"
 _STANDARDIZATION = "chainer.link_hooks.weight_standardization:WeightStandardization"
 
 
-@after_import("chainer.link:Link.serialize")
-def vectors_of_a_file(original):
+@around("chainer.link:Link.serialize")
+def vectors_of_a_file(original, self, serializer):
     """Without it ``SpectralNormalization`` of a layer without a shape forgets its vector and gamma in a snapshot."""
-
-    @functools.wraps(original)
-    def serialize(self, serializer):
-        original(self, serializer)
-        if self._n_local_link_hooks:
-            _load_vectors(self, serializer)
-
-    return serialize
+    original(self, serializer)
+    if self._n_local_link_hooks:
+        _load_vectors(self, serializer)
 
 
 def _load_vectors(link, serializer):
@@ -52,66 +45,46 @@ def _is_prepared(hook, link):
     return hook.vector_name in link._persistent
 
 
-def _before_a_pass(original):
-    @functools.wraps(original)
-    def forward_preprocess(self, cb_args):
-        import chainer  # is complete by now
+@around(
+    *(f"{hook}.forward_preprocess" for hook in (_SPECTRAL, _STANDARDIZATION)),
+    why="Without it hooks of a ``Linear`` without a size take axis 1 of images for it, and copies of links find no "
+    "vector.",
+)
+def before_a_pass(original, self, cb_args):
+    import chainer  # is complete by now
 
-        link, kwargs = cb_args.link, cb_args.kwargs
-        if isinstance(link, chainer.links.Linear) and getattr(link, self.weight_name).array is None:
-            x, batch_axes, *_ = *cb_args.args, kwargs.get("n_batch_axes", 1)
-            link._initialize_params(chainer.utils.size_of_shape(x.shape[batch_axes:]))
-        if hasattr(self, "vector_name"):  # one hook may be on several links, and on their copies
-            self._initialized = _is_prepared(self, link)
+    link, kwargs = cb_args.link, cb_args.kwargs
+    if isinstance(link, chainer.links.Linear) and getattr(link, self.weight_name).array is None:
+        x, batch_axes, *_ = *cb_args.args, kwargs.get("n_batch_axes", 1)
+        link._initialize_params(chainer.utils.size_of_shape(x.shape[batch_axes:]))
+    if hasattr(self, "vector_name"):  # one hook may be on several links, and on their copies
+        self._initialized = _is_prepared(self, link)
+    original(self, cb_args)
+
+
+@around(*(f"{hook}.forward_postprocess" for hook in (_SPECTRAL, _STANDARDIZATION)))
+def after_a_pass(original, self, cb_args):
+    """Without it a layer with two of these hooks loses its weight: the second brings back what the first made."""
+    import chainer  # is complete by now
+
+    if isinstance(self.original_weight, chainer.Parameter):  # and not what another hook has made of it
         original(self, cb_args)
 
-    return forward_preprocess
 
-
-declare_after_import(
-    [f"{hook}.forward_preprocess" for hook in (_SPECTRAL, _STANDARDIZATION)],
-    _before_a_pass,
-    "Without it hooks of a ``Linear`` without a size take axis 1 of images for it, and copies of links find no vector.",
-)
-
-
-def _after_a_pass(original):
-    @functools.wraps(original)
-    def forward_postprocess(self, cb_args):
-        import chainer  # is complete by now
-
-        if isinstance(self.original_weight, chainer.Parameter):  # and not what another hook has made of it
-            original(self, cb_args)
-
-    return forward_postprocess
-
-
-declare_after_import(
-    [f"{hook}.forward_postprocess" for hook in (_SPECTRAL, _STANDARDIZATION)],
-    _after_a_pass,
-    "Without it a layer with two of these hooks loses its weight: the second brings back what the first made.",
-)
-
-
-@after_import(f"{_SPECTRAL}._prepare_parameters")
-def gamma_in_float16(original):
+@around(f"{_SPECTRAL}._prepare_parameters")
+def gamma_in_float16(original, self, link, input_variable=None):
     """Without it gamma of ``SpectralNormalization`` is a TypeError in float16, which ``linalg`` does not know."""
+    import chainer  # is complete by now
 
-    @functools.wraps(original)
-    def _prepare_parameters(self, link, input_variable=None):
-        import chainer  # is complete by now
-
-        self.use_gamma, has_gamma = False, self.use_gamma
-        try:
-            original(self, link, input_variable)
-        finally:
-            self.use_gamma = has_gamma
-        if has_gamma:
-            W = getattr(link, self.weight_name).array
-            with chainer.using_device(link.device):
-                _, s, _ = link.xp.linalg.svd(self.reshape_W(W.astype("float32" if W.itemsize < 4 else W.dtype)))
-                gamma = chainer.utils.force_array(s[0], W.dtype)
-            with link.init_scope():
-                link.gamma = chainer.Parameter(gamma)
-
-    return _prepare_parameters
+    self.use_gamma, has_gamma = False, self.use_gamma
+    try:
+        original(self, link, input_variable)
+    finally:
+        self.use_gamma = has_gamma
+    if has_gamma:
+        W = getattr(link, self.weight_name).array
+        with chainer.using_device(link.device):
+            _, s, _ = link.xp.linalg.svd(self.reshape_W(W.astype("float32" if W.itemsize < 4 else W.dtype)))
+            gamma = chainer.utils.force_array(s[0], W.dtype)
+        with link.init_scope():
+            link.gamma = chainer.Parameter(gamma)

@@ -1,44 +1,32 @@
 """Losses whose mean over more than 65,504 elements, the largest float16, is wrong in float16."""
 
-import functools
-
 from mixprec.compat.half import widened
-from mixprec.compat.hooks import after_import
+from mixprec.compat.hooks import around
 
 
-@after_import(
+@around(
     "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
     "chainer.functions.loss.triplet:Triplet.apply",
     "chainer.functions.loss.contrastive:Contrastive.apply",
 )
-def float32_mean_of_function_node(apply):
+def float32_mean_of_function_node(apply, self, inputs):
     """Without it MSE, triplet and contrastive loss of more than 65,504 float16 are 0 or nan, with a gradient of 0.
 
     They are computed in float32, and result and gradients are cast to float16. Without it the count becomes infinite in
     float16. (Chainer's GPU code of MSE always did that, the CPU code does from NumPy 2 on.)
     """
-
-    @functools.wraps(apply)
-    def wrapped(self, inputs):
-        if not _all_float16(inputs):
-            return apply(self, inputs)
-        return tuple(_cast(y, "float16") for y in apply(self, tuple(map(_cast_up, inputs))))
-
-    return wrapped
+    if not _all_float16(inputs):
+        return apply(self, inputs)
+    return tuple(_cast(y, "float16") for y in apply(self, tuple(map(_cast_up, inputs))))
 
 
-@after_import("chainer.functions.loss.hinge:Hinge.{forward,backward}_{cpu,gpu}")
-def float32_mean_of_hinge(method):
+@around("chainer.functions.loss.hinge:Hinge.{forward,backward}_{cpu,gpu}")
+def float32_mean_of_hinge(method, self, inputs, *grad_outputs):
     """Without it ``F.hinge`` of more than 65,504 float16 is nan, with a gradient of 0."""
-
-    @functools.wraps(method)
-    def wrapped(self, inputs, *grad_outputs):
-        if inputs[0].dtype != "float16":
-            return method(self, inputs, *grad_outputs)
-        arrays = [tuple(map(widened, xs)) for xs in (inputs, *grad_outputs)]
-        return tuple(None if y is None else y.astype("float16") for y in method(self, *arrays))
-
-    return wrapped
+    if inputs[0].dtype != "float16":
+        return method(self, inputs, *grad_outputs)
+    arrays = [tuple(map(widened, xs)) for xs in (inputs, *grad_outputs)]
+    return tuple(None if y is None else y.astype("float16") for y in method(self, *arrays))
 
 
 def _all_float16(inputs):

@@ -1,11 +1,10 @@
 """ChainerMN on NumPy 2, around a loss scale, and with arrays in 16 bits or not in the order of their axes."""
 
-import functools
 from collections.abc import Iterator
 
 import numpy as np
 
-from mixprec.compat.hooks import after_import
+from mixprec.compat.hooks import after_import, around
 from mixprec.compat.rebind import Overlay, overlaid, rebound
 
 
@@ -27,74 +26,60 @@ def size_of_the_dataset(init):
     return rebound(init, int=lambda size: int(size.item()))
 
 
-@after_import("chainermn.optimizers:create_multi_node_optimizer")
-def one_mean_of_this_step(original):
+@around("chainermn.optimizers:create_multi_node_optimizer")
+def one_mean_of_this_step(original, actual_optimizer, communicator, double_buffering=False, zero_fill=True):
     """Without it ``double_buffering`` and a second communicator around MixedPrecisionOptimizer go wrong in silence.
 
     A step of double buffering has the gradients of the step before: a dynamic loss scale and the running statistics of
     a skipped step do not go with them.
     """
-
-    @functools.wraps(original)
-    def create_multi_node_optimizer(actual_optimizer, communicator, double_buffering=False, zero_fill=True):
-        if getattr(actual_optimizer, "communicator", None) is not None:
-            kind = type(actual_optimizer).__name__
-            raise ValueError(f"{kind} has a communicator and averages gradients: leave out create_multi_node_optimizer")
-        if double_buffering and hasattr(actual_optimizer, "_multi_node_step"):
-            raise ValueError(
-                "double_buffering updates with the gradients of the step before, which a loss scale and skipped steps "
-                "do not fit: use MixedPrecisionOptimizer(optimizer, communicator=communicator), which sums gradients "
-                "during the backward pass"
-            )
-        return original(actual_optimizer, communicator, double_buffering, zero_fill)
-
-    return create_multi_node_optimizer
+    if getattr(actual_optimizer, "communicator", None) is not None:
+        kind = type(actual_optimizer).__name__
+        raise ValueError(f"{kind} has a communicator and averages gradients: leave out create_multi_node_optimizer")
+    if double_buffering and hasattr(actual_optimizer, "_multi_node_step"):
+        raise ValueError(
+            "double_buffering updates with the gradients of the step before, which a loss scale and skipped steps "
+            "do not fit: use MixedPrecisionOptimizer(optimizer, communicator=communicator), which sums gradients "
+            "during the backward pass"
+        )
+    return original(actual_optimizer, communicator, double_buffering, zero_fill)
 
 
-@after_import("chainermn.optimizers:{_MultiNodeOptimizer,_DoubleBufferingOptimizer}.update")
-def passes_of_a_step(update):
+@around("chainermn.optimizers:{_MultiNodeOptimizer,_DoubleBufferingOptimizer}.update")
+def passes_of_a_step(update, self, lossfun=None, *args, **kwds):
     """Without it a loss function that is a generator fails, and gradients filled with zeros have no loss scale.
 
     A parameter that only another process has a gradient for would be updated by 65,536 times its mean.
     """
-
-    @functools.wraps(update)
-    def run(self, lossfun=None, *args, **kwds):
-        step = getattr(self.actual_optimizer, "_multi_node_step", None)
-        if step is None:
-            update(self, None if lossfun is None else _one_loss_of(lossfun), *args, **kwds)
-        else:
-            with step(lossfun, args, kwds, zero_fill=self.zero_fill):
-                update(self, None, *args, **kwds)
-
-    return run
+    step = getattr(self.actual_optimizer, "_multi_node_step", None)
+    if step is None:
+        update(self, None if lossfun is None else _one_loss_of(lossfun), *args, **kwds)
+    else:
+        with step(lossfun, args, kwds, zero_fill=self.zero_fill):
+            update(self, None, *args, **kwds)
 
 
-@after_import("chainermn.links.batch_normalization:MultiNodeBatchNormalization.__call__")
-def hooks_of_links(original):
+@around("chainermn.links.batch_normalization:MultiNodeBatchNormalization.__call__")
+def hooks_of_links(original, self, *args, **kwargs):
     """Without it link hooks never run: a step that ``MixedPrecisionOptimizer`` skips moves statistics, to NaN perhaps.
 
     The link has a ``__call__`` of its own in place of :class:`chainer.Link`'s, which calls the hooks.
     """
-    chainer = original.__globals__["chainer"]
+    import chainer  # is complete by now
 
-    @functools.wraps(original)
-    def __call__(self, *args, **kwargs):
-        hooks = {**chainer._get_link_hooks(), **self.local_link_hooks}.values()
-        before = chainer.link_hook._ForwardPreprocessCallbackArgs(self, "forward", args, kwargs)
-        for hook in hooks:
-            hook.forward_preprocess(before)
-        result = original(self, *args, **kwargs)
-        after = chainer.link_hook._ForwardPostprocessCallbackArgs(self, "forward", args, kwargs, result)
-        for hook in hooks:
-            hook.forward_postprocess(after)
-        return result
-
-    return __call__
+    hooks = {**chainer._get_link_hooks(), **self.local_link_hooks}.values()
+    before = chainer.link_hook._ForwardPreprocessCallbackArgs(self, "forward", args, kwargs)
+    for hook in hooks:
+        hook.forward_preprocess(before)
+    result = original(self, *args, **kwargs)
+    after = chainer.link_hook._ForwardPostprocessCallbackArgs(self, "forward", args, kwargs, result)
+    for hook in hooks:
+        hook.forward_postprocess(after)
+    return result
 
 
-@after_import("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase._multi_node_mean")
-def means_of_gradients(original):
+@around("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase._multi_node_mean")
+def means_of_gradients(original, self, sendbuf, recvbuf):
     """Without it the mean of 60000 and 60000 in float16 is inf, and that of what is not C-contiguous goes into a copy.
 
     ChainerMN sums in float32, but rounds the sum to float16 before it divides; a dynamic loss scale settles log2(N)
@@ -102,15 +87,10 @@ def means_of_gradients(original):
     bit of small gradients is lost, as it would be if float16 were divided before the sum. What is sent is the same.
     Nor does MPI know bfloat16. Filters of converted models are not C-contiguous: each process would train for itself.
     """
-
-    @functools.wraps(original)
-    def _multi_node_mean(self, sendbuf, recvbuf):
-        mean = _sendable(recvbuf)
-        original(self, None if sendbuf is None else _sendable(sendbuf), mean)
-        if mean is not recvbuf:
-            recvbuf[...] = mean.reshape(recvbuf.shape)
-
-    return _multi_node_mean
+    mean = _sendable(recvbuf)
+    original(self, None if sendbuf is None else _sendable(sendbuf), mean)
+    if mean is not recvbuf:
+        recvbuf[...] = mean.reshape(recvbuf.shape)
 
 
 @after_import("chainermn.communicators.mpi_communicator_base:_dtype_mpi_type")
@@ -124,38 +104,28 @@ def size_of_float16(types):
     return {**types, np.dtype(np.float16): MPI._typedict["h"]}
 
 
-@after_import("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase.allreduce")
-def sums_of_float16(allreduce):
+@around("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase.allreduce")
+def sums_of_float16(allreduce, self, x):
     """Without it ``allreduce`` of float16 arrays on a GPU adds pairs of numbers."""
-
-    @functools.wraps(allreduce)
-    def run(self, x):
-        if getattr(x, "dtype", None) != np.float16:
-            return allreduce(self, x)
-        with np.errstate(over="ignore"):  # a sum beyond 65,504 is inf
-            return allreduce(self, x.astype(np.float32)).astype(np.float16)
-
-    return run
+    if getattr(x, "dtype", None) != np.float16:
+        return allreduce(self, x)
+    with np.errstate(over="ignore"):  # a sum beyond 65,504 is inf
+        return allreduce(self, x.astype(np.float32)).astype(np.float16)
 
 
-@after_import("chainermn.extensions.observation_aggregator:ObservationAggregator.compute_summary")
-def variables_that_are_observed(compute_summary):
+@around("chainermn.extensions.observation_aggregator:ObservationAggregator.compute_summary")
+def variables_that_are_observed(compute_summary, self, trainer):
     """Without it ObservationAggregator and MultiNodeEarlyStoppingTrigger fail: a loss goes to a device of ChainerX.
 
     Means of 16 bits are those of float32.
     """
-
     import chainer  # is complete by now
 
-    @functools.wraps(compute_summary)
-    def run(self, trainer):
-        value = trainer.observation.get(self.original_key)
-        if isinstance(value, chainer.Variable):
-            array = chainer.get_device("@numpy").send(value.array)
-            trainer.observation[self.original_key] = array.astype(np.float32) if _has_16_bits(array) else array
-        return compute_summary(self, trainer)
-
-    return run
+    value = trainer.observation.get(self.original_key)
+    if isinstance(value, chainer.Variable):
+        array = chainer.get_device("@numpy").send(value.array)
+        trainer.observation[self.original_key] = array.astype(np.float32) if _has_16_bits(array) else array
+    return compute_summary(self, trainer)
 
 
 def _sendable(array):
@@ -183,35 +153,30 @@ def _exact(param):
     return None
 
 
-@after_import(
+@around(
     "chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase.bcast_data",
     "chainermn.communicators.pure_nccl_communicator:PureNcclCommunicator.bcast_data",
 )
-def memory_that_is_broadcast(bcast_data):
+def memory_that_is_broadcast(bcast_data, self, model):
     """Without it processes whose parameters have other orders of axes in memory get each other's wrongly.
 
     What has 16 bits is sent in float32.
     """
-
-    @functools.wraps(bcast_data)
-    def run(self, model):
-        others = []  # parameters, their arrays, and what these are copies of
-        for param in model.params():
-            if param.array is not None:
-                exact = _exact(param) if _has_16_bits(param.array) else None
-                sent = _sendable(param.array if exact is None else exact)
-                if sent is not param.array:
-                    others.append((param, param.array, exact))
-                    param.array = sent
-        bcast_data(self, model)
-        for param, array, exact in others:
-            if exact is not None and exact is not param.array:
-                exact[...] = param.array
-            with np.errstate(over="ignore"):
-                array[...] = param.array
-            param.array = array
-
-    return run
+    others = []  # parameters, their arrays, and what these are copies of
+    for param in model.params():
+        if param.array is not None:
+            exact = _exact(param) if _has_16_bits(param.array) else None
+            sent = _sendable(param.array if exact is None else exact)
+            if sent is not param.array:
+                others.append((param, param.array, exact))
+                param.array = sent
+    bcast_data(self, model)
+    for param, array, exact in others:
+        if exact is not None and exact is not param.array:
+            exact[...] = param.array
+        with np.errstate(over="ignore"):
+            array[...] = param.array
+        param.array = array
 
 
 def _one_loss_of(lossfun):

@@ -4,7 +4,7 @@ import functools
 
 from mixprec.compat import chainer_imports
 from mixprec.compat.half import widened
-from mixprec.compat.hooks import after_import
+from mixprec.compat.hooks import after_import, around
 from mixprec.compat.rebind import Overlay, overlaid
 
 
@@ -32,19 +32,14 @@ def categorical_log_prob(log_prob):
     return overlaid(log_prob, "numpy", meshgrid=meshgrid)
 
 
-@after_import("chainer.functions.array.pad_sequence:PadSequence.forward")
-def padding_out_of_range(original):
+@around("chainer.functions.array.pad_sequence:PadSequence.forward")
+def padding_out_of_range(original, self, xs):
     """Without it ``F.pad_sequence`` raises OverflowError for a padding outside the dtype, as -1 in uint8 is.
 
     NumPy 1 took such integers modulo the range of the dtype.
     """
-
-    @functools.wraps(original)
-    def forward(self, xs):
-        self.padding = _wrapped(self.padding, xs[0].dtype)
-        return original(self, xs)
-
-    return forward
+    self.padding = _wrapped(self.padding, xs[0].dtype)
+    return original(self, xs)
 
 
 @after_import("chainer.dataset.convert:_concat_arrays_with_padding")
@@ -100,18 +95,13 @@ def maxout_initializers(original):
     return __init__
 
 
-@after_import("chainer.functions.math.sparse_matmul:_coo_matmul_cpu")
-def sparse_matmul_of_float16(original):
+@around("chainer.functions.math.sparse_matmul:_coo_matmul_cpu")
+def sparse_matmul_of_float16(original, data, row, col, shape, dense, dtype):
     """Without it ``F.sparse_matmul`` fails on float16: scipy.sparse takes float32 and float64 only.
 
     Multiplied in float32, as Chainer does on a GPU.
     """
-
-    @functools.wraps(original)
-    def coo_matmul_cpu(data, row, col, shape, dense, dtype):
-        return original(widened(data), row, col, shape, widened(dense), dtype)
-
-    return coo_matmul_cpu
+    return original(widened(data), row, col, shape, widened(dense), dtype)
 
 
 @after_import("chainer.functions.math.fix:fix")
@@ -126,12 +116,7 @@ def fix_without_warning(fix):
     return overlaid(fix, "backend", get_array_module=get_array_module)
 
 
-@after_import("chainer.variable:Variable.debug_print")
-def debug_print_device(original):
+@around("chainer.variable:Variable.debug_print")
+def debug_print_device(original, self):
     """Without it ``Variable.debug_print`` calls the CPU 'cpu': arrays of NumPy 2 have an attribute ``device``."""
-
-    @functools.wraps(original)
-    def debug_print(self):
-        return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n", 1)
-
-    return debug_print
+    return original(self).replace("\n- device: cpu\n", "\n- device: CPU\n", 1)

@@ -13,25 +13,6 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.version import parse as parse_version
 
-__all__ = [
-    "DistributionNotFound",
-    "ResolutionError",
-    "VersionConflict",
-    "WorkingSet",
-    "declare_namespace",
-    "fixup_namespace_packages",
-    "get_distribution",
-    "iter_entry_points",
-    "parse_version",
-    "require",
-    "resource_exists",
-    "resource_filename",
-    "resource_listdir",
-    "resource_stream",
-    "resource_string",
-    "working_set",
-]
-
 _namespaces = set()
 
 

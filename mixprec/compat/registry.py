@@ -46,9 +46,6 @@ class Patch:
         why: what goes wrong without it, in one line.
         when: what applies it, such as ``"import chainer"``.
 
-    Attributes:
-        is_applied: whether it is applied now.
-
     Example:
         >>> import string
         >>> patch = Patch("string:digits", lambda digits: digits + "x", "one digit is missing", "never")
@@ -64,7 +61,6 @@ class Patch:
         self.make = make
         self.why = why
         self.when = when
-        self.is_applied = False
         self._uses = 0
         _patches.append(self)
 
@@ -79,13 +75,11 @@ class Patch:
             for target in self._names():
                 if module in (None, target.partition(":")[0]):
                     self._put(_place(target))
-            self.is_applied = True
 
     def apply_to(self, owner, name):
         """Replaces one of the attributes that a pattern stands for, unless that still has the replacement."""
         with _lock:
             self._put(_Attribute(owner, name))
-            self.is_applied = True
 
     def undo(self):
         """Takes this patch off all attributes that have it; those of other patches stay on them.
@@ -95,7 +89,6 @@ class Patch:
         with _lock:
             for place in dict.fromkeys([*_layers, *_former]):
                 self._take_off(place)
-            self.is_applied = False
 
     @contextlib.contextmanager
     def applied(self):

@@ -4,9 +4,7 @@ A node does not know that it belongs to a loss: ``F.gaussian_nll`` squares a dif
 function is called, it asks the function given to :func:`compute_by`, if there is one.
 """
 
-import functools
-
-from mixprec.compat.hooks import after_import
+from mixprec.compat.hooks import around
 
 _LOSS = "chainer.functions.loss"
 
@@ -19,29 +17,20 @@ def compute_by(instead):
     _instead = instead
 
 
-@after_import(
+@around(
     f"{_LOSS}.black_out:black_out",
     f"{_LOSS}.crf1d:{{argmax_,}}crf1d",
     f"{_LOSS}.discriminative_loss:discriminative_margin_based_clustering_loss",
     f"{_LOSS}.vae:{{bernoulli_nll,gaussian_kl_divergence,gaussian_nll}}",
 )
-def computed_as_a_whole(function):
+def computed_as_a_whole(function, *args, **kwargs):
     """Without it converted models compute the products in losses of several nodes in float16."""
-
-    @functools.wraps(function)
-    def run(*args, **kwargs):
-        return function(*args, **kwargs) if _instead is None else _instead(function, args, kwargs)
-
-    return run
+    return function(*args, **kwargs) if _instead is None else _instead(function, args, kwargs)
 
 
-@after_import("chainer.functions.math.average:average")
-def average_computed_as_a_whole(average):
+@around("chainer.functions.math.average:average")
+def average_computed_as_a_whole(average, x, axis=None, weights=None, keepdims=False):
     """Without it converted models compute the products in ``F.average`` with weights in float16."""
-    whole = computed_as_a_whole(average)
-
-    @functools.wraps(average)
-    def run(x, axis=None, weights=None, keepdims=False):  # without weights it is one node
-        return (average if weights is None else whole)(x, axis, weights, keepdims)
-
-    return run
+    if weights is None:  # it is one node
+        return average(x, axis, weights, keepdims)
+    return computed_as_a_whole(average, x, axis, weights, keepdims)

@@ -36,20 +36,14 @@ def _held(value):
     if isinstance(value, functools.partial):
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, types.FunctionType):
-        return (
-            *_closure(value),
-            *(value.__defaults__ or ()),
-            *(value.__kwdefaults__ or {}).values(),
-            *_attributes(value),
-        )
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        return *_closure(value), *defaults, *_attributes(value)
     return _attributes(value) if callable(value) else ()
 
 
 def _attributes(value):
-    attributes = getattr(value, "__dict__", None)
-    return (
-        tuple(attributes.values()) if isinstance(attributes, dict) and not isinstance(value, types.ModuleType) else ()
-    )
+    attributes = {} if isinstance(value, types.ModuleType) else getattr(value, "__dict__", None)
+    return tuple(attributes.values()) if isinstance(attributes, dict) else ()
 
 
 def _closure(function):

@@ -12,7 +12,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from mixprec import arguments, rewrite
+from mixprec import arguments, nested, rewrite
 from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
@@ -73,19 +73,8 @@ def separate(model):
     for link in result.links():
         for name, value in link.__dict__.items():
             if name not in ("_children", "_layers", "_local_link_hooks"):  # which Chainer has copied
-                link.__dict__[name] = _with_links(value, links)
+                link.__dict__[name] = nested.mapped(value, lambda each: links.get(id(each), each))
     return result
-
-
-def _with_links(value, links):
-    """Returns a copy of nested lists, tuples and dicts with other links in it."""
-    if isinstance(value, chainer.Link):
-        return links.get(id(value), value)
-    if type(value) is dict:
-        return {key: _with_links(each, links) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_with_links(each, links) for each in value)
-    return value
 
 
 def trace(model, inputs):

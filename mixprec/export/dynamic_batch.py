@@ -4,8 +4,10 @@
 in one trace and k * 3 in the other is k times the batch.
 """
 
+import copy
+
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from mixprec.export.export_error import ExportError
 
@@ -167,8 +169,7 @@ def origin(node, places):
 def constants_to_initializers(graph):
     """Turns nodes of the kind ``Constant`` into initializers, in place."""
     for node in [node for node in graph.node if node.op_type == "Constant"]:
-        tensor = TensorProto()
-        tensor.CopyFrom(next(attribute.t for attribute in node.attribute if attribute.name == "value"))
+        tensor = copy.deepcopy(next(attribute.t for attribute in node.attribute if attribute.name == "value"))
         tensor.name = node.output[0]
         graph.initializer.append(tensor)
         graph.node.remove(node)

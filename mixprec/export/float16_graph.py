@@ -1,5 +1,7 @@
 """An ONNX graph in float16, whose inputs and outputs stay float32."""
 
+import copy
+
 from mixprec.export.onnx_file import finished
 
 
@@ -15,25 +17,9 @@ def to_half(model):
     Returns:
         onnx.ModelProto: of the same inputs, outputs and metadata.
     """
+    from onnxruntime.quantization.onnx_model import ONNXModel
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    copy = type(model)()
-    copy.CopyFrom(model)
-    half = convert_float_to_float16(copy, keep_io_types=True, max_finite_val=65504.0)
-    _sort(half.graph)
+    half = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, max_finite_val=65504.0)
+    ONNXModel(half).topological_sort()  # the converter puts the casts of inputs last
     return finished(half)
-
-
-def _sort(graph):
-    """Puts nodes behind those whose outputs they take; the converter puts the casts of inputs last."""
-    known = {value.name for value in (*graph.input, *graph.initializer)} | {""}
-    waiting, ordered = list(graph.node), []
-    while waiting:
-        ready = [node for node in waiting if known.issuperset(node.input)]
-        ordered += ready
-        known.update(name for node in ready for name in node.output)
-        if not ready:
-            raise ValueError(f"nothing computes what {waiting[0].name} takes")
-        waiting = [node for node in waiting if node not in ready]
-    del graph.node[:]
-    graph.node.extend(ordered)

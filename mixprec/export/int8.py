@@ -1,5 +1,6 @@
 """Quantizes a graph to INT8 after training, for TensorRT and for the CPU."""
 
+import copy
 import itertools
 import pathlib
 
@@ -12,8 +13,6 @@ from mixprec.export.placement import Graph, place
 from mixprec.export.qdq import LARGEST_HALF, calibrated, insert
 from mixprec.export.sessions import session
 from mixprec.messages import OneLineError
-
-__all__ = ["TARGETS", "has_vnni", "quantize", "session"]
 
 TARGETS = ("tensorrt", "cpu")
 _SUFFIXES = ("_scale", "_zero_point", "_quantized", "_quantized_scale", "_quantized_zero_point")
@@ -115,24 +114,23 @@ def _with_names(model):
 
     It knows nodes by their names, and gives the scale of ``x`` the name ``x_scale``, whoever has it already.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    nodes = copy.graph.node
+    result = copy.deepcopy(model)
+    graph, nodes = result.graph, result.graph.node
     taken = {node.name for node in nodes}
     seen = {""}
     for node in nodes:
         if node.name in seen:
             node.name = _free(node.op_type, taken)
         seen.add(node.name)
-    names = {tensor.name for tensor in copy.graph.initializer}.union(*([*node.input, *node.output] for node in nodes))
+    names = {tensor.name for tensor in graph.initializer}.union(*([*node.input, *node.output] for node in nodes))
     added = {f"{name}{suffix}" for name in names for suffix in _SUFFIXES}
     taken = names | added
-    ours = {tensor.name: _free(tensor.name, taken) for tensor in copy.graph.initializer if tensor.name in added}
-    for tensor in copy.graph.initializer:
+    ours = {tensor.name: _free(tensor.name, taken) for tensor in graph.initializer if tensor.name in added}
+    for tensor in graph.initializer:
         tensor.name = ours.get(tensor.name, tensor.name)
     for node in nodes:
         node.input[:] = [ours.get(name, name) for name in node.input]
-    return copy
+    return result
 
 
 def _free(name, taken):

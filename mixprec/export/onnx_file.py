@@ -1,5 +1,6 @@
 """A Chainer model as an ONNX file in float32."""
 
+import copy
 import re
 
 import chainer
@@ -225,9 +226,7 @@ def _take_weights(graph):
     weights = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims]
     for tensor in weights:
         graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    taken = []
+    taken = copy.deepcopy(weights)
     for tensor in weights:
-        taken.append(onnx.TensorProto())
-        taken[-1].CopyFrom(tensor)
         graph.initializer.remove(tensor)
     return taken

@@ -3,6 +3,7 @@
 ONNX is imported where a file is made: the monitor evaluates a run without it.
 """
 
+import copy
 import dataclasses
 import json
 
@@ -108,13 +109,11 @@ def take_pixels(model, preprocessing):
         model: :class:`onnx.ModelProto` with one input, normalized images (N, 3, size, size); it stays as it is.
         preprocessing: :class:`Preprocessing`.
     """
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     from mixprec.export.onnx_file import finished
 
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copy.deepcopy(model)
     graph = result.graph
     (images,) = graph.input
     name, dims = images.name, images.type.tensor_type.shape.dim

@@ -1,6 +1,7 @@
 """Inserts Q/DQ nodes into a graph: QuantizeLinear and DequantizeLinear, which round a tensor to 8 bits."""
 
 import collections
+import copy
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper, shape_inference
@@ -35,8 +36,7 @@ def insert(model, placement, ranges, target, reduce_range):
     Returns:
         onnx.ModelProto: opset, IR version, metadata and the names of inputs and outputs are those of ``model``.
     """
-    result = type(model)()
-    result.CopyFrom(model)
+    result = copy.deepcopy(model)
     _own_constants(result.graph, placement.left_out)
     add_infer_metadata(result)  # or else the quantizer writes files to infer the types anew
     types = sorted({node.op_type for node in model.graph.node if node.name in placement.nodes})

@@ -78,24 +78,20 @@ def compare(network, candidates, images, progress):
         images: :class:`~mixprec.export_run.validation_images.ValidationImages`.
         progress: called with the number of images after each batch.
     """
-    reference = in_float32(network)
+    own = Candidate(MIXPREC, b"", in_float32(network), is_timed=True, takes_pixels=False, limit=None)
     rows = [Row(MIXPREC), *(Row(each.name, size=len(each.data), limit=each.limit) for each in candidates)]
     for pixels, labels in images.batches(BATCH):
         normalized = images.normalize(pixels)
-        wanted = reference(normalized)
-        for row, run, takes_pixels in [
-            (rows[0], lambda x: wanted, False),  # noqa: B023
-            *((row, each.run, each.takes_pixels) for row, each in zip(rows[1:], candidates, strict=True)),
-        ]:
-            _add(row, run(pixels if takes_pixels else normalized), wanted, labels)
+        wanted = own.run(normalized)
+        _add(rows[0], wanted, wanted, labels)
+        for row, each in zip(rows[1:], candidates, strict=True):
+            _add(row, each.run(pixels if each.takes_pixels else normalized), wanted, labels)
         progress(len(labels))
     for row in rows:
         row.accuracy, row.equal = row.accuracy / len(images), row.equal / len(images)
     for row in rows[2:]:
         row.drop = 100 * (rows[1].accuracy - row.accuracy)
-    of_files = zip(rows[1:], candidates, strict=True)
-    timed = [(row, each.run, each.takes_pixels) for row, each in of_files if each.is_timed]
-    _time([(rows[0], reference, False), *timed], images)
+    _time([pair for pair in zip(rows, [own, *candidates], strict=True) if pair[1].is_timed], images)
     return rows
 
 
@@ -131,19 +127,19 @@ def _largest(array):
 
 
 def _time(timed, images):
-    """Times ``(row, function, whether it takes pixels)`` in turn, so that a drift of the machine hits all alike."""
+    """Times the candidates of pairs of a row and one in turn, so that a drift of the machine hits all alike."""
     pixels = next(iter(images.batches(BATCH)))[0]
     for size in (1, BATCH):
         some = np.resize(pixels, (size, *pixels.shape[1:]))
         inputs = {True: some, False: images.normalize(some)}
         times = [[] for _ in timed]
         for turn in range(4):
-            for (_, run, takes_pixels), taken in zip(timed, times, strict=True):
+            for (_, each), taken in zip(timed, times, strict=True):
                 begin, calls = time.perf_counter(), 0
                 while not calls or time.perf_counter() - begin < _SPEED_SECONDS / 4:
-                    run(inputs[takes_pixels])
+                    each.run(inputs[each.takes_pixels])
                     calls += 1
                 if turn:  # the first one is for caches and threads
                     taken.append((time.perf_counter() - begin) / calls)
-        for (row, *_), taken in zip(timed, times, strict=True):
+        for (row, _), taken in zip(timed, times, strict=True):
             row.speeds[size] = size / statistics.median(taken)

@@ -28,7 +28,7 @@ CURVES = {
 }
 
 
-def chart(title, series, x_name, base=None, *, legend=True):
+def chart(title, series, x_name, base=None):
     """Returns the options of a line chart.
 
     Args:
@@ -36,7 +36,6 @@ def chart(title, series, x_name, base=None, *, legend=True):
         series: a dict from labels to lists of ``[x, y]``, ``y`` being ``None`` at a gap.
         x_name: what x is.
         base: of a logarithmic y axis; ``None`` for a linear one.
-        legend: whether the labels are shown.
 
     Returns:
         dict
@@ -45,29 +44,21 @@ def chart(title, series, x_name, base=None, *, legend=True):
         "axisLabel": {"color": _GREY},
         "nameTextStyle": {"color": _GREY},
         "axisLine": {"lineStyle": {"color": _GREY}},
+        "splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.2}},
     }
-    faint = {"splitLine": {"lineStyle": {"color": _GREY, "opacity": 0.2}}}
-    vertical = {"type": "value", "scale": True} if base is None else {"type": "log", "logBase": base}
+    linear = {"type": "value", "scale": True}
     return {
         "animation": False,
         "color": list(COLORS),
         "aria": {"enabled": True},
         "title": {"text": title, "textStyle": {"color": _GREY, "fontSize": 14, "fontWeight": "normal"}},
-        "legend": {"show": legend and len(series) > 1, "type": "scroll", "top": 24, "textStyle": {"color": _GREY}},
+        "legend": {"show": len(series) > 1, "type": "scroll", "top": 24, "textStyle": {"color": _GREY}},
         "grid": {"left": 56, "right": 24, "top": 56, "bottom": 64},
         # Names of runs and classes are in it: as text, never as HTML.
         "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True},
         "dataZoom": [{"type": "inside"}, {"type": "slider", "height": 16, "bottom": 8, "textStyle": {"color": _GREY}}],
-        "xAxis": {
-            **axis,
-            **faint,
-            "type": "value",
-            "scale": True,
-            "name": x_name,
-            "nameLocation": "middle",
-            "nameGap": 22,
-        },
-        "yAxis": {**axis, **faint, **vertical},
+        "xAxis": {**axis, **linear, "name": x_name, "nameLocation": "middle", "nameGap": 22},
+        "yAxis": {**axis, **(linear if base is None else {"type": "log", "logBase": base})},
         "series": lines(series),
     }
 
@@ -152,12 +143,8 @@ def gradients(entries):
     low, high = min(*heights, _ZERO - 3), max(*heights, _OVERFLOW + 1)
     options = chart("gradients times the loss scale: share of each magnitude", {}, "iteration")
     options["grid"]["left"] = 64
-    options["xAxis"] = {**options["xAxis"], "type": "category", "data": [str(entry["iteration"]) for entry in entries]}
-    options["yAxis"] = {
-        **options["yAxis"],
-        "type": "category",
-        "data": [f"2^{height}" for height in range(low, high + 1)],
-    }
+    options["xAxis"].update(type="category", data=[str(entry["iteration"]) for entry in entries])
+    options["yAxis"].update(type="category", data=[f"2^{height}" for height in range(low, high + 1)])
     options["yAxis"]["axisLabel"] = {"color": _GREY, "interval": 4}
     options["tooltip"] = {"show": False}
     options["visualMap"] = {
@@ -213,10 +200,9 @@ def confusion(matrix, classes):
     most = max((max(row, default=0) for row in matrix), default=0) or 1
     options["dataZoom"] = []
     options["grid"] = {"left": 100, "right": 24, "top": 48, "bottom": 100}
-    options["xAxis"] = {**options["xAxis"], "type": "category", "data": names, "nameGap": 80}
-    options["xAxis"]["axisLabel"] = {"color": _GREY, "rotate": 60}
-    options["yAxis"] = {**options["yAxis"], "type": "category", "data": names, "inverse": True, "name": "class"}
-    options["tooltip"] = {"trigger": "item", "renderMode": "richText", "confine": True}
+    options["xAxis"].update(type="category", data=names, nameGap=80, axisLabel={"color": _GREY, "rotate": 60})
+    options["yAxis"].update(type="category", data=names, inverse=True, name="class")
+    options["tooltip"]["trigger"] = "item"
     options["visualMap"] = {"show": False, "min": 0, "max": most, "inRange": {"color": ["#dbe9f4", "#56a5d8"]}}
     options["series"] = [
         {

@@ -128,10 +128,6 @@ class Run:
             share,
         )
 
-    def open(self, name):
-        """Opens a file of the run for reading bytes; raises ``OSError`` if it is none."""
-        return files.open_below(self.root, os.path.join(self.folder, name))
-
     def text(self, name):
         """Returns the start of a text file of the run; ``None`` if it is not there or cannot be read.
 
@@ -139,7 +135,7 @@ class Run:
             name: of the file, a constant of the program.
         """
         try:
-            with self.open(name) as file:
+            with files.open_below(self.root, os.path.join(self.folder, name)) as file:
                 return file.read(_LARGEST).decode("utf-8", "replace")
         except OSError:
             return None

@@ -26,7 +26,7 @@ class Runs:
 
     def __init__(self, root):
         self.root = os.path.realpath(root)
-        self.rows, self.version = [], 0
+        self.rows = []
         self._runs, self._lock, self._looked, self._rest = {}, threading.Lock(), -math.inf, 0.0
         self._turn = 0  # place of the run whose log is read first
 
@@ -46,7 +46,6 @@ class Runs:
                 runs = self._listed()
                 self._read(list(runs.values()))
                 rows = sorted(map(_row, runs.values()), key=lambda row: (-row.changed, row.name))
-                self.version += rows != self.rows
                 self._runs, self.rows, self._looked = runs, rows, time.monotonic()
                 self._rest = min(_REST * (self._looked - begin), _LONGEST_REST)
             return self.rows

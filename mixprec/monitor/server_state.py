@@ -1,6 +1,7 @@
 """What all pages share: the runs, their logs, work in other processes, and jobs."""
 
 import collections
+import functools
 import os
 import threading
 
@@ -30,8 +31,8 @@ class Monitor:
     def __init__(self, root, jobs=None):
         self.runs, self.jobs = Runs(root), jobs
         self.tasks = Tasks(root=self.runs.root)
-        self._logs, self._lock = collections.OrderedDict(), threading.Lock()
-        self._computed = collections.OrderedDict()
+        self._of_path = functools.lru_cache(_LOGS)(lambda kind, path: kind(path, self.runs.root))
+        self._computed, self._lock = collections.OrderedDict(), threading.Lock()
 
     def configs(self, word, first=""):
         """Returns the configs that a page may name, as no path comes from a browser: mixprec's, and those of runs.
@@ -59,11 +60,8 @@ class Monitor:
 
     def _read(self, kind, run, name):
         path = os.path.join(run.folder, name)
-        with self._lock:
-            log = self._logs.pop(path, None) or kind(path, run.root)
-            self._logs[path] = log
-            while len(self._logs) > _LOGS:
-                self._logs.popitem(last=False)
+        with self._lock:  # a path has one log
+            log = self._of_path(kind, path)
         log.refresh(_INTERVAL)  # with a lock of its own: a slow disk does not hold up pages of other runs
         return log
 

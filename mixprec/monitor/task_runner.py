@@ -104,15 +104,13 @@ class Tasks:
 
     async def _run(self, task, arguments, progress):
         pipe = asyncio.subprocess.PIPE
-        process = await self._started(
-            *self._command,
-            task,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.DEVNULL,
-            limit=_LONGEST,
-            start_new_session=True,
-        )
+        options = {"stdin": pipe, "stdout": pipe, "stderr": asyncio.subprocess.DEVNULL}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, task, **options, limit=_LONGEST, start_new_session=True
+            )
+        except OSError as error:
+            raise TaskError(f"no process can be started: {error.strerror}") from error
         self._running.add(process)
         try:
             answer = await self._talk(process, json.dumps({**arguments, **self._root}).encode() + b"\n", progress)
@@ -123,13 +121,6 @@ class Tasks:
         if "error" in answer:
             raise TaskError(one_line(answer["error"]))
         return answer
-
-    @staticmethod
-    async def _started(*command, **keywords):
-        try:
-            return await asyncio.create_subprocess_exec(*command, **keywords)
-        except OSError as error:
-            raise TaskError(f"no process can be started: {error.strerror}") from error
 
     async def _talk(self, process, sent, progress):
         answer = {}

@@ -12,8 +12,8 @@ import warnings
 
 import numpy as np
 
-# Names that were others for the same object, by the path in NumPy 2.
-ALIASES = {
+# Names that were others for the same object: what it is called now.
+_ALIASES = {
     "Inf Infinity PINF infty": "inf",
     "NAN NaN": "nan",
     "bool8": "bool_",
@@ -38,20 +38,19 @@ ALIASES = {
     "row_stack": "vstack",
     "trapz": "trapezoid",
     "mat": "asmatrix",
-    "chararray": "char.chararray",
-    "compare_chararrays": "char.compare_chararrays",
-    "format_parser": "rec.format_parser",
-    "add_docstring": "lib.add_docstring",
-    "add_newdoc": "lib.add_newdoc",
-    "byte_bounds": "lib.array_utils.byte_bounds",
-    "DataSource": "lib.npyio.DataSource",
-    "tracemalloc_domain": "lib.tracemalloc_domain",
-    "AxisError": "exceptions.AxisError",
-    "ComplexWarning": "exceptions.ComplexWarning",
-    "ModuleDeprecationWarning": "exceptions.ModuleDeprecationWarning",
-    "RankWarning": "exceptions.RankWarning",
-    "TooHardError": "exceptions.TooHardError",
-    "VisibleDeprecationWarning": "exceptions.VisibleDeprecationWarning",
+}
+# Modules in which names of NumPy are now.
+_MOVED = {
+    "char": "chararray compare_chararrays",
+    "exceptions": "AxisError ComplexWarning ModuleDeprecationWarning RankWarning TooHardError "
+    "VisibleDeprecationWarning",
+    "lib": "add_docstring add_newdoc tracemalloc_domain",
+    "lib.array_utils": "byte_bounds",
+    "lib.npyio": "DataSource",
+    "rec": "format_parser",
+}
+PATHS = {name: path for names, path in _ALIASES.items() for name in names.split()} | {
+    name: f"{module}.{name}" for module, names in _MOVED.items() for name in names.split()
 }
 
 _SCALAR_TYPES = {
@@ -65,18 +64,14 @@ _SCALAR_TYPES = {
 _KINDS = "buifcSUVOMm"  # the order of NumPy 1
 
 
-class _Cast(dict):
-    """``np.cast["float32"](x)``, with any name of a dtype as a key."""
+class _ByDtype(dict):
+    """``np.cast["float32"](x)`` and ``np.nbytes[np.float32]``: any name of a dtype is a key."""
+
+    def __init__(self, of):
+        self._of = of
 
     def __missing__(self, dtype):
-        return lambda values: np.asarray(values).astype(dtype)
-
-
-class _Nbytes(dict):
-    """``np.nbytes[np.float32]``, with any name of a dtype as a key."""
-
-    def __missing__(self, dtype):
-        return np.dtype(dtype).itemsize
+        return self._of(dtype)
 
 
 def _asfarray(a, dtype=np.float64):
@@ -115,7 +110,7 @@ def _records(read):
 
 def names():
     """Returns ``{name: what it stood for}``: all names, whether or not this NumPy has them."""
-    found = {name: at(path) for aliases, path in ALIASES.items() if at(path) is not None for name in aliases.split()}
+    found = {name: at(path) for name, path in PATHS.items() if at(path) is not None}
     return found | {
         "float": float,
         "int": int,
@@ -129,8 +124,8 @@ def names():
         "math": math,
         "warnings": warnings,
         "sctypes": _SCALAR_TYPES,
-        "cast": _Cast(),
-        "nbytes": _Nbytes(),
+        "cast": _ByDtype(lambda dtype: lambda values: np.asarray(values).astype(dtype)),
+        "nbytes": _ByDtype(lambda dtype: np.dtype(dtype).itemsize),
         "in1d": lambda ar1, ar2, *args, **options: np.isin(np.ravel(ar1), ar2, *args, **options),
         "msort": lambda a: np.sort(a, axis=0),
         "asfarray": _asfarray,

@@ -313,7 +313,7 @@ def test_channels_of_the_last_axis(shape, last):
         np.testing.assert_allclose(host(one), other.array, rtol=1e-4, atol=1e-5)
 
 
-# --- dropout, switches, descriptors
+# --- dropout, switches
 
 
 def test_seeds_of_dropout():
@@ -335,24 +335,6 @@ def test_seeds_of_dropout():
 def test_workspace_is_one_setting():
     functions.set_max_workspace_size(2**20)
     assert settings.current().workspace == functions.get_max_workspace_size() == 2**20
-
-
-def test_descriptors():
-    (x,) = drawn((2, 3, 4, 5), dtype=FLOAT16)
-    tensor, other = functions.create_tensor_descriptor(x), functions.create_tensor_descriptor(x)
-    assert tensor.value != other.value
-    assert tensor.fields == {"shape": (2, 3, 4, 5), "data_type": constants.CUDNN_DATA_HALF, "format": 0}
-    assert functions.create_tensor_nd_descriptor(x[:, ::2]).fields["strides"] == x[:, ::2].strides
-    assert functions.create_filter_descriptor(x).kind == "filter"
-    convolution = functions.create_convolution_descriptor((1, 1), (2, 2), x.dtype, groups=4)
-    assert (convolution.fields["stride"], convolution.fields["groups"]) == ((2, 2), 4)
-    assert functions.create_pooling_descriptor((3, 3), (2, 2), (1, 1), 0).fields["ksize"] == (3, 3)
-    assert functions.create_activation_descriptor(3, coef=6.0).fields["coef"] == 6.0
-    assert functions.create_uninitialized_tensor_descriptor().fields == {}
-    with pytest.raises(ValueError, match="expected a C-contiguous array"):
-        functions.create_tensor_descriptor(x[:, ::2])
-    with pytest.raises(TypeError, match="dtype: found int16, expected one of float16"):
-        functions.get_data_type(np.dtype(np.int16))
 
 
 def test_batches_of_nothing(said):

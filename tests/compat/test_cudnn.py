@@ -258,7 +258,7 @@ def test_constants_are_those_of_the_headers():
     found = dict(re.findall(r"\b(CUDNN_\w+)(?:\s+CUDNN_DEPRECATED_ENUM)?\s*=\s*(\d+)", text))
     found.update(re.findall(r"#define (CUDNN_BN_MIN_EPSILON) (\S+)", text))
     names = [name for name in vars(constants) if name.startswith("CUDNN_")]
-    assert len(names) > 50
+    assert len(names) > 20
     assert {name: float(found[name]) for name in names} == {name: getattr(constants, name) for name in names}
 
 

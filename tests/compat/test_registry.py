@@ -52,14 +52,14 @@ def _patch(target, make, when="now"):
 def test_a_function_is_replaced_once_and_wherever_its_library_has_imported_it(library):
     original = library.shout
     patch = _patch("library.functions:shout", _adding("!"))
-    assert not patch.is_applied
+    assert not registry.replaced()
     patch.apply()
     patch.apply()
-    assert patch.is_applied
+    assert set(registry.replaced().values()) == {(patch,)}
     assert library.functions.shout("a") == library.shout("a") == "A!"
     patch.undo()
     assert library.functions.shout is library.shout is original
-    assert not patch.is_applied
+    assert not registry.replaced()
 
 
 def test_patches_of_one_attribute_lie_on_each_other_and_each_can_be_taken_back(library):

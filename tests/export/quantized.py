@@ -5,7 +5,8 @@ import collections
 import pytest
 from onnx import numpy_helper
 
-from mixprec.export.int8 import TARGETS, quantize, session
+from mixprec.export.int8 import TARGETS, quantize
+from mixprec.export.sessions import session
 from tests.cases import pairs
 from tests.export.graphs import chain, images, products, residual, shape_of, shared, unet
 

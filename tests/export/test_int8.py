@@ -14,7 +14,8 @@ import onnx
 from onnx import TensorProto
 
 from mixprec.export import int8
-from mixprec.export.int8 import has_vnni, quantize, session
+from mixprec.export.int8 import has_vnni, quantize
+from mixprec.export.sessions import session
 from mixprec.messages import OneLineError
 from tests.export.graphs import GraphMaker, images, residual, shape_of, unet
 from tests.export.quantized import NETWORKS, run

@@ -23,7 +23,7 @@ def test_names_that_are_there_stay(monkeypatch):
 
 
 def test_every_path_of_an_alias_is_in_this_numpy():
-    assert all(numpy_names.at(path) is not None for path in numpy_names.ALIASES.values())
+    assert all(numpy_names.at(path) is not None for path in numpy_names.PATHS.values())
 
 
 def test_names_are_not_reached_by_what_numpy_itself_deprecates():

@@ -16,6 +16,15 @@ from mixprec.monitor.pages import (
     runs_page,
 )
 
+_PAGES = {
+    "/": runs_page,
+    "/run": run_page,
+    "/compare": compare_page,
+    "/before": before_page,
+    "/evaluate": evaluate_page,
+    "/inside": inside_page,
+    "/jobs": jobs_page,
+}
 _SECONDS = 60  # until a page must be there: on a slow disk the listing of many runs takes a while
 
 
@@ -28,31 +37,13 @@ def add(monitor):
     frame.prepare()
     clients.prepare()
     log_limit.install()
+    for path, module in _PAGES.items():
+        _offer(path, module.page, monitor)
 
-    @ui.page("/", response_timeout=_SECONDS)
-    async def _():
-        await runs_page.page(monitor)
 
-    @ui.page("/run", response_timeout=_SECONDS)
-    async def _(name: str = ""):
-        await run_page.page(monitor, name)
+def _offer(path, page, monitor):
+    """Has the function ``page`` of a module make the page at a path, from the state and the query of its address."""
 
-    @ui.page("/compare", response_timeout=_SECONDS)
+    @ui.page(path, response_timeout=_SECONDS)
     async def _(request: Request):
-        await compare_page.page(monitor, request.query_params.getlist("name"))
-
-    @ui.page("/before", response_timeout=_SECONDS)
-    async def _(request: Request):
-        await before_page.page(monitor, request.query_params.get("run", ""))
-
-    @ui.page("/evaluate", response_timeout=_SECONDS)
-    async def _(name: str = ""):
-        await evaluate_page.page(monitor, name)
-
-    @ui.page("/inside", response_timeout=_SECONDS)
-    async def _(name: str = ""):
-        await inside_page.page(monitor, name)
-
-    @ui.page("/jobs", response_timeout=_SECONDS)
-    async def _():
-        await jobs_page.page(monitor)
+        await page(monitor, request.query_params)

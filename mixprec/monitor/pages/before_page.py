@@ -98,13 +98,14 @@ def _variants(found):
             frame.picture(png, "as in training")
 
 
-async def page(monitor, run):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        run: name of a run; empty for none.
+        query: of the address, which may have the name of a ``run``.
     """
+    run = query.get("run", "")
     await asyncio.to_thread(monitor.runs.refresh, 1.0)
     with frame.frame(monitor, "Before the start", "/before"):
         preview = Preview(monitor, run)

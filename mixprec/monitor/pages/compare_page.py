@@ -76,15 +76,15 @@ class Comparison:
                 frame.table(("key", *(run.name for run in runs)), rows, pagination=50)
 
 
-async def page(monitor, names):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        names: list of names of runs; those that are not listed are left out.
+        query: of the address, with the ``name`` of each run; those that are not listed are left out.
     """
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
     with frame.frame(monitor, "Compare", "/compare"):
-        comparison = Comparison(monitor, names)
+        comparison = Comparison(monitor, query.getlist("name"))
     await comparison.refresh()
     ui.timer(_SECONDS, comparison.refresh, immediate=False)

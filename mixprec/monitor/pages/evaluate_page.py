@@ -75,14 +75,14 @@ class Evaluation:
             place.clear()
 
     def _wanted(self):
-        return {"run": self._run.folder, "weights": self._weights.value, "overrides": []}
+        return {"run": self._run.folder, "weights": self._weights.value}
 
     def _stop(self):
         self._tasks.stop("evaluate", self._wanted())
 
     async def _pictures(self, answer):
         worst = answer["worst"][:_WORST]
-        wanted = {"run": self._run.folder, "set": "val", "indices": [row[0] for row in worst], "size": 96}
+        wanted = {"run": self._run.folder, "indices": [row[0] for row in worst]}
 
         def show(found):
             frame.heading("Images with the largest loss: hard ones, and wrong labels")
@@ -115,13 +115,14 @@ def _result(found):
             frame.table(("class", "images", "accuracy", "loss"), rows)
 
 
-async def page(monitor, name):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        name: of a run that is listed.
+        query: of the address, with the ``name`` of a run that is listed.
     """
+    name = query.get("name", "")
     make = functools.partial(Evaluation, monitor)
     evaluation = await frame.with_weights(monitor, name, f"Evaluate {name}", "/evaluate", make)
     if evaluation is not None:

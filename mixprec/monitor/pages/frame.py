@@ -75,9 +75,9 @@ def columns():
     return ui.element("div").classes("row q-col-gutter-md")
 
 
-def column(width=6):
-    """A part of :func:`columns`, ``width`` twelfths of it on a wide screen."""
-    return ui.element("div").classes(f"col-12 col-md-{width}")
+def column():
+    """A part of :func:`columns`, half of it on a wide screen."""
+    return ui.element("div").classes("col-12 col-md-6")
 
 
 def figure(options, *, tall=False):
@@ -94,28 +94,22 @@ def picture(png, caption, *, of_grid=False):
             ui.label(caption)
 
 
-def table(names, rows, *, key="0", pagination=10):
+def table_column(name, label, **more):
+    """Returns the description of a column of a table, as NiceGUI takes it."""
+    return {"name": name, "field": name, "label": label, "sortable": True, **more}
+
+
+def table(names, rows, *, pagination=10):
     """A table of text.
 
     Args:
         names: headings of the columns.
-        rows: list of tuples.
-        key: of a column whose cells differ.
+        rows: list of tuples; no two begin with the same.
         pagination: number of rows of a page.
     """
-    described = [
-        {
-            "name": str(index),
-            "field": str(index),
-            "label": name,
-            "align": "left",
-            "sortable": True,
-            "classes": "ellipsis",
-        }
-        for index, name in enumerate(names)
-    ]
+    described = [table_column(str(at), name, align="left", classes="ellipsis") for at, name in enumerate(names)]
     cells = [{str(index): cell for index, cell in enumerate(row)} for row in rows]
-    made = inputs.Table(columns=described, rows=cells, row_key=key, pagination=pagination)
+    made = inputs.Table(columns=described, rows=cells, row_key="0", pagination=pagination)
     return made.props("flat dense wrap-cells").classes("full-width")
 
 

@@ -40,12 +40,8 @@ class Inside:
     async def look(self, event):
         """Computes and shows; the image is decoded in another process only."""
         data = await event.file.read()
-        wanted = {
-            "run": self._run.folder,
-            "weights": self._weights.value,
-            "overrides": [],
-            "image": base64.b64encode(data).decode(),
-        }
+        image = base64.b64encode(data).decode()
+        wanted = {"run": self._run.folder, "weights": self._weights.value, "image": image}
         self.upload.reset()
         await self._work.into(self._result, "inside", wanted, _show)
 
@@ -94,12 +90,13 @@ def _shape(part):
     return "x".join(map(str, part["shape"]))
 
 
-async def page(monitor, name):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        name: of a run that is listed.
+        query: of the address, with the ``name`` of a run that is listed.
     """
+    name = query.get("name", "")
     make = functools.partial(Inside, monitor)
     await frame.with_weights(monitor, name, f"Look inside {name}", "/inside", make)

@@ -73,8 +73,8 @@ class Desk:
             ui.notify(str(error), type="negative")
 
 
-async def page(monitor):
-    """Makes the page; without jobs it says how to allow them."""
+async def page(monitor, query):
+    """Makes the page, which takes no query; without jobs it says how to allow them."""
     await asyncio.to_thread(monitor.runs.refresh, 1.0)
     with frame.frame(monitor, "Jobs", "/jobs"):
         if monitor.jobs is None:

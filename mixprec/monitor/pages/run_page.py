@@ -124,13 +124,14 @@ def _report(run, title, file):
         place = ui.element("div")
 
 
-async def page(monitor, name):
+async def page(monitor, query):
     """Makes the page.
 
     Args:
         monitor: :class:`mixprec.monitor.server_state.Monitor`.
-        name: of a run that is listed.
+        query: of the address, with the ``name`` of a run that is listed.
     """
+    name = query.get("name", "")
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
     with frame.frame(monitor, name or "Run", "/run"):
         run = frame.listed(monitor, name)

@@ -6,20 +6,26 @@ from nicegui import ui
 
 from mixprec.monitor.pages import frame, inputs
 
-_COLUMNS = (
-    ("name", "run"),
-    ("state", "state"),
-    ("arch", "network"),
-    ("precision", "precision"),
-    ("epoch", "epoch"),
-    ("last", "accuracy"),
-    ("best", "best"),
-    ("speed", "images/s"),
-    ("scale", "loss scale"),
-    ("skipped", "skipped"),
-    ("left", "left"),
-    ("changed", "age"),
-)
+
+def _epoch(row):
+    return frame.number(row.epoch, "{:.2f}") + (f" / {row.epochs:g}" if row.epochs is not None else "")
+
+
+# Name of a column, by which rows are sorted -> its heading, and what it shows of a row.
+_COLUMNS = {
+    "name": ("run", lambda row: row.name),
+    "state": ("state", lambda row: row.state + frame.reading(row.share)),
+    "arch": ("network", lambda row: row.arch),
+    "precision": ("precision", lambda row: row.precision),
+    "epoch": ("epoch", _epoch),
+    "last": ("accuracy", lambda row: frame.number(row.last, "{:.4f}")),
+    "best": ("best", lambda row: frame.number(row.best, "{:.4f}")),
+    "speed": ("images/s", lambda row: frame.number(row.speed, "{:.1f}")),
+    "scale": ("loss scale", lambda row: frame.number(row.scale, "{:g}")),
+    "skipped": ("skipped", lambda row: frame.number(row.skipped, "{:g}")),
+    "left": ("left", lambda row: frame.span(row.left)),
+    "changed": ("age", lambda row: frame.age(row.changed)),
+}
 _SECONDS = 2.0  # between two looks at the files
 _ROWS = 25  # of a page of the table
 _LINK = '<q-td :props="props"><a :href="props.row.link">{{ props.row.name }}</a></q-td>'
@@ -41,14 +47,8 @@ class Table:
             ).mark("filter")
             self._compare = ui.button("Compare", on_click=self._go).props("flat dense no-caps").mark("compare")
         described = [
-            {
-                "name": name,
-                "label": label,
-                "field": name,
-                "sortable": True,
-                "align": "left" if name == "name" else "right",
-            }
-            for name, label in _COLUMNS
+            frame.table_column(name, label, align="left" if name == "name" else "right")
+            for name, (label, _) in _COLUMNS.items()
         ]
         self.table = inputs.Table(
             columns=described, rows=[], row_key="name", selection="multiple", pagination=dict(self._paging)
@@ -88,9 +88,8 @@ class Table:
 
     def _request(self, event):
         asked = event.args["pagination"]
-        names = {name for name, _ in _COLUMNS}
         self._paging.update(
-            sortBy=asked.get("sortBy") if asked.get("sortBy") in names else None,
+            sortBy=asked.get("sortBy") if asked.get("sortBy") in _COLUMNS else None,
             descending=bool(asked.get("descending")),
             page=max(1, int(asked.get("page") or 1)),
             rowsPerPage=min(100, int(asked.get("rowsPerPage") or 100)),
@@ -106,26 +105,11 @@ class Table:
 
 
 def _cells(row):
-    epochs = f" / {row.epochs:g}" if row.epochs is not None else ""
-    return {
-        "name": row.name,
-        "link": frame.link_to("/run", name=row.name),
-        "state": row.state + frame.reading(row.share),
-        "arch": row.arch,
-        "precision": row.precision,
-        "epoch": frame.number(row.epoch, "{:.2f}") + epochs,
-        "last": frame.number(row.last, "{:.4f}"),
-        "best": frame.number(row.best, "{:.4f}"),
-        "speed": frame.number(row.speed, "{:.1f}"),
-        "scale": frame.number(row.scale, "{:g}"),
-        "skipped": frame.number(row.skipped, "{:g}"),
-        "left": frame.span(row.left),
-        "changed": frame.age(row.changed),
-    }
+    return {"link": frame.link_to("/run", name=row.name)} | {name: show(row) for name, (_, show) in _COLUMNS.items()}
 
 
-async def page(monitor):
-    """Makes the page."""
+async def page(monitor, query):
+    """Makes the page; it takes no query."""
     with frame.frame(monitor, "Runs", "/"):
         table = Table(monitor)
     await table.refresh()

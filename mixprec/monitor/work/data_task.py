@@ -14,7 +14,7 @@ def describe_data(request, progress):
     """Returns what a run of a config would find.
 
     Args:
-        request: with ``config``, ``overrides`` and ``ranks``.
+        request: with ``config`` and ``overrides``.
         progress: called with the share that is done and a text.
 
     Returns:
@@ -38,7 +38,7 @@ def describe_data(request, progress):
     train, val = sources["train"], sources["val"]
     if not problems:
         try:
-            check_sources(config, train, val, request.ranks)
+            check_sources(config, train, val, ranks=1)
         except DataError as error:
             problems.append(str(error))
     progress(2 / 3, "drawing examples")

@@ -21,7 +21,8 @@ class Field:
     Attributes:
         wanted: in words, for messages.
         holds: from a value of JSON to whether it may be that.
-        default: what it is where the key is missing; by default the key must not be missing.
+        default: what it is where the key is missing; by default the key must not be missing. If it is ``None``, the key
+            may be null, too.
     """
 
     wanted: str
@@ -31,17 +32,17 @@ class Field:
 
 def path(what, default=_REQUIRED):
     """Returns the field of a path of a file or folder."""
-    return _optional(Field(what, _is_path, default))
+    return Field(what, _is_path, default)
 
 
-def text(what, longest, default=_REQUIRED):
+def text(what, longest):
     """Returns the field of a text of at most ``longest`` characters."""
-    return _optional(Field(what, lambda value: isinstance(value, str) and 0 < len(value) <= longest, default))
+    return Field(what, lambda value: isinstance(value, str) and 0 < len(value) <= longest)
 
 
 def whole(low, high, default=_REQUIRED):
     """Returns the field of a whole number from ``low`` to ``high``."""
-    return _optional(Field(f"a whole number from {low} to {high}", lambda value: _is_whole(value, low, high), default))
+    return Field(f"a whole number from {low} to {high}", lambda value: _is_whole(value, low, high), default)
 
 
 def wholes(high, most):
@@ -52,11 +53,6 @@ def wholes(high, most):
             isinstance(value, list) and 0 < len(value) <= most and all(_is_whole(each, 0, high) for each in value)
         ),
     )
-
-
-def choice(*names):
-    """Returns the field of one of some texts; the first one is the default."""
-    return Field(" or ".join(names), lambda value: value in names, names[0])
 
 
 def overrides():
@@ -87,18 +83,11 @@ def parse(task, values, fields):
         if key not in values and field.default is _REQUIRED:
             raise RequestError(f"{task}: '{key}' is missing; wanted: {field.wanted}")
         value = parsed[key] = values.get(key, field.default)
-        if key in values and not field.holds(value):
-            raise RequestError(f"{task}: '{key}' is {shown(value)}; wanted: {field.wanted}")
+        may_be_null = field.default is None
+        if key in values and not (field.holds(value) or (may_be_null and value is None)):
+            wanted = f"{field.wanted}, or null" if may_be_null else field.wanted
+            raise RequestError(f"{task}: '{key}' is {shown(value)}; wanted: {wanted}")
     return types.SimpleNamespace(**parsed)
-
-
-def _optional(field):
-    """Lets a key be null where that is what a missing one means."""
-    if field.default is not None:
-        return field
-    return dataclasses.replace(
-        field, wanted=f"{field.wanted}, or null", holds=lambda value: value is None or field.holds(value)
-    )
 
 
 def _is_path(value):

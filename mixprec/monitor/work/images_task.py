@@ -1,38 +1,32 @@
-"""The task ``images``: stored images of a run or of a config, as thumbnails."""
+"""The task ``images``: stored validation images of a run, as thumbnails."""
 
 from mixprec.export_run import finished_run
-from mixprec.monitor.work.fields import RequestError
-from mixprec.monitor.work.opened import check_index, open_config, open_source
+from mixprec.monitor.work.opened import check_index, open_source
 from mixprec.monitor.work.thumbnails import thumbnail
 from mixprec.recipes.models import MODELS
+
+_SIZE = 96
 
 
 def show_images(request, progress):
     """Returns thumbnails of some images.
 
     Args:
-        request: with either ``run`` or ``config``, the other being ``None``; ``overrides``; ``indices``; ``set``,
-            ``"train"`` or ``"val"``; ``size`` of a thumbnail's longer side.
+        request: with ``run``, ``overrides`` and ``indices``.
         progress: called with the share that is done and a text.
 
     Returns:
         dict: ``images``, a list of dicts with ``index``, ``name``, ``label``, ``class`` and ``png``.
 
     Raises:
-        OneLineError: there is no such run, config or image.
+        OneLineError: there is no such run or image.
     """
-    if (request.run is None) == (request.config is None):
-        raise RequestError("images: 'run' and 'config' are both given, or neither is; wanted: one of them")
-    if request.run is not None:
-        config = finished_run.open_config(request.run, request.overrides, MODELS)
-    else:
-        config = open_config(request.config, request.overrides)
-    source = open_source(config, request.set)
+    source = open_source(finished_run.open_config(request.run, request.overrides, MODELS), "val")
     for index in request.indices:
         check_index(index, source)
     images = []
     for index in request.indices:
-        images.append(described(source, index, request.size))
+        images.append(described(source, index, _SIZE))
         progress(len(images) / len(request.indices), f"{len(images)} of {len(request.indices)} images")
     return {"images": images}
 

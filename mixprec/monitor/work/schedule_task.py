@@ -6,6 +6,7 @@ from mixprec.monitor.work.opened import open_config, open_source
 from mixprec.training.schedule import described_rate, images_per_step, rates_of
 from mixprec.training.stages import Steps, stages_of
 
+_RANKS = 1  # a page does not know how many there will be
 _POINTS = 500
 _BENDS = 200  # points that may be spent on places where the rate jumps or bends
 
@@ -14,7 +15,7 @@ def plan_schedule(request, progress):
     """Returns the learning rate over the run of a config.
 
     Args:
-        request: with ``config``, ``overrides``, ``ranks``, and ``images``, the number of training images or ``None``.
+        request: with ``config``, ``overrides`` and ``images``, the number of training images or ``None``.
         progress: called with the share that is done and a text.
 
     Returns:
@@ -27,23 +28,22 @@ def plan_schedule(request, progress):
     """
     config = open_config(request.config, request.overrides)
     images = _count(config, progress) if request.images is None else request.images
-    largest = max(stage.batch_size for stage in stages_of(config))
-    batch = largest * request.ranks
+    batch = max(stage.batch_size for stage in stages_of(config))
     if images < batch:
-        name = "training.batch_size" if largest == config.training.batch_size else "one of progressive.batch_sizes"
+        name = "training.batch_size" if batch == config.training.batch_size else "one of progressive.batch_sizes"
         raise RequestError(f"'images' is {images}; wanted: at least {name} * ranks, {batch}, as for training")
-    rates, steps = rates_of(config, images, request.ranks), Steps(config, images, request.ranks)
+    rates, steps = rates_of(config, images, _RANKS), Steps(config, images, _RANKS)
     total = round(steps.until(config.training.epochs))
     places = _chosen(total, _bends(rates, steps, total))
     starts = [steps.start(place) for place in places]
     return {
         "points": [[start, place + 1, rates.at(start)] for start, place in zip(starts, places, strict=True)],
         "peak": rates.peak,
-        "images_per_step": images_per_step(config, request.ranks),
+        "images_per_step": images_per_step(config, _RANKS),
         "steps_per_epoch": steps.in_epoch(config.training.epochs),
         "iterations": total,
         "images": images,
-        "text": described_rate(config, request.ranks),
+        "text": described_rate(config, _RANKS),
     }
 
 

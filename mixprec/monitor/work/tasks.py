@@ -14,8 +14,13 @@ from mixprec.monitor.work.schedule_task import plan_schedule
 from mixprec.monitor.work.uploaded_image import LONGEST
 
 _CPU_SECONDS = 120
-_RANKS = fields.whole(1, 2**20, 1)
-_ROOT = fields.path("the folder of results in which runs lie", None)
+_SETTINGS = {
+    "root": fields.path("the folder of results in which runs lie", None),
+    "overrides": fields.overrides(),
+}
+_CONFIG = {"config": fields.path("a config file"), **_SETTINGS}
+_FOLDER = {"run": fields.path("a results folder")}
+_RUN = {**_FOLDER, "weights": fields.path("the name of a .npz file in the results folder", None), **_SETTINGS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,60 +40,14 @@ class Task:
 
 
 TASKS = {
-    "evaluate": Task(
-        evaluate,
-        {
-            "run": fields.path("a results folder"),
-            "weights": fields.path("the name of a .npz file in the results folder", None),
-            "root": _ROOT,
-            "overrides": fields.overrides(),
-        },
-    ),
-    "images": Task(
-        show_images,
-        {
-            "run": fields.path("a results folder", None),
-            "config": fields.path("a config file", None),
-            "root": _ROOT,
-            "overrides": fields.overrides(),
-            "indices": fields.wholes(INT32, 60),
-            "set": fields.choice("val", "train"),
-            "size": fields.whole(16, 512, 96),
-        },
-    ),
-    "data": Task(
-        describe_data,
-        {"config": fields.path("a config file"), "root": _ROOT, "overrides": fields.overrides(), "ranks": _RANKS},
-    ),
-    "schedule": Task(
-        plan_schedule,
-        {
-            "config": fields.path("a config file"),
-            "root": _ROOT,
-            "overrides": fields.overrides(),
-            "ranks": _RANKS,
-            "images": fields.whole(1, INT32, None),
-        },
-    ),
-    "augment": Task(
-        augment,
-        {
-            "config": fields.path("a config file"),
-            "root": _ROOT,
-            "overrides": fields.overrides(),
-            "index": fields.whole(0, INT32),
-            "count": fields.whole(1, 32, 8),
-        },
-    ),
+    "evaluate": Task(evaluate, _RUN),
+    "images": Task(show_images, {**_FOLDER, **_SETTINGS, "indices": fields.wholes(INT32, 60)}),
+    "data": Task(describe_data, _CONFIG),
+    "schedule": Task(plan_schedule, {**_CONFIG, "images": fields.whole(1, INT32, None)}),
+    "augment": Task(augment, {**_CONFIG, "index": fields.whole(0, INT32), "count": fields.whole(1, 32, 8)}),
     "inside": Task(
         look_inside,
-        {
-            "run": fields.path("a results folder"),
-            "weights": fields.path("the name of a .npz file in the results folder", None),
-            "root": _ROOT,
-            "overrides": fields.overrides(),
-            "image": fields.text("an image file of at most 20 MB in base64", LONGEST),
-        },
+        {**_RUN, "image": fields.text("an image file of at most 20 MB in base64", LONGEST)},
         seconds=_CPU_SECONDS,
     ),
 }

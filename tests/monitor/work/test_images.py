@@ -15,19 +15,17 @@ HOSTILE = "<script>alert(1)</script>".replace("/", "") + "\n\x1b"
 
 @pytest.fixture
 def copied(work, tmp_path):
-    """A copy of the images and of the config, which names the copy."""
+    """A copy of the images and of the config, which names the copy, also as that of a run."""
     shutil.copytree(work / "images", tmp_path / "images")
     text = (work / "small.yaml").read_text().replace(f"{work}/", f"{tmp_path}/")
-    (tmp_path / "small.yaml").write_text(text)
+    for name in ("small.yaml", "config.yaml"):
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_images_of_a_config_and_of_a_run(work, part):
-    wanted = {"indices": [6, 0, 3], "set": part, "size": 16}
-    found = answer("images", config=str(work / "small.yaml"), **wanted)["images"]
-    assert found == answer("images", run=str(work / "run"), **wanted)["images"]
-    source = open_images(work / "images" / part)
+def test_images_of_a_run(work):
+    found = answer("images", run=str(work / "run"), indices=[6, 0, 3])["images"]
+    source = open_images(work / "images" / "val")
     assert [image["index"] for image in found] == [6, 0, 3]
     for image in found:
         assert image["label"] == source.labels[image["index"]]
@@ -58,15 +56,12 @@ def test_a_thumbnail_is_small_and_upright(tmp_path):
         ({"indices": []}, "'indices' is []; wanted: a list of 1 to 60 whole numbers"),
         ({"indices": [0] * 61}, "wanted: a list of 1 to 60 whole numbers"),
         ({"indices": [-1]}, "'indices' is [-1]; wanted"),
-        ({"indices": [0], "set": "test"}, "'set' is 'test'; wanted: val or train"),
-        ({"indices": [0], "size": 4000}, "'size' is 4000; wanted: a whole number from 16 to 512"),
-        ({"indices": [0], "run": "."}, "'run' and 'config' are both given, or neither is"),
-        ({"indices": [0], "config": None}, "'run' and 'config' are both given, or neither is"),
+        ({"indices": [0], "run": "."}, ".: no config.yaml in it; wanted: a results folder"),
         ({"indices": [0], "overrides": ["data.val=null"]}, "data.val"),
     ],
 )
 def test_bad_requests_are_one_line(work, request_, message):
-    assert message in error("images", **{"config": str(work / "small.yaml"), **request_})
+    assert message in error("images", **{"run": str(work / "run"), **request_})
 
 
 def test_data(work):
@@ -93,7 +88,7 @@ def test_names_may_hold_anything_that_a_file_system_does(copied):
     found = answer("data", config=str(copied / "small.yaml"))
     assert [shown, 7] in found["train"]["classes"]
     assert found["examples"][0]["images"][0]["name"].endswith(f"/{shown}/01.jpg")
-    found = answer("images", config=str(copied / "small.yaml"), indices=[0])["images"]
+    found = answer("images", run=str(copied), indices=[0])["images"]
     assert found[0]["class"] == shown
 
 
@@ -117,9 +112,9 @@ def test_skipped_files_are_listed(copied):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "ranks", "opened", "problem"),
+    ("overrides", "opened", "problem"),
     [
-        (["data.train=nowhere"], 1, [False, True], "nowhere: no such file or folder"),
+        (["data.train=nowhere"], [False, True], "nowhere: no such file or folder"),
         (
             [
                 "data.format=synthetic",
@@ -128,14 +123,14 @@ def test_skipped_files_are_listed(copied):
                 "data.synthetic_images=9",
                 "snapshot.best=false",
             ],
-            *(1, [False, False], "data.format is synthetic"),
+            *([False, False], "data.format is synthetic"),
         ),
-        (["model.classes=4"], 1, [True, True], "3 classes, but model.classes is 4"),
-        (["training.batch_size=12"], 2, [True, True], "22 images, but training.batch_size is 12 for each of 2 ranks"),
+        (["model.classes=4"], [True, True], "3 classes, but model.classes is 4"),
+        (["training.batch_size=24"], [True, True], "22 images, but training.batch_size is 24"),
     ],
 )
-def test_problems_of_data_are_no_errors(work, overrides, ranks, opened, problem):
-    found = answer("data", config=str(work / "small.yaml"), overrides=overrides, ranks=ranks)
+def test_problems_of_data_are_no_errors(work, overrides, opened, problem):
+    found = answer("data", config=str(work / "small.yaml"), overrides=overrides)
     assert [found[part] is not None for part in ("train", "val")] == opened
     assert problem in found["problem"]
     assert bool(found["examples"]) == opened[0]

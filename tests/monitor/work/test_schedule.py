@@ -24,9 +24,9 @@ def test_the_last_rate_is_that_of_the_log(digits):
 
 
 def test_every_step_of_a_short_run():
-    """Three ranks, three batches in a step, the last of which has two."""
-    steps = [*RUN, "training.epochs=4", "training.accumulation_steps=3", "optimizer.base_batch_size=30"]
-    found = answer("schedule", config="digits.yaml", overrides=steps, ranks=3, images=240)
+    """Nine batches in a step, the last of which has six."""
+    steps = [*RUN, "training.epochs=4", "training.accumulation_steps=9", "optimizer.base_batch_size=30"]
+    found = answer("schedule", config="digits.yaml", overrides=steps, images=240)
     assert (found["steps_per_epoch"], found["iterations"], found["images_per_step"]) == (3, 12, 90)
     assert found["peak"] == pytest.approx(0.15)
     epochs = [point[0] for point in found["points"]]
@@ -92,7 +92,6 @@ def test_synthetic_images_are_counted():
         ({}, "no such file or folder; data.train says where the images are; 'images' may say how many"),
         ({"images": 15}, "'images' is 15; wanted: at least training.batch_size * ranks, 16"),
         ({"images": 0}, "'images' is 0; wanted: a whole number from 1"),
-        ({"images": 100, "ranks": 7}, "'images' is 100; wanted: at least training.batch_size * ranks, 112"),
         ({"overrides": ["training.epochs=x"]}, "--set: 'training.epochs' is 'x'"),
         ({"config": "nowhere.yaml"}, "nowhere.yaml: no such file; mixprec comes with digits.yaml"),
         ({"overrides": ["model.arch=resnet9"]}, "'model.arch' is 'resnet9'"),

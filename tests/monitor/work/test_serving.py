@@ -106,10 +106,10 @@ def test_bad_requests(what):
 
 
 def test_defaults_and_null():
-    wanted = {"path": fields.path("a file", None), "count": fields.whole(1, 8, 2), "set": fields.choice("val", "train")}
+    wanted = {"path": fields.path("a file", None), "count": fields.whole(1, 8, 2)}
     for values in ({}, {"path": None}):
         found = fields.parse("it", values, wanted)
-        assert (found.path, found.count, found.set) == (None, 2, "val")
+        assert (found.path, found.count) == (None, 2)
 
 
 def test_an_unknown_task():
