@@ -13,6 +13,7 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.backends import primitives_of
+from mixprec.scoped import scoped
 
 # By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
 _states = {}
@@ -110,25 +111,17 @@ def dropout_key(primitives, seed=None):
 @contextlib.contextmanager
 def recording_keys():
     """Gives a list that gets what :func:`dropout_key` returns in this thread, for :func:`repeating_keys`."""
-    tape, outer = [], _tapes.recorded
-    _tapes.recorded = *outer, tape
-    try:
+    tape = []
+    with scoped(_tapes, recorded=(*_tapes.recorded, tape)):
         yield tape
-    finally:
-        _tapes.recorded = outer
 
 
-@contextlib.contextmanager
 def repeating_keys(tape):
     """Inside of the block dropout drops the elements again that it has dropped while the list was recorded.
 
     The random states do not move.
     """
-    outer, _tapes.repeated = _tapes.repeated, iter(tape)
-    try:
-        yield
-    finally:
-        _tapes.repeated = outer
+    return scoped(_tapes, repeated=iter(tape))
 
 
 def _loaded(serializer, name):

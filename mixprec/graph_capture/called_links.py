@@ -9,6 +9,7 @@ import threading
 import chainer
 
 from mixprec.compat.registry import patch
+from mixprec.scoped import scoped
 
 _KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one
@@ -39,12 +40,8 @@ def local_hooks(links):
 @contextlib.contextmanager
 def called():
     """A context that gives a dict: the links that are called inside of it, by their ids."""
-    outer, _calls.found = _calls.found, {}
-    try:
-        with _collecting.applied():
-            yield _calls.found
-    finally:
-        _calls.found = outer
+    with scoped(_calls, found={}), _collecting.applied():
+        yield _calls.found
 
 
 class _Calls(threading.local):

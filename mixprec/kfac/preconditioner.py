@@ -244,11 +244,9 @@ class KFAC:
 
     # --- for captured steps
 
-    @contextlib.contextmanager
     def capturing(self) -> Any:
         """A context for a step that a graph captures: numbers on the device are left as they are."""
-        with self._numbers.fixed():
-            yield
+        return self._numbers.fixed()
 
     def refresh(self, optimizer: Any) -> None:
         """Brings damping and learning rate to the device, before a graph reads them."""
