@@ -126,7 +126,7 @@ class BatchNorms(BatchNormKernels):
             rows, channels = rows_of(x)
             self._run_channels(
                 "batch_norm_move_running",
-                [*map(self._address, (mean, invstd)), rows, channels, *map(self._address, running)],
+                [mean, invstd, rows, channels, *running],
                 attributes,
                 channels,
             )

@@ -2,15 +2,12 @@
 
 import functools
 import itertools
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from mixprec.backends.cuda import operations
-from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.batch_norm import BatchNorms
-from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.stem import Stems, folds_of
 from mixprec.backends.geometry import BatchNorm, Following
@@ -53,13 +50,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._with_bias(x, None, relu=True)
 
     def relu_backward(self, dy, y):
-        result = self._empty(dy.shape, dy.dtype)
-        addresses = [self._address(array) for array in (dy, y, result)]
-        size = math.prod(dy.shape)
-        width = width_of(size, [dy.dtype], addresses)
-        blocks = ceil_div(size, self.launcher.threads * width)
-        self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], dy.dtype, width=width)
-        return result
+        return self._elementwise("convolution", "relu_backward", [dy, y], dy.size, length=dy.size)
 
     # The candidates. Of convolutions of cuDNN the first one fuses most.
 

@@ -4,7 +4,6 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.columns import Columns
-from mixprec.backends.cuda.kernels import width_of
 
 _FILE = "pooling"
 
@@ -52,9 +51,9 @@ class Poolings(Columns):
     def _pool(self, name, arrays, pooling, in_shape, out_shape, threads, further=()):
         """Launches a kernel whose threads have the places of an array of shape ``threads``; with further arguments."""
         images, height, width, channels = threads
-        vector = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
+        vector = self._width(channels, *arrays)
         of_image = ceil_div(height * width * (channels // vector), self.launcher.threads)
-        arguments = [*map(self._address, arrays), of_image, channels, *in_shape[1:3], *out_shape[1:3]]
+        arguments = [*arrays, of_image, channels, *in_shape[1:3], *out_shape[1:3]]
         arguments += [*pooling.window, *pooling.stride, *pooling.pad, *further]
         self.kernels.launch(_FILE, name, images * of_image, arguments, arrays[0].dtype, vector)
 

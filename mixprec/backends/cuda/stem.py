@@ -147,7 +147,7 @@ class Stems(Channels):
         y = self._empty(fold.x_shape, x.dtype)
         places = math.prod(fold.x_shape[:3])
         width = 1 if self._address(x) % ACCESS else ACCESS // x.dtype.itemsize
-        arguments = [self._address(x), self._address(y), places, fold.x_shape[2], channels, fold.rows]
+        arguments = [x, y, places, fold.x_shape[2], channels, fold.rows]
         blocks = ceil_div(places, self.launcher.threads)
         self.kernels.launch(_FILE, "fold_images", blocks, arguments, x.dtype, width)
         return y
@@ -155,7 +155,7 @@ class Stems(Channels):
     def _folded_filters(self, name, filters, w_shape, fold, shape):
         """Launches a kernel from filters to others of a shape; ``w_shape`` is that of the ones that are not folded."""
         found = self._empty(shape, filters.dtype)
-        arguments = [self._address(filters), self._address(found), found.size, *w_shape[1:], fold.rows, *fold.before]
+        arguments = [filters, found, found.size, *w_shape[1:], fold.rows, *fold.before]
         blocks = ceil_div(found.size, self.launcher.threads)
         self.kernels.launch(_FILE, name, blocks, arguments, filters.dtype)
         return found
