@@ -40,6 +40,12 @@ class Base:
         """As :meth:`_address`, and 0 for ``None``."""
         return 0 if array is None else self._address(array)
 
+    def _computed(self, plan, *inputs):
+        """Runs a plan of cuDNN with one output, and returns that."""
+        found = self._empty(plan.operation.outputs[0].shape, inputs[0].dtype)
+        plan.run(*map(self._address, (*inputs, found)))
+        return found
+
     def _width(self, length, *arrays):
         """Returns :func:`~mixprec.backends.cuda.kernels.width_of` for the dtype of the first array."""
         return width_of(length, [arrays[0].dtype], map(self._address, arrays))

@@ -38,7 +38,7 @@ class Channels(Candidates):
 
         Args:
             ask: function of ``(images, filter_shape)`` that returns an operation.
-            images: tuple of shapes.
+            images: list of shapes.
             filter_shape: (K, R, S, C).
             groups: of the convolution; those of one with several cannot be padded.
 

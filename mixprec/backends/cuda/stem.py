@@ -131,13 +131,10 @@ class Stems(Channels):
     def _stem_fprop(self, plan, fold, x, w, b):
         images = self._folded_images(x, fold)
         filters = self._folded_filters("fold_filters", w, w.shape, fold, fold.w_shape)
-        y = self._empty(plan.operation.outputs[0].shape, x.dtype)
-        plan.run(*map(self._address, (images, filters, *([] if b is None else [b]), y)))
-        return y
+        return self._computed(plan, images, filters, *([] if b is None else [b]))
 
     def _stem_wgrad(self, plan, fold, w_shape, x, dy):
-        images, folded = self._folded_images(x, fold), self._empty(fold.w_shape, x.dtype)
-        plan.run(*map(self._address, (images, dy, folded)))
+        folded = self._computed(plan, self._folded_images(x, fold), dy)
         return self._folded_filters("unfold_filters", folded, w_shape, fold, w_shape)
 
     def _folded_images(self, x, fold):
