@@ -64,6 +64,11 @@ def _collecting(original):
     return call
 
 
+def are_same(objects, others):
+    """Whether two lists have the same objects, in the same order."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
+
+
 class OtherLinks:
     """Links that a step calls and that do not belong to its model, such as the generator where a discriminator learns.
 
@@ -92,8 +97,7 @@ class OtherLinks:
         """Whether they still have the arrays that they had in the beginning."""
         if not self._links:
             return True
-        now = self._objects()
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        return are_same(self._objects(), self._held)
 
     def _objects(self):
         arrays = [param.array for link in self._links for param in link.params()]
