@@ -87,7 +87,6 @@ class Made:
 
     Args:
         plan: :class:`~mixprec.activation_memory.planning.Plan`.
-        recording: :class:`~mixprec.activation_memory.recording.Recording` that it is for.
         signature: of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
         in_use: bytes that were in use on the device when the round began that was recorded.
 
@@ -100,25 +99,27 @@ class Made:
         sources_at: ``{event: buffers}`` that others are computed from before that event.
     """
 
-    def __init__(self, plan, recording, signature, in_use):
+    def __init__(self, plan, signature, in_use):
+        schedule, buffers = plan.schedule, plan.recording.buffers
+        self.plan = plan
         self.signature = signature
         self.in_use = in_use
-        self.choices = plan.choices
+        self.choices = schedule.choices
         self.out, self.release, self.back = (collections.defaultdict(list) for _ in range(3))
         self.last, self.sources_at = {}, collections.defaultdict(list)
-        for number, (buffer, choice) in enumerate(zip(recording.buffers, plan.choices, strict=True)):
+        for number, (buffer, choice) in enumerate(zip(buffers, schedule.choices, strict=True)):
             if choice == "keep":
                 continue
-            self.release[plan.release[number]].append(number)
+            self.release[schedule.release[number]].append(number)
             self.last[number] = buffer.needs[-1]
             if choice == "swap":
                 self.out[buffer.made + 1].append(number)
-                self.back[plan.back[number]].append(number)
-        for buffer, choice in zip(recording.buffers, plan.choices, strict=True):
+                self.back[schedule.back[number]].append(number)
+        for buffer, choice in zip(buffers, schedule.choices, strict=True):
             if choice == "recompute":
                 for source in buffer.recomputation.sources:
                     self.sources_at[buffer.needs[0]].append(source)
                     if source in self.last:
                         self.last[source] = max(self.last[source], buffer.needs[0])
         for numbers in self.back.values():
-            numbers.sort(key=lambda number: recording.buffers[number].needs[0])
+            numbers.sort(key=lambda number: buffers[number].needs[0])

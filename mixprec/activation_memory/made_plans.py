@@ -9,7 +9,6 @@ from mixprec.activation_memory.planning import plan
 from mixprec.activation_memory.recording import Bus
 from mixprec.announcements import announce
 
-_RECORDED = 2  # rounds: times of the first one are those of a start
 _UNLIKE = 16  # kinds of rounds that are remembered without a plan
 _REPLANNED = 3  # how often a plan is made again as more memory is in use
 _GROWTH = 0.02  # of the budget
@@ -26,8 +25,6 @@ class Plans:
 
     Attributes:
         made: list of :class:`~mixprec.activation_memory.following.Made`.
-        plans: list of :class:`~mixprec.activation_memory.planning.Plan`.
-        recordings: list of :class:`~mixprec.activation_memory.recording.Recording` that they were made from.
         has_deviated: whether a round was none of those that were recorded, and the next one is to be recorded.
     """
 
@@ -38,12 +35,17 @@ class Plans:
         self._say = say
         self._unplanned = []
         self._replanned = 0
-        self.made, self.plans, self.recordings = [], [], []
+        self.made = []
         self.has_deviated = False
 
     def afresh(self):
         """Returns others with the same arguments, which say nothing."""
         return Plans(self._budget, self._recompute, self._smallest, lambda text: None)
+
+    @property
+    def plans(self):
+        """List of :class:`~mixprec.activation_memory.planning.Plan`, one for each kind of round."""
+        return [made.plan for made in self.made]
 
     @property
     def wants_recording(self):
@@ -68,11 +70,10 @@ class Plans:
         recording = metering.recording_of(ended, ended.recipes)
         for each in self._unplanned:
             if each.fits(ended.signature, recording):
-                each.recording = metering.merged(each.recording, recording, each.read_later)
-                each.in_use, each.times = max(each.in_use, in_use), each.times + 1
-                if each.times >= _RECORDED:
-                    self._unplanned.remove(each)
-                    self._plan(each.recording, ended, each.in_use)
+                self._unplanned.remove(each)
+                recording = metering.merged(each.recording, recording, each.read_later)
+                self.made.append(self._made_of(recording, ended.copies, ended.signature, max(each.in_use, in_use)))
+                ended.copies.trim()
                 return
         if len(self._unplanned) == _UNLIKE:
             announce(
@@ -83,19 +84,11 @@ class Plans:
             del self._unplanned[0]
         self._unplanned.append(_Unplanned(ended.signature, recording, in_use, ended.read_later))
 
-    def _plan(self, recording, ended, in_use):
-        copies = ended.copies
-        found = self._made_of(recording, copies)
-        self.made.append(Made(found, recording, ended.signature, in_use))
-        self.plans.append(found)
-        self.recordings.append(recording)
-        copies.trim()
-
-    def _made_of(self, recording, copies):
+    def _made_of(self, recording, copies, signature, in_use):
         budget = in_bytes(self._budget, copies.total())
         found = plan(recording, budget, Bus(*copies.bus()), recompute=self._recompute, smallest=self._smallest)
         self._say(str(found))
-        return found
+        return Made(found, signature, in_use)
 
     def grow(self, copies, in_use):
         """Plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
@@ -110,30 +103,26 @@ class Plans:
         self._replanned += 1
         for place, made in enumerate(self.made):
             more = in_use - made.in_use
-            recording = self.recordings[place]
+            recording = made.plan.recording
             events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
             recording = dataclasses.replace(recording, events=events)
-            found = self._made_of(recording, copies)
-            self.made[place] = Made(found, recording, made.signature, in_use)
-            self.plans[place], self.recordings[place] = found, recording
+            self.made[place] = self._made_of(recording, copies, made.signature, in_use)
 
 
 @dataclasses.dataclass
 class _Unplanned:
-    """Rounds that were recorded, less often than a plan wants.
+    """A round that was recorded once; a plan is made from two, as times of the first one are those of a start.
 
     Attributes:
-        signature, recording: of them.
+        signature, recording: of it.
         in_use: bytes, see :meth:`Plans.add`.
-        read_later: of the first one: it is known by the time there is a second one.
-        times: how many they are.
+        read_later: of it: it is known by the time there is a second one.
     """
 
     signature: list
     recording: object
     in_use: int
     read_later: set
-    times: int = 1
 
     def fits(self, signature, recording):
         """Whether another round is of this kind."""

@@ -116,11 +116,6 @@ def keeping_all():
     return scoped(_now, keeps_all=True)
 
 
-def is_recomputed(link):
-    """Whether a link is marked."""
-    return _MARK in vars(link)
-
-
 def _install():
     call.apply_to(chainer.Link, "__call__")  # for the links inside, too
     cupy_draws.install()

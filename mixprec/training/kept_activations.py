@@ -182,7 +182,7 @@ def _recorded(trainer, arrays, to, scale):
     for _ in range(_ROUNDS):
         with memory:
             optimizer.update(trainer.updater.loss_func or optimizer.target, *arrays)
-    return memory.recordings[0]
+    return memory.plans[0].recording
 
 
 def _recomputed(config, trainer, arrays, to, scale):
@@ -211,6 +211,6 @@ def _scaled(recording, factor):
     for buffer in recording.buffers:
         again = buffer.recomputation
         if again is not None:
-            again = dataclasses.replace(again, seconds=again.seconds * factor, others=int(again.others * factor))
+            again = dataclasses.replace(again, seconds=again.seconds * factor)
         buffers.append(dataclasses.replace(buffer, size=int(buffer.size * factor), recomputation=again))
     return dataclasses.replace(recording, events=tuple(events), buffers=tuple(buffers))
