@@ -38,7 +38,8 @@ class Following(Policy):
 
     def _fits(self, number, event):
         """Whether there is a plan for the events so far."""
-        if self._matches(self._plans[0], number, event):
+        signature = self._plans[0].signature
+        if number < len(signature) and signature[number] == event:
             return True
         others = [plan for plan in self._plans[1:] if plan.signature[: number + 1] == self._round.signature]
         if others:
@@ -49,9 +50,6 @@ class Following(Policy):
         self._round.evict()
         self._deviated(self._round, number)
         return False
-
-    def _matches(self, plan, number, event):
-        return number < len(plan.signature) and plan.signature[number] == event
 
     def _advance(self, number):
         """Does what the plan names before all events up to one, that one included."""

@@ -94,6 +94,9 @@ class _Copied(HostCopy):
             _under_way.popleft()
         _under_way.append(self)
 
+    def __reduce__(self):
+        return HostCopy, (self.value,)
+
     @property
     def done(self):
         """Whether it is there; never waits."""

@@ -10,7 +10,7 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec.backends.copies import Copies
+from mixprec.backends.copy_interface import Copies
 from mixprec.backends.file_copies import FileCopies
 
 
