@@ -13,6 +13,7 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.backends import primitives_of
+from mixprec.backends.transfers import loaded
 from mixprec.scoped import scoped
 
 # By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
@@ -71,7 +72,7 @@ def serialize_dropout(serializer, devices):
     for place, device in enumerate(devices):
         name = f"dropout_state{place}"
         if isinstance(serializer, chainer.Deserializer):
-            state = _loaded(serializer, name)
+            state = loaded(serializer, name)
             if state is not None:
                 _put(_primitives(device), device.send(np.array(state, np.uint64)))
         # Without dropout no primitives are looked up: that would load cuDNN for a run that does not use it.
@@ -122,13 +123,6 @@ def repeating_keys(tape):
     The random states do not move.
     """
     return scoped(_tapes, repeated=iter(tape))
-
-
-def _loaded(serializer, name):
-    try:
-        return serializer(name, None)
-    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-        return None
 
 
 def _primitives(device):

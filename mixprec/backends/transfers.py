@@ -47,6 +47,14 @@ def stored(serializer, name, value):
     return loaded
 
 
+def loaded(serializer, name):
+    """Returns what a deserializer of Chainer's has by a name, or ``None``."""
+    try:
+        return serializer(name, None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return None
+
+
 def to_host_async(value):
     """Starts to copy a number to the host, as it is when the device comes to it; returns a :class:`Fetched`.
 
