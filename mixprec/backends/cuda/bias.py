@@ -3,7 +3,7 @@
 import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
-from mixprec.backends.cuda.columns import FILE, SUMMED_ROWS, SUMMING_BLOCKS, Columns
+from mixprec.backends.cuda.columns import SUMMED_ROWS, SUMMING_BLOCKS, Columns
 
 
 class Biases(Columns):
@@ -19,8 +19,8 @@ class Biases(Columns):
         partial, counters = None, 0
         if parts > 1:
             partial, counters = self._empty((parts, channels), np.float32), self.launcher.counters(blocks.tiles)
-        arguments = [dy, sums, partial, counters, rows, *blocks.columns, of_part, parts]
-        self.kernels.launch(FILE, "sum_rows", parts * blocks.tiles, arguments, dy.dtype, blocks.width, sums.dtype)
+        before = [dy, sums, partial, counters, rows]
+        self._run_columns("sum_rows", parts * blocks.tiles, before, blocks, [of_part, parts], dy.dtype, sums.dtype)
         return sums
 
     def add_bias(self, x, b):
@@ -28,7 +28,6 @@ class Biases(Columns):
         y = self._empty(x.shape, x.dtype)
         blocks = self._blocks(channels, x, y, b)
         of_block = blocks.rows_to_write(rows)
-        arguments = [x, b, y, rows, *blocks.columns, of_block]
         count = ceil_div(rows, of_block) * blocks.tiles
-        self.kernels.launch(FILE, "add_row", count, arguments, x.dtype, blocks.width, b.dtype)
+        self._run_columns("add_row", count, [x, b, y, rows], blocks, [of_block], x.dtype, b.dtype)
         return y

@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from mixprec.backends.cuda.base import Base, ceil_div, rows_of
+from mixprec.backends.cuda.base import Base, ceil_div
 
-FILE = "columns"
 _LANES = 32  # vectors of a row beside each other in a block, at most: 512 bytes
 SUMMED_ROWS = 4  # of a thread, which reads them at once
 _FEWEST_LANES = 4  # 64 bytes, for the sake of more blocks with fewer rows
@@ -32,7 +31,7 @@ class _Blocks(NamedTuple):
 
     @property
     def columns(self):
-        """What every kernel takes of it, after the number of rows."""
+        """What every kernel takes of it."""
         return self.vectors, self.lanes, self.tiles
 
     def rows_to_write(self, rows):
@@ -43,31 +42,15 @@ class _Blocks(NamedTuple):
 class Columns(Base):
     """Sums of columns, and rows that are combined with all others."""
 
-    def _sum_columns(self, x, dtype, segments=1, divisor=1):
-        """Returns the sums of each column over segments of rows, all of them equally long but for the last.
-
-        They are accumulated in float32, in an order that depends on nothing but shape and alignment.
-
-        Args:
-            x: (..., C) in a storage dtype.
-            dtype: of the result.
-            segments: number of segments.
-            divisor: of the sums, a number.
-
-        Returns:
-            (segments, C).
-        """
-        rows, channels = rows_of(x)
-        sums = self._empty((segments, channels), dtype)
-        of_segment = ceil_div(rows, max(segments, 1))
-        blocks = self._summing(of_segment, segments, channels, x, sums)
-        count = segments * blocks.tiles
-        arguments = [x, sums, rows, *blocks.columns, of_segment, float(divisor)]
-        self.kernels.launch(FILE, "sum_columns", count, arguments, x.dtype, blocks.width, sums.dtype)
-        return sums
+    def _run_columns(self, name, count, before, blocks, after, dtype, other=None):
+        """Launches a kernel in so many blocks; of its arguments the distribution is in the middle."""
+        self.kernels.launch("columns", name, count, [*before, *blocks.columns, *after], dtype, blocks.width, other)
 
     def _summing(self, rows, segments, channels, *arrays):
-        """Returns the :class:`_Blocks` for sums of so many rows: few rows of a thread, or many blocks."""
+        """Returns the :class:`_Blocks` for sums of segments of so many rows: few rows of a thread, or many blocks.
+
+        Sums are accumulated in float32, in an order that depends on nothing but shape and alignment.
+        """
         blocks = self._blocks(channels, *arrays)
         while (
             blocks.lanes > _FEWEST_LANES
@@ -78,17 +61,6 @@ class Columns(Base):
             tiles = ceil_div(blocks.vectors, lanes)
             blocks = blocks._replace(lanes=lanes, tiles=tiles, step=self.launcher.threads // lanes)
         return blocks
-
-    def _repeat_rows(self, x, rows, divisor, shape):
-        """Returns each row of ``x`` (M, C), divided, ``rows`` times, as an array of a shape (..., C)."""
-        sources, channels = x.shape
-        y = self._empty(shape, x.dtype)
-        blocks = self._blocks(channels, x, y)
-        of_block = blocks.rows_to_write(sources * rows)
-        of_row = ceil_div(rows, of_block)
-        arguments = [x, y, rows, *blocks.columns, of_block, of_row, float(divisor)]
-        self.kernels.launch(FILE, "repeat_rows", sources * of_row * blocks.tiles, arguments, x.dtype, blocks.width)
-        return y
 
     def _blocks(self, channels, *arrays):
         """Returns the :class:`_Blocks` for arrays; what is in another dtype than the first one may be wider."""
