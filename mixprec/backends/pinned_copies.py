@@ -183,19 +183,19 @@ class PinnedCopies(Copies):
 
         def measured(size):
             memory = allocate(size)
-            self._peak = max(self._peak, self.in_use())
+            self._peak = max(self._peak, self._in_use())
             return memory
 
         with scoped(self, _pool=pool if hasattr(pool, "used_bytes") else self._pool):
-            self._peak = self.in_use()
+            self._peak = self._in_use()
             with cuda.using_allocator(measured):
                 yield
 
     def peak(self):
-        peak, self._peak = self._peak, self.in_use()
+        peak, self._peak = self._peak, self._in_use()
         return max(peak, self._peak)
 
-    def in_use(self):
+    def _in_use(self):
         with self._device:
             return self._pool.used_bytes()
 

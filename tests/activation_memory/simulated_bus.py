@@ -80,9 +80,6 @@ class SimulatedBus(FileCopies):
         peak, self._peak = self._peak, self.used
         return peak
 
-    def in_use(self):
-        return self.used
-
     def allocated(self):
         return self.used
 
