@@ -18,7 +18,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec import command_process, cudnn_library
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from benchmarks import configured, engine_search
 from benchmarks.command_arguments import ArgumentsError, add_arch, amount, positive
 from mixprec import environment
-from mixprec.backends.cudnn import library, settings
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.command_line import Parser, first_line, one_line
 from mixprec.config import ConfigError
@@ -51,9 +51,9 @@ def main(arguments=None):
             given.config, arch=given.arch, batch=given.batch, size=given.size, overrides=given.overrides
         )
         specifier, device = environment.resolve_device("gpu")
-        library.load()
+        cudnn_library.load()
         settings.Settings(compile_seconds=given.seconds_per_operation)
-    except (ArgumentsError, ConfigError, ValueError, library.CudnnMissing) as error:
+    except (ArgumentsError, ConfigError, ValueError, cudnn_library.CudnnMissing) as error:
         print(f"tune: {one_line(error)}", file=sys.stderr)
         return 2
     print(f"{given.arch}, batch {given.batch}, {given.size} x {given.size}, on {device}", flush=True)

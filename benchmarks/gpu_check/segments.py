@@ -79,7 +79,7 @@ def main():
     import chainer
     import cupy
 
-    from mixprec.backends.launch import launcher_of
+    from mixprec.backends import launcher_of
     from mixprec.graph_capture.cuda_graphs import graphs_of
 
     device = chainer.get_device("@cupy:0")

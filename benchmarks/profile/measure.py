@@ -11,8 +11,7 @@ from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import profile_of
 from benchmarks.profile.spans import Spans
 from benchmarks.profile.timed_calls import watching
-from mixprec.backends import primitives_of
-from mixprec.backends.launch import launcher_of
+from mixprec.backends import launcher_of, primitives_of
 
 _WARM_UP = 5  # the first calls of a converted model are looked at, and engines of cuDNN chosen
 _SKIPPED = 30  # steps in which a dynamic loss scale finds out how large it may be

@@ -32,7 +32,7 @@ class LiveBuffer:
         is_restored: whether its arrays are in memory that a copy back, or a computation, has filled.
         is_convolution_input: whether a convolution retains it as its input.
         is_over: whether it has left for good, as far as its round knows.
-        recipe: :class:`Recipe` by which it is computed again in place of a copy, or ``None``.
+        recipe: function that computes it again in place of a copy, see :func:`compute_again`; or ``None``.
     """
 
     def __init__(self, number, copies, root, made, producer, read_later):
@@ -132,7 +132,7 @@ class LiveBuffer:
                 f"parameters may have changed: use mixprec.offload(..., recompute=False)"
             )
         elif self._slot is None:
-            self._put(self.recipe.compute())
+            self._put(self.recipe())
         else:
             self.come()
             (root, mark), self._coming = self._coming, None
@@ -157,35 +157,27 @@ class LiveBuffer:
             self._copies.wait(mark)
 
 
-class Recipe:
-    """How the memory of a buffer is computed again: by the functions that made it, from arrays that are there.
+def compute_again(node, functions, sources, copies):
+    """Returns the owner of new memory that holds the array of a variable node, which is not there any more.
 
     Args:
-        buffer: the :class:`LiveBuffer`.
-        functions: function nodes, the one that is to be computed first at the beginning.
+        node: the variable node.
+        functions: function nodes, the one that is to be computed first at the beginning, that of the node at the end.
+            They may have been taken out of the graph meanwhile.
         sources: list of :class:`LiveBuffer` that these read.
         copies: of the device.
     """
-
-    def __init__(self, buffer, functions, sources, copies):
-        (self._node,) = [node for node in buffer.nodes if node.creator_node is functions[-1]][:1]
-        self._functions = functions  # which may be taken out of the graph
-        self._sources = sources
-        self._copies = copies
-
-    def compute(self):
-        """Returns the owner of new memory that holds what the buffer held."""
-        for source in self._sources:
-            source.ensure()
-        found = {}  # variable node -> array
-        for function in self._functions:
-            inputs = tuple([found[x] if x in found else retained.array_of(x) for x in function.inputs])
-            with chainer.using_config("enable_backprop", False):
-                outputs = retained.again(function).forward(inputs)
-            for node, array in zip(function.outputs, outputs, strict=True):
-                if node() is not None:
-                    found[node()] = array
-        return self._copies.root_of(found[self._node])
+    for source in sources:
+        source.ensure()
+    found = {}  # variable node -> array
+    for function in functions:
+        inputs = tuple([found[x] if x in found else retained.array_of(x) for x in function.inputs])
+        with chainer.using_config("enable_backprop", False):
+            outputs = retained.again(function).forward(inputs)
+        for output, array in zip(function.outputs, outputs, strict=True):
+            if output() is not None:
+                found[output()] = array
+    return copies.root_of(found[node])
 
 
 def recipe_of(buffer, buffers):
@@ -196,7 +188,7 @@ def recipe_of(buffer, buffers):
         buffers: ``{variable node: LiveBuffer}`` of the round.
 
     Returns:
-        ``(functions, sources)`` as for :class:`Recipe`, or ``None``.
+        ``(functions, sources)`` as for :func:`compute_again`, or ``None``.
     """
     functions, sources = [], []
 

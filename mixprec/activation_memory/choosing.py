@@ -74,7 +74,7 @@ class Search:
     def best(self):
         """Returns the best :class:`~mixprec.activation_memory.timetable.Schedule` that was found."""
         self._try_rules()
-        while self._has_some_left(_PREDICTIONS) and self._improve():
+        while self.predictions < _PREDICTIONS and self._improve():
             pass
         return self._with_other_releases()
 
@@ -82,9 +82,6 @@ class Search:
         """Returns the numbers of the buffers that may move, in the order of a key."""
         numbers = np.argsort(key, kind="stable")
         return numbers[self._can_move[numbers]]
-
-    def _has_some_left(self, limit):
-        return self.predictions < limit
 
     def _settled(self, choices, rank=None):
         """Returns choices without contradictions: sources of what is computed again are kept or swapped.
@@ -153,7 +150,7 @@ class Search:
         ways = [swap, *self._ways()]
         for way in ways:
             for order in orders:
-                if self._has_some_left(_FOR_RULES):
+                if self.predictions < _FOR_RULES:
                     self._try_order(order, way)
 
     def _ways(self):
@@ -202,7 +199,7 @@ class Search:
             for before, after in _CHANGES:
                 for order in (self._by_gap, self._by_dear) if after == RECOMPUTE else (self._by_gap,):
                     improved |= self._change(before, after, order, size)
-            if size == 1 or not self._has_some_left(_PREDICTIONS):
+            if size == 1 or self.predictions >= _PREDICTIONS:
                 return improved
             size = max(1, size // 4)
 
@@ -211,7 +208,7 @@ class Search:
         members = order[(self._best_choices[order] == before) & allowed[order]]
         improved = False
         for start in range(0, len(members), size):
-            if not self._has_some_left(_PREDICTIONS):
+            if self.predictions >= _PREDICTIONS:
                 break
             block = members[start : start + size]
             choices = self._best_choices.copy()

@@ -5,6 +5,7 @@ import functools
 import threading
 
 from mixprec.compat.registry import patch
+from mixprec.scoped import scoped
 
 
 class _Now(threading.local):
@@ -23,18 +24,13 @@ def install():
             each.apply()
 
 
-@contextlib.contextmanager
 def refused(label):
     """Inside of the block it is an error to draw random numbers from CuPy.
 
     Args:
         label: of what is called again.
     """
-    outer, _now.label = _now.label, label
-    try:
-        yield
-    finally:
-        _now.label = outer
+    return scoped(_now, label=label)
 
 
 @patch("cupy.random._generator:get_random_state", when="mixprec.recompute")

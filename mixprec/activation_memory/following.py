@@ -38,7 +38,8 @@ class Following(Policy):
 
     def _fits(self, number, event):
         """Whether there is a plan for the events so far."""
-        if self._matches(self._plans[0], number, event):
+        signature = self._plans[0].signature
+        if number < len(signature) and signature[number] == event:
             return True
         others = [plan for plan in self._plans[1:] if plan.signature[: number + 1] == self._round.signature]
         if others:
@@ -49,9 +50,6 @@ class Following(Policy):
         self._round.evict()
         self._deviated(self._round, number)
         return False
-
-    def _matches(self, plan, number, event):
-        return number < len(plan.signature) and plan.signature[number] == event
 
     def _advance(self, number):
         """Does what the plan names before all events up to one, that one included."""
@@ -91,7 +89,6 @@ class Made:
         in_use: bytes that were in use on the device when the round began that was recorded.
 
     Attributes:
-        plan, signature, in_use: the same.
         choices: ``"keep"``, ``"swap"`` or ``"recompute"`` for each buffer.
         out: ``{event: numbers of buffers}`` that are copied out before an event.
         release: likewise, whose memory is given back.
@@ -101,19 +98,22 @@ class Made:
     """
 
     def __init__(self, plan, signature, in_use):
-        self.plan, self.signature, self.in_use = plan, signature, in_use
-        self.choices, buffers = plan.choices, plan.recording.buffers
+        schedule, buffers = plan.schedule, plan.recording.buffers
+        self.plan = plan
+        self.signature = signature
+        self.in_use = in_use
+        self.choices = schedule.choices
         self.out, self.release, self.back = (collections.defaultdict(list) for _ in range(3))
         self.last, self.sources_at = {}, collections.defaultdict(list)
-        for number, (buffer, choice) in enumerate(zip(buffers, plan.choices, strict=True)):
+        for number, (buffer, choice) in enumerate(zip(buffers, schedule.choices, strict=True)):
             if choice == "keep":
                 continue
-            self.release[plan.release[number]].append(number)
+            self.release[schedule.release[number]].append(number)
             self.last[number] = buffer.needs[-1]
             if choice == "swap":
                 self.out[buffer.made + 1].append(number)
-                self.back[plan.back[number]].append(number)
-        for buffer, choice in zip(buffers, plan.choices, strict=True):
+                self.back[schedule.back[number]].append(number)
+        for buffer, choice in zip(buffers, schedule.choices, strict=True):
             if choice == "recompute":
                 for source in buffer.recomputation.sources:
                     self.sources_at[buffer.needs[0]].append(source)

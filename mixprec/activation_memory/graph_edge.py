@@ -47,18 +47,13 @@ class Edge(chainer.FunctionNode):
         (self.gradient,) = grad_outputs
         return (None,)
 
-    def shut(self):
-        """Takes the place of the function that has computed the variable."""
-        self._put(self)
 
-    def open(self):
-        """Gives that place back."""
-        self._put(self.stands_for)
-
-    def _put(self, creator):
-        node = self.outputs[0]()
+def _set(edges, *, shut):
+    """Puts edges in the place of the functions that have computed their variables, or these back."""
+    for edge in edges:
+        node = edge.outputs[0]()
         if node is not None:
-            node._creator_node = creator  # Chainer's property would set the rank of the node, too
+            node._creator_node = edge if shut else edge.stands_for  # Chainer's property would set its rank, too
 
 
 @contextlib.contextmanager
@@ -71,13 +66,11 @@ def shut(nodes):
         edges = [Edge(node) for node in nodes]
         _now.shut.append(edges)
         try:
-            for edge in edges:
-                edge.shut()
+            _set(edges, shut=True)
             yield edges
         finally:
             _now.shut.pop()
-            for edge in edges:
-                edge.open()
+            _set(edges, shut=False)
 
 
 @contextlib.contextmanager
@@ -85,12 +78,10 @@ def open_again():
     """Inside of the block graphs are what they are outside of all blocks of :func:`shut`."""
     outer, _now.shut = _now.shut, []
     for edges in reversed(outer):
-        for edge in edges:
-            edge.open()
+        _set(edges, shut=False)
     try:
         yield
     finally:
         _now.shut = outer
         for edges in outer:
-            for edge in edges:
-                edge.shut()
+            _set(edges, shut=True)

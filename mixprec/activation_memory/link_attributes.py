@@ -18,6 +18,7 @@ import numpy as np
 
 from mixprec.compat.wrapped import behind
 from mixprec.links import BatchNormalization
+from mixprec.scoped import scoped
 
 _MISSING = object()
 _BOOKKEEPING = {"_params", "_persistent", "_children", "_local_link_hooks", "_within_init_scope", "_device"}
@@ -57,17 +58,12 @@ def see(link):
         attributes.add(link)
 
 
-@contextlib.contextmanager
 def seeing(*attributes):
     """Inside of the block :func:`see` adds links to these :class:`LinkAttributes`, and to no others if there are none.
 
     Those of outer blocks see all that these see.
     """
-    outer, _now.open = _now.open, (*_now.open, *attributes) if attributes else ()
-    try:
-        yield
-    finally:
-        _now.open = outer
+    return scoped(_now, open=(*_now.open, *attributes) if attributes else ())
 
 
 @dataclasses.dataclass(frozen=True)

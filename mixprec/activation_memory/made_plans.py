@@ -9,7 +9,6 @@ from mixprec.activation_memory.planning import plan
 from mixprec.activation_memory.recording import Bus
 from mixprec.announcements import announce
 
-_RECORDED = 2  # rounds: times of the first one are those of a start
 _UNLIKE = 16  # kinds of rounds that are remembered without a plan
 _REPLANNED = 3  # how often a plan is made again as more memory is in use
 _GROWTH = 0.02  # of the budget
@@ -66,12 +65,10 @@ class Plans:
         recording = metering.recording_of(ended, ended.recipes)
         for each in self._unplanned:
             if each.fits(ended.signature, recording):
-                each.recording = metering.merged(each.recording, recording, each.read_later)
-                each.in_use, each.times = max(each.in_use, in_use), each.times + 1
-                if each.times >= _RECORDED:
-                    self._unplanned.remove(each)
-                    self.made.append(self._made(each.recording, ended.copies, ended.signature, each.in_use))
-                    ended.copies.trim()
+                self._unplanned.remove(each)
+                recording = metering.merged(each.recording, recording, each.read_later)
+                self.made.append(self._made_of(recording, ended.copies, ended.signature, max(each.in_use, in_use)))
+                ended.copies.trim()
                 return
         if len(self._unplanned) == _UNLIKE:
             announce(
@@ -82,7 +79,7 @@ class Plans:
             del self._unplanned[0]
         self._unplanned.append(_Unplanned(ended.signature, recording, in_use, ended.read_later))
 
-    def _made(self, recording, copies, signature, in_use):
+    def _made_of(self, recording, copies, signature, in_use):
         budget = in_bytes(self._budget, copies.total())
         found = plan(recording, budget, Bus(*copies.bus()), recompute=self._recompute, smallest=self._smallest)
         self._say(str(found))
@@ -100,28 +97,27 @@ class Plans:
             return
         self._replanned += 1
         for place, made in enumerate(self.made):
-            recording, more = made.plan.recording, in_use - made.in_use
+            more = in_use - made.in_use
+            recording = made.plan.recording
             events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
             recording = dataclasses.replace(recording, events=events)
-            self.made[place] = self._made(recording, copies, made.signature, in_use)
+            self.made[place] = self._made_of(recording, copies, made.signature, in_use)
 
 
 @dataclasses.dataclass
 class _Unplanned:
-    """Rounds that were recorded, less often than a plan wants.
+    """A round that was recorded once; a plan is made from two, as times of the first one are those of a start.
 
     Attributes:
-        signature, recording: of them.
+        signature, recording: of it.
         in_use: bytes, see :meth:`Plans.add`.
-        read_later: of the first one: it is known by the time there is a second one.
-        times: how many they are.
+        read_later: of it: it is known by the time there is a second one.
     """
 
     signature: list
     recording: object
     in_use: int
     read_later: set
-    times: int = 1
 
     def fits(self, signature, recording):
         """Whether another round is of this kind."""

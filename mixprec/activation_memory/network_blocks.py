@@ -21,6 +21,7 @@ from mixprec.nested import mapped
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
 from mixprec.rewrite.state import state_of
+from mixprec.scoped import scoped
 
 # A block saves at least these parts of its inside, where a batch normalization alone saves next to nothing, and of all.
 _LEAST, _LEAST_OF_ALL = 0.25, 0.01
@@ -92,17 +93,12 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
 def unnoticed(model):
     """Inside of the block the model is called on an example: there are no reports, and ``random`` is put back."""
     states = [state for state in map(state_of, model.links()) if state is not None]
-    conversions = {state.conversion: state.conversion.on_example for state in states}
-    for conversion in conversions:
-        conversion.on_example = True
-    state = random.getstate()
-    try:
-        with reporting_nothing():
-            yield
-    finally:
-        random.setstate(state)
-        for conversion, before in conversions.items():
-            conversion.on_example = before
+    with contextlib.ExitStack() as stack:
+        for conversion in {state.conversion for state in states}:
+            stack.enter_context(scoped(conversion, on_example=True))
+        stack.callback(random.setstate, random.getstate())
+        stack.enter_context(reporting_nothing())
+        yield
 
 
 class _Call:

@@ -123,11 +123,6 @@ class Offload:
         """List of :class:`~mixprec.activation_memory.planning.Plan`, one for each kind of round."""
         return [made.plan for made in self._plans.made]
 
-    @property
-    def recordings(self):
-        """List of :class:`~mixprec.activation_memory.recording.Recording` that they were made from."""
-        return [plan.recording for plan in self.plans]
-
     def __enter__(self) -> "Offload":
         if _active.offload is not None:
             raise RuntimeError("mixprec.offload is active in this thread: blocks of it cannot be nested")

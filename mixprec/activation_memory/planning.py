@@ -45,21 +45,6 @@ class Plan:
     seconds: float
     peak: int
 
-    @property
-    def choices(self):
-        """Tuple of ``"keep"``, ``"swap"`` or ``"recompute"``, one for each buffer."""
-        return self.schedule.choices
-
-    @property
-    def release(self):
-        """Tuple of the numbers of the events before which memory is given back, or ``None``."""
-        return self.schedule.release
-
-    @property
-    def back(self):
-        """Tuple of the numbers of the events before which it is taken for a copy back, or ``None``."""
-        return self.schedule.back
-
     def __str__(self):
         lines = [f"{'':12}{'buffers':>8}{'MB':>12}"]
         for choice in ("keep", "recompute", "swap"):
@@ -82,7 +67,8 @@ class Plan:
         return "\n".join(lines)
 
     def _chosen(self, choice):
-        return [buffer for buffer, each in zip(self.recording.buffers, self.choices, strict=True) if each == choice]
+        chosen = zip(self.recording.buffers, self.schedule.choices, strict=True)
+        return [buffer for buffer, each in chosen if each == choice]
 
     def _share(self, seconds):
         return 100 * seconds / self.seconds if self.seconds else 0.0

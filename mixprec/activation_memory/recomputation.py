@@ -3,7 +3,6 @@
 Users mark links, or wrap functions, before training. :mod:`mixprec.activation_memory.recomputed` does the work.
 """
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from mixprec.activation_memory.link_attributes import links_of, see
 from mixprec.activation_memory.recomputed import run
 from mixprec.compat.registry import patch
 from mixprec.rewrite.repetition import inside_of_its_model
+from mixprec.scoped import scoped
 
 _MARK = "_mixprec_recompute"  # attribute of a marked link
 
@@ -111,19 +111,9 @@ def recompute(what: _What, on: bool = True) -> _What:
     return _wrapped(original) if on else original
 
 
-@contextlib.contextmanager
 def keeping_all():
     """Inside of the block nothing is recomputed: all functions of this thread are in its graphs."""
-    outer, _now.keeps_all = _now.keeps_all, True
-    try:
-        yield
-    finally:
-        _now.keeps_all = outer
-
-
-def is_recomputed(link):
-    """Whether a link is marked."""
-    return _MARK in vars(link)
+    return scoped(_now, keeps_all=True)
 
 
 def _install():
@@ -178,10 +168,7 @@ def sequential_copy(original):
 
 def _run(original, link, *args, **kwargs):
     def function(*args, **kwargs):
-        outer, _now.link = _now.link, link
-        try:
+        with scoped(_now, link=link):
             return original(link, *args, **kwargs)
-        finally:
-            _now.link = outer
 
     return run(type(link).__name__, function, args, kwargs, list(link.links()))

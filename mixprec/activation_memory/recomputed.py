@@ -157,7 +157,8 @@ class _Inside:
 def _joined(name, call, found, inside):
     """Puts one node in the place of the functions inside, and returns the result of the call with its outputs."""
     inside.difference_update(call.repetition.casts())
-    nodes = list(dict.fromkeys([*filter(_wants_gradient, call.nodes), *_edge(found.variables, inside)]))
+    nodes = [node for node in call.nodes if node.requires_grad]
+    nodes = list(dict.fromkeys([*nodes, *_edge(found.variables, inside)]))
     outputs = found.replace()
     call.attributes.forget_results(nodes)
     if nodes:
@@ -250,10 +251,6 @@ def _for(y, gradient):
     if not getattr(y.creator_node, "takes_two_terms", False):
         gradient.node  # noqa: B018  (a Sum is computed now)
     return gradient
-
-
-def _wants_gradient(node):
-    return node.requires_grad
 
 
 def _is_on_host(variables):

@@ -32,12 +32,10 @@ class Recomputation:
     Attributes:
         seconds: time that it takes.
         sources: numbers of the buffers that it is computed from.
-        others: bytes of arrays on the way, that are in no buffer.
     """
 
     seconds: float
     sources: tuple
-    others: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,9 +58,9 @@ class Place:
         if self.index is None:
             vars(owner)[self.name] = array
             return
-        values = list(vars(owner)[self.name])
-        values[self.index] = array
         kept = vars(owner)[self.name]
+        values = list(kept)
+        values[self.index] = array
         vars(owner)[self.name] = kept._make(values) if hasattr(kept, "_make") else type(kept)(values)
 
 
@@ -103,13 +103,8 @@ def _fields(owner):
 
 def leaves_of(function):
     """Returns the arrays of the inputs of a function node that no function has computed."""
-    found = []
-    for node in function.inputs:
-        if node.creator_node is None:
-            array = array_of(node)
-            if array is not None:
-                found.append(array)
-    return found
+    arrays = [array_of(node) for node in function.inputs if node.creator_node is None]
+    return [array for array in arrays if array is not None]
 
 
 def array_of(node):

@@ -5,10 +5,11 @@ its :class:`Policy` when buffers leave the device and come back. Before a functi
 places, whatever the policy did: a plan that does not fit costs time or memory, and never changes a number.
 """
 
+import functools
 import weakref
 
 from mixprec.activation_memory import retained
-from mixprec.activation_memory.buffers import LiveBuffer, Recipe, recipe_of
+from mixprec.activation_memory.buffers import LiveBuffer, compute_again, recipe_of
 
 BUFFERS = "_offloaded"  # attribute of function nodes: their buffers, which live as long as they do
 _WHOLE = 16  # memory of so many times an array is something else, of which it is a part: all images, say
@@ -190,7 +191,9 @@ class Round:
         """Says how a buffer is computed again, if it can be: its ``recipe``."""
         found = self._recipe_of(buffer)
         if found is not None:
-            buffer.recipe = Recipe(buffer, *found, self.copies)
+            functions, sources = found
+            node = next(node for node in buffer.nodes if node.creator_node is functions[-1])
+            buffer.recipe = functools.partial(compute_again, node, functions, sources, self.copies)
 
     def _ensure(self, buffer):
         was_restored = buffer.is_restored

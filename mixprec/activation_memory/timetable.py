@@ -27,8 +27,7 @@ class Schedule:
         back: tuple of the numbers of the events before which it is taken for a copy back, or ``None``.
         seconds: time of the round.
         peak: bytes in use at the most.
-        bytes_out: that are copied away.
-        bytes_back: that are copied to the device.
+        bytes_out: that are copied away, and back.
         stalled: seconds in which computing waits for copies.
         recomputed: seconds in which buffers are computed again.
     """
@@ -39,7 +38,6 @@ class Schedule:
     seconds: float
     peak: int
     bytes_out: int
-    bytes_back: int
     stalled: float
     recomputed: float
 
@@ -75,21 +73,13 @@ class Forecast:
         self._clock = np.concatenate([[0.0], np.cumsum(self._seconds)])
         self._others = np.array([event.others for event in events], float)
         self._sizes = np.array([buffer.size for buffer in buffers], float)
-        self._made, self._held, self._first, self._last = (
-            np.array(column, int).reshape(-1)
-            for column in (
-                [buffer.made for buffer in buffers],
-                [buffer.held for buffer in buffers],
-                [buffer.needs[0] for buffer in buffers],
-                [buffer.needs[-1] for buffer in buffers],
-            )
-        )
+        spans = [(buffer.made, buffer.held, buffer.needs[0], buffer.needs[-1]) for buffer in buffers]
+        self._made, self._held, self._first, self._last = np.array(spans, int).reshape(-1, 4).T
         self._out = bus.latency + self._sizes / bus.out
         self._in = bus.latency + self._sizes / bus.back
         self._order = np.lexsort([np.arange(len(buffers)), self._made])  # of copies out
         again = [buffer.recomputation for buffer in buffers]
         self._again = np.array([0.0 if each is None else each.seconds for each in again])
-        self._again_others = np.array([0.0 if each is None else each.others for each in again])
         pairs = [(b, source) for b, each in enumerate(again) if each is not None for source in each.sources]
         self._users, self._sources = np.array(pairs, int).reshape(-1, 2).T
         self.compute = float(self._clock[-1])
@@ -155,11 +145,7 @@ class Forecast:
         change -= np.bincount(self._held[away] + 1, sizes, self._count + 1)
         change += np.bincount(first[away], sizes, self._count + 1)
         change -= np.bincount(last[away] + 1, sizes, self._count + 1)
-        memory = self._others + np.cumsum(change)[:-1]
-        again = choices == RECOMPUTE
-        if again.any():
-            memory += np.bincount(first[again], self._again_others[again], self._count)
-        return memory
+        return self._others + np.cumsum(change)[:-1]
 
     def _late(self, swapped, release):
         """Returns the bytes at each event that could be given back and are not yet."""
@@ -277,15 +263,13 @@ class Forecast:
             released[b], fetched[b] = int(release[i]), int(back[i])
         for b in again.tolist():
             released[b] = int(self._held[b]) + 1
-        moved = int(self._sizes[swapped].sum())
         return Schedule(
             choices=tuple([NAMES[choice] for choice in choices.tolist()]),
             release=tuple(released),
             back=tuple(fetched),
             seconds=self.compute + late,
             peak=int(memory.max(initial=0)),
-            bytes_out=moved,
-            bytes_back=moved,
+            bytes_out=int(self._sizes[swapped].sum()),
             stalled=max(0.0, late - recomputed),
             recomputed=recomputed,
         )

@@ -46,9 +46,12 @@ def launcher_of(array):
     """Returns what launches kernels on the device of an array, or ``None`` if NumPy computes with it."""
     if type(array) in _OTHERS:
         return _OTHERS[type(array)].launcher
-    from mixprec.backends import launch
+    device = chainer.backend.get_device_from_array(array)
+    if device.xp.__name__ != "cupy":
+        return None
+    from mixprec.backends.launch import CupyLauncher
 
-    return launch.launcher_of(array)
+    return CupyLauncher(device.device.id)
 
 
 def is_of_numpy(array):

@@ -10,6 +10,8 @@ import collections
 import contextlib
 import threading
 
+from mixprec.scoped import scoped
+
 # How many gradients the second stream may be behind. Their inputs are held meanwhile, two arrays of activations each.
 AHEAD = 4
 
@@ -86,18 +88,13 @@ def last():
     return None if now.aside is None else now.aside.last()
 
 
-@contextlib.contextmanager
 def using(aside):
     """Inside of the block backward passes of this thread compute gradients of filters aside.
 
     Args:
         aside: :class:`Aside` of the device, whose first stream is the current one; ``None`` for no second stream.
     """
-    outer, now.aside = now.aside, aside
-    try:
-        yield
-    finally:
-        now.aside = outer
+    return scoped(now, aside=aside)
 
 
 @contextlib.contextmanager

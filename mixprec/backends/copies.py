@@ -5,14 +5,11 @@ import os
 import chainer
 
 from mixprec.backends import is_of_numpy, registered
-from mixprec.backends.copy_interface import Copies, Layout
 from mixprec.messages import OneLineError
-
-__all__ = ["Copies", "Layout", "copies_for"]
 
 
 def copies_for(array, to):
-    """Returns new :class:`Copies` for the device of an array; to be closed.
+    """Returns new :class:`~mixprec.backends.copy_interface.Copies` for the device of an array; to be closed.
 
     Args:
         array: of NumPy or CuPy. For one of a stand-in the attribute ``copies`` of the primitives that

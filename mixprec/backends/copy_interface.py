@@ -120,7 +120,7 @@ class Copies(abc.ABC):
 
     @abc.abstractmethod
     def measuring(self):
-        """A context in which :meth:`peak` and :meth:`in_use` work."""
+        """A context in which :meth:`peak` works."""
 
     @abc.abstractmethod
     def peak(self):
@@ -128,10 +128,6 @@ class Copies(abc.ABC):
 
         On NumPy that is the memory that the process had when the context began, and what it has allocated since.
         """
-
-    @abc.abstractmethod
-    def in_use(self):
-        """Returns how many bytes of the device are in use now, counted as for :meth:`peak`."""
 
     @abc.abstractmethod
     def allocated(self):

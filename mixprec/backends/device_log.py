@@ -9,6 +9,8 @@ import sys
 import threading
 from typing import NamedTuple
 
+from mixprec.scoped import scoped
+
 
 class Record(NamedTuple):
     """One thing that a device was asked.
@@ -47,12 +49,8 @@ def recording(locate=None):
     Args:
         locate: callable from the frame that records to the ``line`` of the record, or ``None``.
     """
-    outer = _log.records, _log.locate
-    _log.records, _log.locate = [], locate
-    try:
+    with scoped(_log, records=[], locate=locate):
         yield _log.records
-    finally:
-        _log.records, _log.locate = outer
 
 
 def is_recording():
@@ -70,8 +68,5 @@ def record(kind, name, *arguments):
 @contextlib.contextmanager
 def asked_by(primitive):
     """Inside of the block records have the name of a primitive, unless they have that of an outer one."""
-    outer, _log.primitive = _log.primitive, _log.primitive or primitive
-    try:
+    with scoped(_log, primitive=_log.primitive or primitive):
         yield
-    finally:
-        _log.primitive = outer

@@ -13,6 +13,8 @@ import numpy as np
 
 from mixprec import arguments
 from mixprec.backends import primitives_of
+from mixprec.backends.transfers import loaded
+from mixprec.scoped import scoped
 
 # By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
 _states = {}
@@ -70,7 +72,7 @@ def serialize_dropout(serializer, devices):
     for place, device in enumerate(devices):
         name = f"dropout_state{place}"
         if isinstance(serializer, chainer.Deserializer):
-            state = _loaded(serializer, name)
+            state = loaded(serializer, name)
             if state is not None:
                 _put(_primitives(device), device.send(np.array(state, np.uint64)))
         # Without dropout no primitives are looked up: that would load cuDNN for a run that does not use it.
@@ -110,32 +112,17 @@ def dropout_key(primitives, seed=None):
 @contextlib.contextmanager
 def recording_keys():
     """Gives a list that gets what :func:`dropout_key` returns in this thread, for :func:`repeating_keys`."""
-    tape, outer = [], _tapes.recorded
-    _tapes.recorded = *outer, tape
-    try:
+    tape = []
+    with scoped(_tapes, recorded=(*_tapes.recorded, tape)):
         yield tape
-    finally:
-        _tapes.recorded = outer
 
 
-@contextlib.contextmanager
 def repeating_keys(tape):
     """Inside of the block dropout drops the elements again that it has dropped while the list was recorded.
 
     The random states do not move.
     """
-    outer, _tapes.repeated = _tapes.repeated, iter(tape)
-    try:
-        yield
-    finally:
-        _tapes.repeated = outer
-
-
-def _loaded(serializer, name):
-    try:
-        return serializer(name, None)
-    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-        return None
+    return scoped(_tapes, repeated=iter(tape))
 
 
 def _primitives(device):

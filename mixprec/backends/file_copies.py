@@ -157,10 +157,6 @@ class FileCopies(Copies):
         tracemalloc.reset_peak()
         return peak + self._untraced
 
-    def in_use(self):
-        used, _ = tracemalloc.get_traced_memory()
-        return used + self._untraced
-
     def allocated(self):
         return resident_memory()
 

@@ -97,12 +97,7 @@ class NcclJointBatch(JointBatch):
 
     def sum(self, array):
         """See :meth:`JointBatch.sum`."""
-        found = primitives_of(array).launcher.empty(array.shape, array.dtype)
-        nccl = self._nccl(f"the gradient of {self._name} {array.shape[1:]}", array)
-        with nccl.beside(array, found):
-            nccl.all_reduce(array, found)
-        nccl.join()
-        return found
+        return self._asked(f"the gradient of {self._name} {array.shape[1:]}", "all_reduce", array, array.shape)
 
     def _gather(self, array, is_empty):
         place = f"the statistics of {self._name} {array.shape[1:]}"
@@ -110,14 +105,13 @@ class NcclJointBatch(JointBatch):
             raise ValueError(f"{self._name}: an empty batch has no statistics")
         if is_empty:
             place += f", of an empty batch in process {self._communicator.rank}"
-        found = primitives_of(array).launcher.empty((self.size, *array.shape), array.dtype)
-        nccl = self._nccl(place, array)
-        with nccl.beside(array, found):
-            nccl.all_gather(array, found)
-        nccl.join()
-        return found
+        return self._asked(place, "all_gather", array, (self.size, *array.shape))
 
-    def _nccl(self, place, array):
+    def _asked(self, place, name, array, shape):
+        found = primitives_of(array).launcher.empty(shape, array.dtype)
         nccl = nccl_of(self._communicator, array)
         nccl.asked.add(place)
-        return nccl
+        with nccl.beside(array, found):
+            getattr(nccl, name)(array, found)
+        nccl.join()
+        return found

@@ -12,7 +12,6 @@ import threading
 from importlib import resources
 from typing import NamedTuple
 
-import chainer
 import numpy as np
 
 from mixprec.backends.capture_error import CaptureError
@@ -50,12 +49,6 @@ def _by_value(argument):
     if isinstance(argument, np.ndarray):
         return argument.reshape(-1).view(np.dtype((np.void, argument.nbytes)))  # an array of one element
     return np.float64(argument) if isinstance(argument, float) else np.int64(argument)
-
-
-def launcher_of(array):
-    """Returns what launches kernels on the device of an array, or ``None`` if that is not one of CuPy."""
-    device = chainer.backend.get_device_from_array(array)
-    return CupyLauncher(device.device.id) if device.xp.__name__ == "cupy" else None
 
 
 class Kernel(NamedTuple):

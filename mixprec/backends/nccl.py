@@ -91,12 +91,8 @@ class Nccl:
         self.device = device
         self._cuda, self._device = cupy.cuda, cupy.cuda.Device(device)
         self._sum = library.NCCL_SUM
-        self._types = {
-            "float16": library.NCCL_FLOAT16,
-            "bfloat16": library.NCCL_BFLOAT16,
-            "float32": library.NCCL_FLOAT32,
-            "float64": library.NCCL_FLOAT64,
-        }
+        names = ("float16", "bfloat16", "float32", "float64")
+        self._types = {name: getattr(library, f"NCCL_{name.upper()}") for name in names}
         _check_gpus(mpi_comm, self._device.pci_bus_id)
         with self._device:
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)

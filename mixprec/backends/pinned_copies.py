@@ -12,6 +12,7 @@ from mixprec.backends.copy_interface import Copies, Layout
 from mixprec.backends.device_log import record
 from mixprec.backends.host_memory import host_memory
 from mixprec.messages import OneLineError
+from mixprec.scoped import scoped
 
 _SHARE = 0.4  # of the memory of the host that may be pinned
 _UNIT = 4096  # bytes
@@ -177,27 +178,24 @@ class PinnedCopies(Copies):
     @contextlib.contextmanager
     def measuring(self):
         cuda = self._cupy.cuda
-        allocate, outer = cuda.get_allocator(), self._pool
+        allocate = cuda.get_allocator()
         pool = getattr(allocate, "__self__", None)
-        self._pool = pool if hasattr(pool, "used_bytes") else outer
 
         def measured(size):
             memory = allocate(size)
-            self._peak = max(self._peak, self.in_use())
+            self._peak = max(self._peak, self._in_use())
             return memory
 
-        self._peak = self.in_use()
-        try:
+        with scoped(self, _pool=pool if hasattr(pool, "used_bytes") else self._pool):
+            self._peak = self._in_use()
             with cuda.using_allocator(measured):
                 yield
-        finally:
-            self._pool = outer
 
     def peak(self):
-        peak, self._peak = self._peak, self.in_use()
+        peak, self._peak = self._peak, self._in_use()
         return max(peak, self._peak)
 
-    def in_use(self):
+    def _in_use(self):
         with self._device:
             return self._pool.used_bytes()
 

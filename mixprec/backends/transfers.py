@@ -47,6 +47,14 @@ def stored(serializer, name, value):
     return loaded
 
 
+def loaded(serializer, name):
+    """Returns what a deserializer of Chainer's has by a name, or ``None``."""
+    try:
+        return serializer(name, None)
+    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+        return None
+
+
 def to_host_async(value):
     """Starts to copy a number to the host, as it is when the device comes to it; returns a :class:`Fetched`.
 
@@ -93,6 +101,9 @@ class _Copied(HostCopy):
         while _under_way and _under_way[0].done:
             _under_way.popleft()
         _under_way.append(self)
+
+    def __reduce__(self):
+        return HostCopy, (self.value,)
 
     @property
     def done(self):

@@ -80,7 +80,7 @@ class DeviceArena(Arena):
             for row, (array, size, start) in zip(table, part, strict=False):
                 row[:] = 0 if array is None else self._launcher.address(array), size, start // ALIGNED << 32 | blocks
                 blocks += -(-size // self._launcher.chunk)
-            arguments = [table, len(part), self._launcher.address(target), share, self._launcher.chunk]
+            arguments = [table, len(part), target, share, self._launcher.chunk]
             self._kernels.launch("pack", "pack", blocks, arguments, dtype, other=target.dtype)
 
     def _zeros(self, size, dtype):

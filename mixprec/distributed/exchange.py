@@ -33,6 +33,7 @@ from mixprec.distributed.same_models import Members
 from mixprec.distributed.step_check import StepCheck
 from mixprec.distributed.step_numbers import StepNumbers
 from mixprec.dtypes import is_half
+from mixprec.scoped import scoped
 
 
 class GradientExchange:
@@ -138,11 +139,8 @@ class GradientExchange:
         updates = self.updates
         self._announce(named, number, wish)
         wishes = self.agree()
-        self._is_announced = True
-        try:
+        with scoped(self, _is_announced=True):
             yield wishes
-        finally:
-            self._is_announced = False
         self.updates = updates + 1
 
     @contextlib.contextmanager

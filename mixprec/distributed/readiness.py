@@ -5,7 +5,6 @@ each parameter are counted before the pass, and each is ticked off after its ste
 (:mod:`mixprec.backends.aside`) may then still be at work on the gradient; who packs there has to wait for it.
 """
 
-import contextlib
 import functools
 import threading
 
@@ -13,6 +12,7 @@ import chainer
 from chainer import _backprop_utils
 
 from mixprec.compat.registry import Patch
+from mixprec.scoped import scoped
 
 
 class _Now(threading.local):
@@ -30,7 +30,6 @@ class _Now(threading.local):
 _now = _Now()
 
 
-@contextlib.contextmanager
 def watching(ready):
     """Inside of the block the first backward pass of this thread says when gradients of parameters are final.
 
@@ -41,11 +40,7 @@ def watching(ready):
         ready: ``ready(param, gradient)`` is called once for each parameter that gets a gradient, in the order in which
             these are final. ``gradient`` is an array. It may return another one, which the parameter then gets.
     """
-    _now.ready = ready
-    try:
-        yield
-    finally:
-        _now.ready = None
+    return scoped(_now, ready=ready)
 
 
 def install():

@@ -5,10 +5,10 @@ they compute gradients from. Nothing is kept for it: it looks while the arrays a
 """
 
 import abc
-import contextlib
 import threading
 
 from mixprec.backends.geometry import Convolution
+from mixprec.scoped import scoped
 
 _POINTWISE = Convolution()
 
@@ -55,14 +55,9 @@ class _Now(threading.local):
 now = _Now()
 
 
-@contextlib.contextmanager
 def observing(observer):
     """Inside of the block backward passes of this thread tell ``observer`` of their layers, and no other one."""
-    outer, now.observer = now.observer, observer
-    try:
-        yield
-    finally:
-        now.observer = outer
+    return scoped(now, observer=observer)
 
 
 def creator_of(node):

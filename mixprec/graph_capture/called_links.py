@@ -9,6 +9,7 @@ import threading
 import chainer
 
 from mixprec.compat.registry import patch
+from mixprec.scoped import scoped
 
 _KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one
@@ -39,12 +40,8 @@ def local_hooks(links):
 @contextlib.contextmanager
 def called():
     """A context that gives a dict: the links that are called inside of it, by their ids."""
-    outer, _calls.found = _calls.found, {}
-    try:
-        with _collecting.applied():
-            yield _calls.found
-    finally:
-        _calls.found = outer
+    with scoped(_calls, found={}), _collecting.applied():
+        yield _calls.found
 
 
 class _Calls(threading.local):
@@ -65,6 +62,11 @@ def _collecting(original):
         return original(self, *args, **kwargs)
 
     return call
+
+
+def are_same(objects, others):
+    """Whether two lists have the same objects, in the same order."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
 class OtherLinks:
@@ -95,8 +97,7 @@ class OtherLinks:
         """Whether they still have the arrays that they had in the beginning."""
         if not self._links:
             return True
-        now = self._objects()
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        return are_same(self._objects(), self._held)
 
     def _objects(self):
         arrays = [param.array for link in self._links for param in link.params()]

@@ -154,15 +154,7 @@ class Captured:
         ValueError: another argument is out of its range.
     """
 
-    def __init__(
-        self,
-        capturable: Capturable,
-        *,
-        warmup: int,
-        graphs: int,
-        other_shapes: Literal["capture", "eager"],
-        required: bool,
-    ) -> None:
+    def __init__(self, capturable: Capturable, *, warmup: int, graphs: int, other_shapes: str, required: bool) -> None:
         self._capturable, self._name = capturable, capturable.name
         self._warmup = arguments.whole("warmup", warmup, 2)
         self._graphs = arguments.whole("graphs", graphs, 1)

@@ -1,10 +1,8 @@
 """The evaluation of a model as work that can be captured, for :func:`mixprec.graph_capture.capture_evaluation`."""
 
-import operator
-
 import chainer
 
-from mixprec.graph_capture.called_links import local_hooks
+from mixprec.graph_capture.called_links import are_same, local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.optimizer.model_index import ModelIndex
 
@@ -45,8 +43,7 @@ class EvaluationSession(GraphSession):
     def holds(self):
         """See :meth:`GraphSession.holds`."""
         self._index.refresh()
-        now = self._objects()
-        return len(now) == len(self._held) and all(map(operator.is_, now, self._held))
+        return are_same(self._objects(), self._held)
 
     def _objects(self):
         links, params = self._index.links, self._index.params

@@ -7,7 +7,6 @@ is on the device already, but for hyperparameters, which :class:`TrainingSession
 import contextlib
 import operator
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import chainer
 import numpy as np
@@ -61,7 +60,7 @@ class TrainingStep(Capturable):
 
     def becomes_alike(self):
         """See :meth:`Capturable.becomes_alike`: no backward pass is run again."""
-        give_up(_parts(self._optimizer).scaler, "a captured step has one backward pass")
+        give_up(self._optimizer._scaler, "a captured step has one backward pass")
 
     def first_of_ranks(self, reason):
         """See :meth:`Capturable.first_of_ranks`."""
@@ -104,7 +103,7 @@ class TrainingStep(Capturable):
 
     def is_under_way(self):
         """Whether a forward pass has moved running statistics since the last step."""
-        return _parts(self._optimizer).statistics.are_saved
+        return self._optimizer._statistics.are_saved
 
     @property
     def variant(self):
@@ -113,7 +112,7 @@ class TrainingStep(Capturable):
 
     def version(self):
         """Returns an object that is replaced when parameters, rules or hooks have changed."""
-        return _parts(self._optimizer).step.changes
+        return self._optimizer._optimizer_step.changes
 
     def why_not(self):
         """See :meth:`Capturable.why_not`."""
@@ -122,7 +121,7 @@ class TrainingStep(Capturable):
             return hook
         if not self.is_alone and not self._optimizer._ranks.sends_from_device:
             return "gradients are averaged over processes by MPI, which is no work of the device"
-        step = _parts(self._optimizer).step
+        step = self._optimizer._optimizer_step
         reasons, others = step.plan.reasons, step.plan.others
         alone = next((name for name in reasons if name in others), None)
         if alone is not None:
@@ -135,18 +134,18 @@ class TrainingStep(Capturable):
 
     def settle(self):
         """See :meth:`Capturable.settle`: what is turned back later would count twice if the step reads ``t``."""
-        _parts(self._optimizer).step.settle()
+        self._optimizer._optimizer_step.settle()
 
     def state(self):
         """Returns every array that a step moves, by a name for messages."""
-        _, step, _, scaler, counter = _parts(self._optimizer)
+        step, scaler = self._optimizer._optimizer_step, self._optimizer._scaler
         step.before_launch()  # what it settles would come back with these arrays, and count twice
         arrays = dict(self._updated())
         for name, link in self.model.namedlinks():
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
         applied = step.batch.applied
         arrays |= {"t": applied, "the random state of dropout": dropout_state(applied)}
-        for of, owner in (("", counter), (" of the loss scale", scaler)):
+        for of, owner in (("", self._optimizer._counter), (" of the loss scale", scaler)):
             arrays |= {f"{name}{of}": array for name, array in zip(owner.state, owner.arrays, strict=True)}
         if self._optimizer._preconditioner is not None:
             arrays |= self._optimizer._preconditioner.state()
@@ -155,7 +154,7 @@ class TrainingStep(Capturable):
 
     def _updated(self):
         """Yields names and arrays of what the optimizer's rules update."""
-        for name, param, master in _parts(self._optimizer).masters.all_current():
+        for name, param, master in self._optimizer._masters.all_current():
             if param.array is not None:
                 yield name, param.array
                 yield f"the master of {name}", master.array
@@ -170,7 +169,7 @@ class TrainingStep(Capturable):
             ``parameters, gradients, their loss scales, [(link, name, variable)]``: the variables are attributes such as
             ``loss`` of a classifier.
         """
-        index = _parts(self._optimizer).masters.index
+        index = self._optimizer._masters.index
         params = [param for param in index.params if param.array is not None]
         variables = [
             (link, name, value)
@@ -215,8 +214,7 @@ class TrainingSession(GraphSession):
 
     def __init__(self, optimizer, step):
         self._optimizer, self._step = optimizer, step
-        masters, self._optimizer_step, *_ = _parts(optimizer)
-        self._index = masters.index
+        self._index, self._optimizer_step = optimizer._masters.index, optimizer._optimizer_step
         self._batch = self._optimizer_step.batch
         self._table = GraphTable(self._batch.table)
         self._ranks, self._preconditioner = optimizer._ranks, optimizer._preconditioner
@@ -226,18 +224,21 @@ class TrainingSession(GraphSession):
     @contextlib.contextmanager
     def capturing(self):
         """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
-        with self._batch.reading(self._table), self._ranks_capturing(), self._numbers_fixed():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._batch.reading(self._table))
+            for each in filter(None, (self._ranks, self._preconditioner)):
+                stack.enter_context(each.capturing())
             yield
         self._changes, self._links = self._optimizer_step.changes, self._index.links
         places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
         self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
-        self._copies = _parts(self._optimizer).statistics.copies  # held: the graph writes into them
+        self._copies = self._optimizer._statistics.copies  # held: the graph writes into them
         self._outputs = self._step.outputs()
 
     def holds(self):
         """Whether parameters, arrays, rules and hooks are still those that the graph was captured with."""
-        if _parts(self._optimizer).step is not self._optimizer_step:  # setup() of another model
+        if self._optimizer._optimizer_step is not self._optimizer_step:  # setup() of another model
             return False
         if self._optimizer_step.changes is not self._changes or not self._optimizer_step.unchanged():
             return False
@@ -264,15 +265,9 @@ class TrainingSession(GraphSession):
         self._outputs = None
         self._optimizer.target.cleargrads()
 
-    def _ranks_capturing(self):
-        return contextlib.nullcontext() if self._ranks is None else self._ranks.capturing()
-
-    def _numbers_fixed(self):
-        return contextlib.nullcontext() if self._preconditioner is None else self._preconditioner.capturing()
-
     def _objects(self):
         """Returns the objects with addresses or values in the graph that ``unchanged()`` does not compare."""
-        *_, scaler, counter = _parts(self._optimizer)
+        scaler, counter = self._optimizer._scaler, self._optimizer._counter
         objects = list(map(dict.get, self._owners, self._names))  # persistent values of links
         objects += [dropout_state(self._batch.applied), *counter.arrays]
         if self._ranks is not None:
@@ -280,23 +275,6 @@ class TrainingSession(GraphSession):
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
         return [*objects, *scaler.arrays, *scaler.numbers().values()]
-
-
-class _Parts(NamedTuple):
-    """What a captured step needs of the optimizer's wrapper."""
-
-    masters: object
-    step: object
-    statistics: object
-    scaler: object
-    counter: object
-
-
-def _parts(optimizer):
-    """Returns the parts as they are now: ``setup`` and a snapshot without a loss scale make new ones."""
-    return _Parts(
-        optimizer._masters, optimizer._optimizer_step, optimizer._statistics, optimizer._scaler, optimizer._counter
-    )
 
 
 def _same(now, before):

@@ -1,11 +1,10 @@
 """Numbers on a device that may be others in each step: a graph reads them where they were when it was captured."""
 
-import contextlib
-
 import numpy as np
 from chainer import backend
 
 from mixprec.backends import launcher_of
+from mixprec.scoped import scoped
 
 
 def filled(shape, value, dtype, like):
@@ -49,11 +48,6 @@ class DeviceNumbers:
                 array.fill(values[name])
                 self._values[name] = values[name]
 
-    @contextlib.contextmanager
     def fixed(self):
         """A context in which nothing is written: a graph is captured, which would repeat it."""
-        self.is_fixed = True
-        try:
-            yield
-        finally:
-            self.is_fixed = False
+        return scoped(self, is_fixed=True)

@@ -80,9 +80,7 @@ class KFAC:
         self.damping: float = damping
         self.kl_clip: float | None = kl_clip
         self._check()
-        self._norm_damping = arguments.number("norm_damping", norm_damping)
-        if not norm_damping > 0:
-            raise ValueError(f"norm_damping must be above 0; found {norm_damping!r}")
+        self._norm_damping = _positive("norm_damping", norm_damping)
         self._decay = arguments.number("decay", decay, 0.0, 1.0)
         factor_every = arguments.whole("factor_every", factor_every, 1)
         inverse_every = arguments.whole("inverse_every", inverse_every, 1)
@@ -244,11 +242,9 @@ class KFAC:
 
     # --- for captured steps
 
-    @contextlib.contextmanager
     def capturing(self) -> Any:
         """A context for a step that a graph captures: numbers on the device are left as they are."""
-        with self._numbers.fixed():
-            yield
+        return self._numbers.fixed()
 
     def refresh(self, optimizer: Any) -> None:
         """Brings damping and learning rate to the device, before a graph reads them."""
@@ -310,11 +306,9 @@ class KFAC:
         self._forget()
 
     def _check(self):
-        arguments.number("damping", self.damping)
-        if not self.damping > 0:
-            raise ValueError(f"damping must be above 0; found {self.damping!r}")
-        if self.kl_clip is not None and not arguments.number("kl_clip", self.kl_clip) > 0:
-            raise ValueError(f"kl_clip must be above 0, or None; found {self.kl_clip!r}")
+        _positive("damping", self.damping)
+        if self.kl_clip is not None:
+            _positive("kl_clip", self.kl_clip, ", or None")
 
     def _values(self, optimizer):
         """Returns the numbers that may be others in each step."""
@@ -344,3 +338,11 @@ class KFAC:
 
     def __getstate__(self):
         return {**self.__dict__, "_owner": None, "_index": None, "_ranks": None, "_numbers": DeviceNumbers()}
+
+
+def _positive(name, value, other=""):
+    """Returns an argument as a float, which must be above 0; ``other`` says what else it may be."""
+    number = arguments.number(name, value)
+    if not number > 0:
+        raise ValueError(f"{name} must be above 0{other}; found {value!r}")
+    return number

@@ -74,12 +74,3 @@ class Refreshes:
             self._steps, self._is_known, self._due = int(numbers[0]), bool(numbers[1]), int(numbers[2])
             rows = [(int(number), int(kind), to_host_async(bool(skip))) for number, kind, skip in waiting]
             self._waiting = collections.deque(row for row in rows if row[0] >= 0)
-
-    def __getstate__(self):
-        waiting = [(number, kind, bool(skipped.value)) for number, kind, skipped in self._waiting]
-        return {**self.__dict__, "_waiting": waiting}
-
-    def __setstate__(self, state):
-        waiting = state.pop("_waiting")
-        self.__dict__.update(state)
-        self._waiting = collections.deque((number, kind, to_host_async(skip)) for number, kind, skip in waiting)

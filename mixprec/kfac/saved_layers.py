@@ -5,6 +5,7 @@ import json
 import numpy as np
 from chainer import backend
 
+from mixprec.backends.transfers import loaded
 from mixprec.kfac import triangles
 from mixprec.kfac.layers import FilterLayer, ScaleLayer
 
@@ -39,10 +40,7 @@ def load(serializer, params):
     Raises:
         ValueError: the file has a layer of a parameter that is not among them, or has another shape.
     """
-    try:
-        text = serializer("layers", None)
-    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
-        text = None
+    text = loaded(serializer, "layers")
     if text is None:
         return None
     layers = {}

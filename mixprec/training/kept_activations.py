@@ -202,7 +202,7 @@ def _recorded(optimizer, arrays, to, scale):
     for _ in range(_ROUNDS):
         with memory:
             optimizer.update(optimizer.target, *arrays)
-    return _scaled(memory.recordings[0], scale)
+    return _scaled(memory.plans[0].recording, scale)
 
 
 def _recomputed(blocks, optimizer, arrays, to, scale):
@@ -225,6 +225,6 @@ def _scaled(recording, factor):
     for buffer in recording.buffers:
         again = buffer.recomputation
         if again is not None:
-            again = dataclasses.replace(again, seconds=again.seconds * factor, others=int(again.others * factor))
+            again = dataclasses.replace(again, seconds=again.seconds * factor)
         buffers.append(dataclasses.replace(buffer, size=int(buffer.size * factor), recomputation=again))
     return dataclasses.replace(recording, events=tuple(events), buffers=tuple(buffers))

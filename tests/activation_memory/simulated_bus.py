@@ -10,7 +10,7 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec.backends.copies import Copies
+from mixprec.backends.copy_interface import Copies
 from mixprec.backends.file_copies import FileCopies
 
 
@@ -79,9 +79,6 @@ class SimulatedBus(FileCopies):
     def peak(self):
         peak, self._peak = self._peak, self.used
         return peak
-
-    def in_use(self):
-        return self.used
 
     def allocated(self):
         return self.used

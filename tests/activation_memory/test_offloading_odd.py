@@ -136,7 +136,7 @@ def test_parts_of_something_large_and_parameters_stay(memory):
         with memory:
             batch = F.reshape(images[32 * number : 32 * number + 32], (32, 16))
             F.sum(F.exp(F.linear(F.tanh(batch), F.transpose(model[0].W)))).backward()
-    sizes = [buffer.size for buffer in memory.recordings[0].buffers]
+    sizes = [buffer.size for buffer in memory.plans[0].recording.buffers]
     assert max(sizes) == 32 * 16 * 4
 
 

@@ -71,14 +71,14 @@ def test_plans_keep_to_their_budget_and_prediction_and_beat_rules(part):
         bus = random_bus(recording, source)
         (budget,) = budgets(recording, [source.choice([0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1])])
         found = plan(recording, budget, bus)
-        seconds, memory = simulate(recording, bus, found.choices, found.release, found.back)
+        seconds, memory = simulate(recording, bus, found.schedule.choices, found.schedule.release, found.schedule.back)
         assert max(memory) <= budget
         assert max(memory) == found.schedule.peak
         assert seconds == pytest.approx(found.schedule.seconds, rel=SAME)
         assert seconds == pytest.approx(found.seconds + found.schedule.stalled + found.schedule.recomputed, rel=SAME)
-        needs = needs_of(recording, found.choices)
-        moved = [number for number, choice in enumerate(found.choices) if choice == "swap"]
-        back = [found.back[number] for number in sorted(moved, key=lambda number: (needs[number][0], number))]
+        needs = needs_of(recording, found.schedule.choices)
+        moved = [number for number, choice in enumerate(found.schedule.choices) if choice == "swap"]
+        back = [found.schedule.back[number] for number in sorted(moved, key=lambda number: (needs[number][0], number))]
         assert back == sorted(back)  # copies back are a queue: what is needed first is not behind others
         for choices in rules(recording, budget, bus):
             others = [as_rules_say(recording, choices, ahead) for ahead in (0, 1, 2, 4, 8, 100)]
@@ -129,16 +129,16 @@ def test_a_budget_above_all_keeps_all():
     peak = 7 * 100 + 7
     for budget in (peak, peak + 1, None):
         found = plan(recording, budget, Bus(1e-3, 1e-3))
-        assert set(found.choices) == {"keep"}
+        assert set(found.schedule.choices) == {"keep"}
         assert (found.peak, found.schedule.peak, found.schedule.seconds) == (peak, peak, 24.0)
-    assert "swap" in plan(recording, peak - 1, FAST).choices
+    assert "swap" in plan(recording, peak - 1, FAST).schedule.choices
 
 
 def test_what_waits_longest_moves():
     """The bus hides copies of what is made first and needed last; two of these are there at a time, with 13 others."""
     found = plan(chain(20), 1507, Bus(100, 100))
     assert found.schedule.stalled == 0.0
-    swapped = [number for number, choice in enumerate(found.choices) if choice == "swap"]
+    swapped = [number for number, choice in enumerate(found.schedule.choices) if choice == "swap"]
     assert swapped == [0, 1, 2, 3, 4, 5]
 
 
@@ -146,10 +146,10 @@ def test_a_slow_bus_computes_again():
     """What is computed again has the room of one buffer, beside 14 others."""
     recording = chain(20, is_repeatable=True)
     found = plan(recording, 1507, Bus(1, 1))
-    assert found.choices.count("recompute") == 5
+    assert found.schedule.choices.count("recompute") == 5
     assert found.schedule.seconds == 65.0
     without = plan(recording, 1507, Bus(1, 1), recompute=False)
-    assert "recompute" not in without.choices
+    assert "recompute" not in without.schedule.choices
     assert without.schedule.seconds > 65.0
 
 
@@ -158,7 +158,7 @@ def test_small_buffers_stay():
     small = dataclasses.replace(recording.buffers[0], size=50)
     recording = Recording(recording.events, (small, *recording.buffers[1:]))
     (budget,) = budgets(recording, [0.1], smallest=60)
-    assert plan(recording, budget, FAST, smallest=60).choices[0] == "keep"
+    assert plan(recording, budget, FAST, smallest=60).schedule.choices[0] == "keep"
     assert least(recording, smallest=60) > least(recording)
     with pytest.raises(DoesNotFit):
         plan(recording, least(recording), FAST, smallest=60)

@@ -100,19 +100,17 @@ def simulate(recording, bus, choices, release, back):
         for b in swapped:
             if needs[b][0] == e:
                 device.ask("main", 0.0, fetched[b])
-        on_the_way = 0
         for b in repeated:
             if needs[b][0] == e:
                 again = recording.buffers[b].recomputation
                 assert all(source in device.used for source in again.sources)
                 device.take(b, recording.buffers[b].size)
                 device.ask("main", again.seconds)
-                on_the_way += again.others
         for b in numbers:
             if recording.buffers[b].made == e:
                 device.take(b, recording.buffers[b].size)
             assert e not in needs[b] or b in device.used
-        memory.append(event.others + on_the_way + sum(device.used.values()))
+        memory.append(event.others + sum(device.used.values()))
         device.ask("main", event.seconds)
         for b in swapped + repeated:
             if needs[b][-1] == e:

@@ -201,7 +201,7 @@ def test_measuring(copies, is_started):
             assert before + 10**6 <= copies.peak() < before + 2 * 10**6
             assert copies.peak() < before + 10**6
             array = np.ones(10**6, np.uint8)
-            assert copies.in_use() >= before + array.nbytes
+            assert copies.peak() >= before + array.nbytes
         assert tracemalloc.is_tracing() == is_started
     finally:
         tracemalloc.stop()

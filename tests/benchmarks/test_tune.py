@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks import configured, engine_search
-from mixprec import environment
-from mixprec.backends.cudnn import library, settings
+from mixprec import cudnn_library, environment
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.backends.geometry import BatchNorm
 from scripts import tune as script
@@ -51,7 +51,7 @@ def test_each_choice_is_said_with_its_gain_and_kept(steps, tmp_path):
 @pytest.fixture
 def gpu(monkeypatch):
     monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: NVIDIA H200"))
-    monkeypatch.setattr(library, "load", lambda: None)
+    monkeypatch.setattr(cudnn_library, "load", lambda: None)
 
 
 def test_the_command_says_what_it_has_found(steps, gpu, capsys, tmp_path):

@@ -112,11 +112,8 @@ class HostCopies(Copies):
                 self._meter = outer
 
     def peak(self):
-        peak, self._meter.peak = self._meter.peak, self.in_use()
+        peak, self._meter.peak = self._meter.peak, nan_pool.in_use()
         return peak
-
-    def in_use(self):
-        return nan_pool.in_use()
 
     def allocated(self):
         return nan_pool.in_use()

@@ -16,8 +16,8 @@ from mixprec.backends.cuda import Cuda
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
-from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
+from mixprec.cudnn_library import CudnnMissing
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 

@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from mixprec.backends.cudnn import library
+from mixprec import cudnn_library
 
 FOLDER = pathlib.Path(__file__).with_name("deviceless")
 GPUS = {"H200": 90, "A100": 80, "B200": 100, "L4": 89}  # sm_version
@@ -54,7 +54,7 @@ def load(driver):
     """
     if driver is not None:
         ctypes.CDLL(driver, ctypes.RTLD_GLOBAL)
-    cudnn = library.load()
+    cudnn = cudnn_library.load()
     from cuda import pathfinder
 
     pathfinder.load_nvidia_dynamic_lib("cublasLt")  # cuDNN 9.19 does not find it; CuPy loads it where it is installed

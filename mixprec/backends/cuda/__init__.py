@@ -19,9 +19,9 @@ from mixprec.backends.cuda.mixtures import Mixtures
 from mixprec.backends.cuda.pooling import Poolings
 from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext
-from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
+from mixprec.cudnn_library import CudnnMissing
 
 _lock = threading.Lock()
 _by_device = {}
@@ -62,7 +62,7 @@ def primitives_of(device_id):
     """Returns the :class:`Cuda` of a device, always the same one.
 
     Without cuDNN it computes everything but convolutions and linear layers, which raise
-    :class:`~mixprec.backends.cudnn.library.CudnnMissing`. cuBLAS is loaded at its first use.
+    :class:`~mixprec.cudnn_library.CudnnMissing`. cuBLAS is loaded at its first use.
     """
     primitives = _by_device.get(device_id)
     if primitives is None:

@@ -19,9 +19,8 @@ from mixprec.backends.cuda.batch_norm_kernels import (
 from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm, Saved
 
-# Seen with cuDNN 9.19 on an H100: a mask takes one bit of each element, and running variances are unbiased.
-CUDNN_MASK_DTYPE = np.dtype(np.bool_)  # memory for one element of a mask; a mask of the own kernels is uint8
-CUDNN_VARIANCE_IS_UNBIASED = True
+# Memory for one element of a mask; a mask of the own kernels is uint8. With cuDNN 9.19 on an H100 it takes one bit.
+CUDNN_MASK_DTYPE = np.dtype(np.bool_)
 
 # Names of candidates by own kernels, and whether the second launch walks through memory from its end. Backwards is the
 # first: it moves the same bytes, and begins with what the first launch has read last, which may still be in the
@@ -89,7 +88,7 @@ class BatchNorms(BatchNormKernels):
         operation = operations.batch_norm(shape, dtype, attributes, add=add)
         backward = operations.batch_norm_backward(shape, dtype, mask=True)
         if cudnn.supports(operation) and (not masked or cudnn.supports(backward)):
-            yield "cudnn", functools.partial(self._forward_by_cudnn, cudnn.plan(operation), attributes, masked)
+            yield "cudnn", functools.partial(self._forward_by_cudnn, cudnn.plan(operation), masked)
 
     def _backward_candidates(self, shape, dtype, relu, add, mask, plus, factors):
         cudnn = self._cudnn()
@@ -113,23 +112,14 @@ class BatchNorms(BatchNormKernels):
         """Whether cuDNN's engines are candidates, each of which takes about a second to compile."""
         return settings.current().compile_seconds > 0 or self._is_listed()
 
-    def _forward_by_cudnn(self, plan, attributes, masked, x, gamma, beta, running, add, factors=None):
+    def _forward_by_cudnn(self, plan, masked, x, gamma, beta, running, add, factors=None):
         y, mean, invstd = self._empty(x.shape, x.dtype), self._per_channel(gamma), self._per_channel(gamma)
-        moves = running is not None and CUDNN_VARIANCE_IS_UNBIASED
-        moved = running if moves else (self._per_channel(gamma), self._per_channel(gamma))
+        moved = running or (self._per_channel(gamma), self._per_channel(gamma))
         inputs = [x, gamma, beta, *moved] + [add] * (add is not None)
         outputs = [y, mean, invstd, *moved]
         mask = self._empty(x.shape, CUDNN_MASK_DTYPE) if masked else None
         outputs += [mask] * masked
         plan.run(*map(self._address, inputs), *map(self._address, outputs))
-        if running is not None and not moves:
-            rows, channels = rows_of(x)
-            self._run_channels(
-                "batch_norm_move_running",
-                [*map(self._address, (mean, invstd)), rows, channels, *map(self._address, running)],
-                attributes,
-                channels,
-            )
         return y, Saved(mean, invstd, mask)
 
     def _backward_by_cudnn(self, plan, relu, add, dy, x, gamma, beta, saved, plus, factors=None):

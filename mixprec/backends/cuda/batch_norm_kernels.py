@@ -37,20 +37,15 @@ class BatchNormKernels(Candidates):
     def _statistics(self, x, attributes, mean=None, invstd=None, running=None, sums=None):
         if not rows_of(x)[0]:
             raise ValueError(f"an empty batch has no statistics: batch normalization of an array of shape {x.shape}")
-        address = self._address(x)
         decay, eps = (0.0, 0.0) if attributes is None else (float(attributes.decay), float(attributes.eps))
-        how = [*map(self._address_or_0, (mean, invstd, *(running or (None, None)))), decay, eps]
-        how.append(self._address_or_0(sums))
-        partial = self._partial(x)
-        after = [*self._parts(partial, x), *how]
-        self._run_rows("batch_norm", "batch_norm_statistics", x, [address], after, [address])
+        after = [*self._parts(x), mean, invstd, *(running or (None, None)), decay, eps, sums]
+        self._run_rows("batch_norm", "batch_norm_statistics", [x], after, [x])
 
     def _finish_sums(self, sums, count, running, attributes):
         """Returns :class:`Saved` of the sums of a convolution, ``count`` elements in each channel, without a mask."""
         channels = sums.shape[1]
         mean, invstd = (self._empty((channels,), _FLOAT) for _ in range(2))
-        arrays = mean, invstd, *(running or (None, None))
-        arguments = [self._address(sums), count, channels, *map(self._address_or_0, arrays)]
+        arguments = [sums, count, channels, mean, invstd, *(running or (None, None))]
         self._run_channels("batch_norm_finalize_sums", arguments, attributes, channels)
         return Saved(mean, invstd)
 
@@ -58,8 +53,7 @@ class BatchNormKernels(Candidates):
         """Returns :class:`Saved` of the batches of all processes, without a mask."""
         gathered, channels = ranks.statistics(self, x), x.shape[-1]
         mean, invstd, count = (self._empty((channels,), _FLOAT) for _ in range(3))
-        found = [mean, invstd, count, *(running or (None, None))]
-        arguments = [self._address(gathered), ranks.size, channels, *map(self._address_or_0, found)]
+        arguments = [gathered, ranks.size, channels, mean, invstd, count, *(running or (None, None))]
         self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)
         return Saved(mean, invstd, count=count)
 
@@ -88,27 +82,14 @@ class BatchNormKernels(Candidates):
             factors: ``None`` for 1, or (N,) for x (N, ..., C).
         """
         y = self._empty(x.shape, x.dtype)
-        dense = [self._address(x), self._address_or_0(add), self._address(y)]
-        how = [*map(self._address_or_0, parameters), spread, float(eps), int(backwards), *self._factors(x, factors)]
+        how = [*parameters, spread, float(eps), int(backwards), *_of_images(x, factors)]
         given = {"ADD": add is not None, "RELU": relu, "MASK": mask is not None, "FACTORS": factors is not None}
         macros = tuple([(name, int(value)) for name, value in given.items()])
-        before = [*dense, self._address_or_0(mask)]
-        self._run_rows("batch_norm_apply", "batch_norm_apply", x, before, how, dense, macros)
+        self._run_rows("batch_norm_apply", "batch_norm_apply", [x, add, y, mask], how, [x, add, y], macros)
         return y
 
     def _gradients(
-        self,
-        dy,
-        x,
-        parameters,
-        spread,
-        eps,
-        opening,
-        opened,
-        plus=None,
-        backwards=False,
-        of_ranks=None,
-        factors=None,
+        self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False, of_ranks=None, factors=None
     ):
         """Returns dx, dgamma, dbeta, and the gradient behind the ReLU if that was written on the way.
 
@@ -136,73 +117,54 @@ class BatchNormKernels(Candidates):
 
         file = "batch_norm_backward"
         macros = (("OPENING", opening), ("PLUS", int(plus is not None)), ("FACTORS", int(factors is not None)))
-        inputs = [self._address(dy), self._address_or_0(plus), self._address(x), self._address_or_0(opened)]
-        before = [*inputs, self._address_or_0(kept)]
-        dense = [*before[:3], before[4], self._address(dx)] + [before[3]] * (opening == BY_OUTPUT)
-        how = [*map(self._address, parameters), spread, float(eps)]
-        lines = [*map(self._address_or_0, (slope, offset))]
-        results = [*map(self._address, (dgamma, dbeta)), *lines]
+        dense = [dy, plus, x, kept, dx] + [opened] * (opening == BY_OUTPUT)
+        how = [*parameters, spread, float(eps)]
+        results = [dgamma, dbeta, slope, offset]
         own = None if of_ranks is None else self._empty((2, *gamma.shape), _FLOAT)
-        written = results if own is None else [self._address(own[0]), self._address(own[1]), 0, 0]
-        partial = self._partial(x)
-        of_images = self._factors(x, factors)
-        after = [*self._parts(partial, x), *how, *written, *of_images]
-        self._run_rows(file, "batch_norm_backward_sums", x, before, after, dense, macros)
+        written = results if own is None else [own[0], own[1], None, None]
+        of_images = _of_images(x, factors)
+        after = [*self._parts(x), *how, *written, *of_images]
+        self._run_rows(file, "batch_norm_backward_sums", [dy, plus, x, opened, kept], after, dense, macros)
         if own is not None:
             self._finish_gradients(own, *of_ranks, gamma, parameters[3], results)
-        before = [self._address(dy if kept is None else kept), self._address(x), self._address(dx)]
-        after = [*how, *lines, int(backwards), *of_images]
-        self._run_rows(file, "batch_norm_backward_apply", x, before, after, dense, macros)
+        before = [dy if kept is None else kept, x, dx]
+        after = [*how, slope, offset, int(backwards), *of_images]
+        self._run_rows(file, "batch_norm_backward_apply", before, after, dense, macros)
         return dx, dgamma, dbeta, kept
 
     def _finish_gradients(self, own, ranks, count, gamma, invstd, results):
         sums, (channels,) = ranks.sum(own), gamma.shape
-        arguments = [self._address(sums), ranks.size, channels, *map(self._address, (gamma, invstd, count)), *results]
+        arguments = [sums, ranks.size, channels, gamma, invstd, count, *results]
         blocks = ceil_div(channels, self.launcher.threads)
         self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
 
-    def _factors(self, x, factors):
-        """Returns the arguments of a kernel that multiplies images by factors: their address, and rows of an image."""
-        if factors is None:
-            return 0, 1
-        rows = rows_of(x)[0]
-        if rows >= 2**32:  # the kernels divide in 32 bits
-            raise ValueError(f"factors of images go up to 2**32 - 1 rows; found an array of shape {x.shape}")
-        return self._address(factors), rows // len(factors)
-
-    def _partial(self, x):
-        """Returns an array for what blocks leave, or ``None`` if no other block needs it."""
+    def _parts(self, x):
+        """Returns the arguments of a kernel that adds up what blocks leave, where other blocks need it."""
         rows, channels = rows_of(x)
         geometry = _geometry(rows, channels, self.launcher.threads)
         if geometry.parts <= 1:
-            return None
-        return self._empty((geometry.parts + geometry.sets, 2, ceil_div(channels, _GROUP) * _GROUP), _FLOAT)
-
-    def _parts(self, partial, x):
-        """Returns the arguments of a kernel that adds up what blocks leave."""
-        if partial is None:
-            return 0, 0, 1
-        geometry = _geometry(*rows_of(x), self.launcher.threads)
+            return None, 0, 1
+        shape = geometry.parts + geometry.sets, 2, ceil_div(channels, _GROUP) * _GROUP
+        partial = self._empty(shape, _FLOAT)
         counters = self.launcher.counters(geometry.blocks // geometry.parts * (geometry.sets + 1))
-        return self._address(partial), counters, geometry.joined
+        return partial, counters, geometry.joined
 
-    def _run_rows(self, file, name, x, before, after, dense, macros=()):
+    def _run_rows(self, file, name, before, after, dense, macros=()):
         """Launches a kernel over all rows.
 
         Args:
             file: with the kernel.
             name: of the kernel.
-            x: gives shape and dtype.
             before: the first arguments, before those that say which rows and channels a thread has.
             after: the last arguments.
-            dense: addresses of the arrays like ``x``.
+            dense: the arrays of that many rows; ``None`` for one that is left out. The first one gives shape and dtype.
             macros: of the file.
         """
-        rows, channels = rows_of(x)
+        (rows, channels), dtype = rows_of(dense[0]), dense[0].dtype
         geometry = _geometry(rows, channels, self.launcher.threads)
-        width = 1 if channels % _GROUP or any(address % 16 for address in dense) else _GROUP
+        width = 1 if channels % _GROUP or any(self._address_or_0(array) % 16 for array in dense) else _GROUP
         arguments = [*before, rows, channels, geometry.lanes, geometry.part_rows, *after]
-        self.kernels.launch(file, name, geometry.blocks, arguments, x.dtype, width=width, macros=macros)
+        self.kernels.launch(file, name, geometry.blocks, arguments, dtype, width=width, macros=macros)
 
     def _run_channels(self, name, arguments, attributes, channels):
         """Launches a kernel with a thread for each channel; its last arguments are decay and eps."""
@@ -212,6 +174,16 @@ class BatchNormKernels(Candidates):
 
     def _per_channel(self, like):
         return self._empty(like.shape, _FLOAT)
+
+
+def _of_images(x, factors):
+    """Returns the arguments of a kernel that multiplies images by factors: these, and rows of an image."""
+    if factors is None:
+        return None, 1
+    rows = rows_of(x)[0]
+    if rows >= 2**32:  # the kernels divide in 32 bits
+        raise ValueError(f"factors of images go up to 2**32 - 1 rows; found an array of shape {x.shape}")
+    return factors, rows // len(factors)
 
 
 class _Geometry:
@@ -239,6 +211,4 @@ class _Geometry:
         self.blocks = self.parts * tiles
 
 
-@functools.lru_cache(maxsize=1024)
-def _geometry(rows, channels, threads):
-    return _Geometry(rows, channels, threads)
+_geometry = functools.lru_cache(maxsize=1024)(_Geometry)

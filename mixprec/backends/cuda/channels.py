@@ -3,7 +3,6 @@
 from mixprec.announcements import announce
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
-from mixprec.backends.cuda.kernels import width_of
 
 _MULTIPLE = 8  # of channels, which every engine takes
 
@@ -22,8 +21,8 @@ class Channels(Candidates):
             return array
         target = self._empty(shape, array.dtype)
         (rows, channels), (source_rows, source_channels) = rows_of(target), rows_of(array)
-        width = width_of(channels, [target.dtype], [self._address(target)])
-        arguments = [self._address(array), source_rows, source_channels, self._address(target), rows, channels]
+        width = self._width(channels, target)
+        arguments = [array, source_rows, source_channels, target, rows, channels]
         blocks = ceil_div(target.size, self.launcher.threads * width)
         self.kernels.launch("convolution", "resize_channels", blocks, arguments, array.dtype, width=width)
         return target
@@ -39,7 +38,7 @@ class Channels(Candidates):
 
         Args:
             ask: function of ``(images, filter_shape)`` that returns an operation.
-            images: tuple of shapes.
+            images: list of shapes.
             filter_shape: (K, R, S, C).
             groups: of the convolution; those of one with several cannot be padded.
 

@@ -2,16 +2,12 @@
 
 from typing import NamedTuple
 
-import numpy as np
+from mixprec.backends.cuda.base import Base, ceil_div
 
-from mixprec.backends.cuda.base import Base, ceil_div, rows_of
-from mixprec.backends.cuda.kernels import width_of
-
-_FILE = "columns"
 _LANES = 32  # vectors of a row beside each other in a block, at most: 512 bytes
-_SUMMED_ROWS = 4  # of a thread, which reads them at once
+SUMMED_ROWS = 4  # of a thread, which reads them at once
 _FEWEST_LANES = 4  # 64 bytes, for the sake of more blocks with fewer rows
-_SUMMING_BLOCKS = 512  # enough for a large GPU, and few enough for one block to add up what they give
+SUMMING_BLOCKS = 512  # enough for a large GPU, and few enough for one block to add up what they give
 _WRITTEN_ROWS = 8  # of a thread, at most
 _WRITING_BLOCKS = 1024  # that there should be before a thread has more rows than one
 
@@ -33,6 +29,11 @@ class _Blocks(NamedTuple):
     tiles: int
     step: int
 
+    @property
+    def columns(self):
+        """What every kernel takes of it."""
+        return self.vectors, self.lanes, self.tiles
+
     def rows_to_write(self, rows):
         """Returns how many rows a block should have of so many that are written."""
         return self.step * max(1, min(_WRITTEN_ROWS, rows * self.tiles // (self.step * _WRITING_BLOCKS)))
@@ -41,86 +42,29 @@ class _Blocks(NamedTuple):
 class Columns(Base):
     """Sums of columns, and rows that are combined with all others."""
 
-    def _sum_columns(self, x, dtype, segments=1, divisor=1):
-        """Returns the sums of each column over segments of rows, all of them equally long but for the last.
-
-        They are accumulated in float32, in an order that depends on nothing but shape and alignment.
-
-        Args:
-            x: (..., C) in a storage dtype.
-            dtype: of the result.
-            segments: number of segments.
-            divisor: of the sums, a number.
-
-        Returns:
-            (segments, C).
-        """
-        rows, channels = rows_of(x)
-        sums = self._empty((segments, channels), dtype)
-        of_segment = ceil_div(rows, max(segments, 1))
-        blocks = self._summing(of_segment, segments, channels, x, sums)
-        arguments = [self._address(x), self._address(sums), rows, blocks.vectors, blocks.lanes, blocks.tiles]
-        count = segments * blocks.tiles
-        arguments += [of_segment, float(divisor)]
-        self.kernels.launch(_FILE, "sum_columns", count, arguments, x.dtype, blocks.width, sums.dtype)
-        return sums
-
-    def _sum_rows(self, x, dtype):
-        """Returns the sum of all rows of ``x`` (..., C), (C,) in ``dtype``, likewise, in one launch."""
-        rows, channels = rows_of(x)
-        sums = self._empty((channels,), dtype)
-        blocks = self._summing(rows, 1, channels, x, sums)
-        parts = min(ceil_div(rows, blocks.step * _SUMMED_ROWS), _SUMMING_BLOCKS // max(blocks.tiles, 1))
-        of_part = ceil_div(ceil_div(rows, max(parts, 1)), blocks.step) * blocks.step
-        parts = max(ceil_div(rows, max(of_part, 1)), 1)
-        partial, counters = None, 0
-        if parts > 1:
-            partial, counters = self._empty((parts, channels), np.float32), self.launcher.counters(blocks.tiles)
-        arguments = [self._address(x), self._address(sums), self._address_or_0(partial), counters, rows]
-        arguments += [blocks.vectors, blocks.lanes, blocks.tiles, of_part, parts]
-        self.kernels.launch(_FILE, "sum_rows", parts * blocks.tiles, arguments, x.dtype, blocks.width, sums.dtype)
-        return sums
+    def _run_columns(self, name, count, before, blocks, after, dtype, other=None):
+        """Launches a kernel in so many blocks; of its arguments the distribution is in the middle."""
+        self.kernels.launch("columns", name, count, [*before, *blocks.columns, *after], dtype, blocks.width, other)
 
     def _summing(self, rows, segments, channels, *arrays):
-        """Returns the :class:`_Blocks` for sums of so many rows: few rows of a thread, or many blocks."""
+        """Returns the :class:`_Blocks` for sums of segments of so many rows: few rows of a thread, or many blocks.
+
+        Sums are accumulated in float32, in an order that depends on nothing but shape and alignment.
+        """
         blocks = self._blocks(channels, *arrays)
         while (
             blocks.lanes > _FEWEST_LANES
-            and rows > blocks.step * _SUMMED_ROWS
-            and segments * blocks.tiles < _SUMMING_BLOCKS
+            and rows > blocks.step * SUMMED_ROWS
+            and segments * blocks.tiles < SUMMING_BLOCKS
         ):
             lanes = blocks.lanes // 2
             tiles = ceil_div(blocks.vectors, lanes)
             blocks = blocks._replace(lanes=lanes, tiles=tiles, step=self.launcher.threads // lanes)
         return blocks
 
-    def _add_row(self, x, b):
-        """Returns ``x + b``, for x (..., C) and b (C,) of any storage dtype."""
-        rows, channels = rows_of(x)
-        y = self._empty(x.shape, x.dtype)
-        blocks = self._blocks(channels, x, y, b)
-        of_block = blocks.rows_to_write(rows)
-        arguments = [self._address(x), self._address(b), self._address(y), rows, blocks.vectors, blocks.lanes]
-        arguments += [blocks.tiles, of_block]
-        count = ceil_div(rows, of_block) * blocks.tiles
-        self.kernels.launch(_FILE, "add_row", count, arguments, x.dtype, blocks.width, b.dtype)
-        return y
-
-    def _repeat_rows(self, x, rows, divisor, shape):
-        """Returns each row of ``x`` (M, C), divided, ``rows`` times, as an array of a shape (..., C)."""
-        sources, channels = x.shape
-        y = self._empty(shape, x.dtype)
-        blocks = self._blocks(channels, x, y)
-        of_block = blocks.rows_to_write(sources * rows)
-        of_row = ceil_div(rows, of_block)
-        arguments = [self._address(x), self._address(y), rows, blocks.vectors, blocks.lanes, blocks.tiles]
-        arguments += [of_block, of_row, float(divisor)]
-        self.kernels.launch(_FILE, "repeat_rows", sources * of_row * blocks.tiles, arguments, x.dtype, blocks.width)
-        return y
-
     def _blocks(self, channels, *arrays):
         """Returns the :class:`_Blocks` for arrays; what is in another dtype than the first one may be wider."""
-        width = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
+        width = self._width(channels, *arrays)
         vectors = channels // width
         lanes = min(_LANES, 1 << max(vectors - 1, 0).bit_length())
         return _Blocks(width, vectors, lanes, ceil_div(vectors, lanes), self.launcher.threads // lanes)

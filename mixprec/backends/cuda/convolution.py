@@ -2,15 +2,12 @@
 
 import functools
 import itertools
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from mixprec.backends.cuda import operations
-from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.batch_norm import BatchNorms
-from mixprec.backends.cuda.kernels import width_of
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.stem import Stems, folds_of
 from mixprec.backends.geometry import BatchNorm, Following
@@ -53,13 +50,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._with_bias(x, None, relu=True)
 
     def relu_backward(self, dy, y):
-        result = self._empty(dy.shape, dy.dtype)
-        addresses = [self._address(array) for array in (dy, y, result)]
-        size = math.prod(dy.shape)
-        width = width_of(size, [dy.dtype], addresses)
-        blocks = ceil_div(size, self.launcher.threads * width)
-        self.kernels.launch("convolution", "relu_backward", blocks, [*addresses, size], dy.dtype, width=width)
-        return result
+        return self._elementwise("convolution", "relu_backward", [dy, y], dy.size, length=dy.size)
 
     # The candidates. Of convolutions of cuDNN the first one fuses most.
 
@@ -67,26 +58,22 @@ class Convolutions(BatchNorms, Stems, Layouts):
         as_it_is = self._fprop_as_it_is(x_shape, w_shape, dtype, convolution, b, relu, wanted)
         if wanted.statistics:
             return as_it_is
-        stems = (
-            self._stem_fprop_candidates(folds, dtype, b, relu)
-            for folds in folds_of(x_shape, w_shape, dtype, convolution)
-        )
-        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+        both = folds_of(x_shape, w_shape, dtype, convolution)
+        first, others = (self._stem_fprop_candidates(folds, dtype, b, relu) for folds in both)
+        return self._by_rule(first, itertools.chain(as_it_is, others))
 
     def _fprop_as_it_is(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn, found = self._cudnn(), False
-        ask = functools.partial(operations.conv_fprop, dtype=dtype, convolution=convolution)
+
+        def ask(images, filters, **fused):
+            return operations.conv_fprop(*images, filters, dtype, convolution, **fused)
+
         for fused in itertools.product(*((True, False) if part else (False,) for part in wanted)):
             fused = _Forward(*fused)
             if fused.ending != wanted.ending and (found or fused.statistics):
                 continue  # a bias after rounding is the last resort; and nothing may come after statistics
-            operation = ask(
-                x_shape,
-                w_shape,
-                b=b if fused.ending else None,
-                relu=relu and fused.ending,
-                statistics=fused.statistics,
-            )
+            ending = {"b": b, "relu": relu} if fused.ending else {}
+            operation = ask([x_shape], w_shape, **ending, statistics=fused.statistics)
             if cudnn.supports(operation):
                 found = True
                 function = functools.partial(self._fprop, cudnn.plan(operation), relu, wanted, fused)
@@ -94,44 +81,37 @@ class Convolutions(BatchNorms, Stems, Layouts):
                 if fused.statistics and self._is_ruled():
                     return
         if not found:
-            (x_shape,), w_shape = self._padding(
-                lambda images, filters: ask(*images, filters), (x_shape,), w_shape, convolution.groups
-            )
+            (x_shape,), w_shape = self._padding(ask, [x_shape], w_shape, convolution.groups)
             function = functools.partial(self._fprop_padded, convolution, x_shape, w_shape, relu, wanted.statistics)
             yield "padded", function
 
     def _dgrad_candidates(self, dy_shape, w_shape, x_shape, dtype, convolution):
-        ask = functools.partial(operations.conv_dgrad, dtype=dtype, convolution=convolution)
-        operation = ask(dy_shape, w_shape, x_shape)
-        if self._cudnn().supports(operation):
-            yield "conv", functools.partial(self._gradient, self._cudnn().plan(operation))
-        else:
-            images, w_shape = self._padding(
-                lambda images, filters: ask(images[0], filters, images[1]),
-                (dy_shape, x_shape),
-                w_shape,
-                convolution.groups,
-            )
-            yield "padded", functools.partial(self._dgrad_padded, convolution, x_shape, *images, w_shape)
+        def ask(images, filters):
+            return operations.conv_dgrad(images[0], filters, images[1], dtype, convolution)
+
+        padded = functools.partial(self._dgrad_padded, convolution, x_shape)
+        return self._gradient_candidates(ask, [dy_shape, x_shape], w_shape, convolution.groups, padded)
 
     def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution):
         as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution)
-        stems = (
-            self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype)
-            for folds in folds_of(x_shape, w_shape, dtype, convolution)
-        )
-        return self._by_rule(next(stems), itertools.chain(as_it_is, *stems))
+        both = folds_of(x_shape, w_shape, dtype, convolution)
+        first, others = (self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype) for folds in both)
+        return self._by_rule(first, itertools.chain(as_it_is, others))
 
     def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution):
-        ask = functools.partial(operations.conv_wgrad, dtype=dtype, convolution=convolution)
-        operation = ask(x_shape, dy_shape, w_shape)
+        def ask(images, filters):
+            return operations.conv_wgrad(*images, filters, dtype, convolution)
+
+        padded = functools.partial(self._wgrad_padded, convolution, w_shape)
+        return self._gradient_candidates(ask, [x_shape, dy_shape], w_shape, convolution.groups, padded)
+
+    def _gradient_candidates(self, ask, images, w_shape, groups, padded):
+        operation = ask(images, w_shape)
         if self._cudnn().supports(operation):
-            yield "conv", functools.partial(self._gradient, self._cudnn().plan(operation))
+            yield "conv", functools.partial(self._computed, self._cudnn().plan(operation))
         else:
-            images, padded = self._padding(
-                lambda images, filters: ask(*images, filters), (x_shape, dy_shape), w_shape, convolution.groups
-            )
-            yield "padded", functools.partial(self._wgrad_padded, convolution, w_shape, *images, padded)
+            images, w_shape = self._padding(ask, images, w_shape, groups)
+            yield "padded", functools.partial(padded, *images, w_shape)
 
     def _batch_norm_candidates(self, x_shape, w_shape, dtype, convolution, following):
         before = functools.partial(self._before_batch_norm, convolution, following)
@@ -149,23 +129,14 @@ class Convolutions(BatchNorms, Stems, Layouts):
         if fused.ending and b is not None:
             inputs.append(b)
         y = self._empty(plan.operation.outputs[0].shape, x.dtype)
-        outputs = [self._address(y)]
-        sums = None
-        if fused.statistics:
-            channels = y.shape[3]
-            sums = self._empty((2, channels), _FLOAT)
-            outputs += [self._address(sums), self._address(sums) + channels * _FLOAT.itemsize]
-        plan.run(*map(self._address, inputs), *outputs)
+        sums = self._empty((2, y.shape[3]), _FLOAT) if fused.statistics else None
+        outputs = [y] if sums is None else [y, *sums]
+        plan.run(*map(self._address, (*inputs, *outputs)))
         if wanted.ending and not fused.ending:
             y = self._with_bias(y, None if b is None else self.cast(b, _FLOAT), relu)
         if not wanted.statistics:
             return y
         return y, self._sums(y) if sums is None else sums
-
-    def _gradient(self, plan, *inputs):
-        found = self._empty(plan.operation.outputs[0].shape, inputs[0].dtype)
-        plan.run(*map(self._address, (*inputs, found)))
-        return found
 
     def _before_batch_norm(self, convolution, following, with_statistics, x, w, is_measured=False):
         """Returns the result of a convolution and its sums, or ``None``; as it is measured, what follows from them."""

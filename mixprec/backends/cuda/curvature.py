@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from mixprec.backends.cuda.base import Base, ceil_div, rows_of
-from mixprec.backends.cuda.kernels import width_of
 
 _FLOAT = np.dtype(np.float32)
 _MULTIPLE = 8  # of elements that rows of patches have, which Tensor cores like
@@ -34,16 +33,15 @@ class Curvatures(Base):
             return
         patches = self._empty((groups * chunk * width,), x.dtype)
         of_group = (size - bias) // math.prod(filter_size)
-        source, target = self._address(x), self._address(patches)
-        together = width_of(math.gcd(of_group, x.shape[3]), [x.dtype], [source])
+        together = self._width(math.gcd(of_group, x.shape[3]), x)
         rest = [groups, width // together, *x.shape[1:], places, out_size[1], *filter_size, of_group]
         rest += [*convolution.stride, *convolution.pad, *convolution.dilation, int(bias)]
         for first in range(0, positions, chunk):
             rows = min(chunk, positions - first)
-            arguments = [source, target, *divmod(first, places), rows, *rest]
+            arguments = [x, patches, *divmod(first, places), rows, *rest]
             blocks = ceil_div(groups * rows * width // together, self.launcher.threads)
             self.kernels.launch("patches", "patches", blocks, arguments, x.dtype, together)
-            layout = target, width, rows * width
+            layout = self._address(patches), width, rows * width
             self.matrices.add_moments(layout, x.dtype, rows, self._address(out), size, groups)
 
     def row_moments(self, dy, out):
@@ -54,8 +52,7 @@ class Curvatures(Base):
         places = math.prod(x.shape[1:-1])
         if not x.size:
             return
-        addresses = [*map(self._address, (dy, x))]
-        width = width_of(channels, [x.dtype], addresses)
+        width = self._width(channels, x, dy)
         vectors, threads = channels // width, self.launcher.threads
         lanes = _power_of_two(vectors)
         tiles = ceil_div(vectors, lanes)
@@ -65,31 +62,30 @@ class Curvatures(Base):
         of_part = ceil_div(ceil_div(places, parts), step) * step
         parts = ceil_div(places, of_part)
         gradients = self._empty((samples, parts, 2, channels), _FLOAT)
-        arguments = [*addresses, *map(self._address, (gamma, beta, saved.mean, saved.invstd, gradients))]
+        arguments = [dy, x, gamma, beta, saved.mean, saved.invstd, gradients]
         arguments += [places, vectors, lanes, tiles, parts, of_part, int(relu)]
         blocks = samples * parts * tiles
         self.kernels.launch("scale_moments", "scale_gradients", blocks, arguments, x.dtype, width)
         lanes = _power_of_two(channels)
-        arguments = [self._address(gradients), self._address(out), samples, parts, channels, lanes]
+        arguments = [gradients, out, samples, parts, channels, lanes]
         self.kernels.launch("scale_moments", "scale_squares", ceil_div(channels, lanes), arguments, _FLOAT)
 
     def inverses(self, moments, shifts, out):
         groups, size, _ = moments.shape
         if not moments.size:
             return
-        given = [*map(self._address, (moments, shifts, out))]
         if size <= _SMALL:
-            self.kernels.launch("inverses", "small_inverses", groups, [*given, size], _FLOAT)
+            self.kernels.launch("inverses", "small_inverses", groups, [moments, shifts, out, size], _FLOAT)
             return
         matrices, panels = self._empty(moments.shape, _FLOAT), self._empty((groups, _SMALL, size), _FLOAT)
         factors = self._empty((groups, _SMALL, _SMALL), _FLOAT)
-        matrix, panel, factor = map(self._address, (matrices, panels, factors))
-        arguments = [*given[:2], matrix, given[2], groups, size]
+        addresses = [*map(self._address, (matrices, panels, factors, out))]
+        arguments = [moments, shifts, matrices, out, groups, size]
         blocks = ceil_div(moments.size, self.launcher.threads)
         self.kernels.launch("inverses", "begin_inverses", blocks, arguments, _FLOAT)
         for first in range(0, size, _SMALL):
             end = min(first + _SMALL, size)
-            self._eliminate(matrix, panel, factor, given[2], groups, size, first, end)
+            self._eliminate(*addresses, groups, size, first, end)
 
     def _eliminate(self, matrix, panel, factor, found, groups, size, first, end):
         """Does the steps of some rows of ``[matrix | 1]``, see inverses.cu, and adds their part of the inverse.

@@ -39,7 +39,8 @@ class Kernels:
             file: name of a file without ``.cu``.
             name: of a kernel in it.
             blocks: number of blocks.
-            arguments: ints (addresses, or ``long long``) and floats (``double``).
+            arguments: arrays on the device, or ``None``, of which the kernel gets the addresses; ints (``long long``),
+                floats (``double``), and structs as of :meth:`~mixprec.backends.launch.CupyLauncher.launch`.
             dtype: the storage dtype, of NumPy or ml_dtypes.
             width: number of neighbouring elements for a thread, see :func:`width_of`.
             other: another dtype that the kernel reads or writes; ``None`` for ``dtype``.
@@ -52,7 +53,12 @@ class Kernels:
         if kernels is None:
             source = source_of(file, self._launcher.threads, dtype, width, other, macros)
             kernels = self._compiled[key] = self._launcher.compile(source, names_in(file))
-        self._launcher.launch(kernels[name], blocks, arguments)
+        self._launcher.launch(kernels[name], blocks, list(map(self._by_value, arguments)))
+
+    def _by_value(self, argument):
+        if isinstance(argument, (int, float, np.generic)) or (type(argument) is np.ndarray and argument.ndim):
+            return argument
+        return 0 if argument is None else self._launcher.address(argument)
 
 
 def source_of(file, threads, dtype, width=1, other=None, macros=()):

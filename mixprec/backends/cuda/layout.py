@@ -20,10 +20,9 @@ class Layouts(Base):
         if x.dtype == dtype:
             return x
         y = self._empty(x.shape, dtype)
-        addresses = [self._address(x), self._address(y)]
-        width = width_of(0, [x.dtype, dtype], addresses)
+        width = self._width_of_both(x, y)
         blocks = ceil_div(x.size, self.launcher.threads * width)
-        self.kernels.launch(_FILE, "cast", blocks, [*addresses, x.size], x.dtype, width, dtype)
+        self.kernels.launch(_FILE, "cast", blocks, [x, y, x.size], x.dtype, width, dtype)
         return y
 
     def to_nhwc(self, x, dtype, channels=None):
@@ -48,13 +47,15 @@ class Layouts(Base):
 
     def _one_pixel_each(self, name, x, y, pixels, x_channels, y_channels, width):
         of_image = ceil_div(pixels, self.launcher.threads)
-        arguments = [self._address(x), self._address(y), of_image, pixels, x_channels, y_channels]
+        arguments = [x, y, of_image, pixels, x_channels, y_channels]
         self.kernels.launch(_FILE, name, len(x) * of_image, arguments, x.dtype, width, y.dtype)
 
+    def _width_of_both(self, x, y):
+        return width_of(0, [x.dtype, y.dtype], map(self._address, (x, y)))
+
     def _transpose(self, x, y, rows, x_columns, columns, y_rows):
-        addresses = [self._address(x), self._address(y)]
-        width = width_of(0, [x.dtype, y.dtype], addresses)
+        width = self._width_of_both(x, y)
         down, across = ceil_div(y_rows, _SQUARE), ceil_div(columns, _SQUARE)
-        arguments = [*addresses, down, across, rows, x_columns, columns, y_rows]
+        arguments = [x, y, down, across, rows, x_columns, columns, y_rows]
         arguments += [int(x_columns % width == 0), int(y_rows % width == 0)]
         self.kernels.launch(_FILE, "transpose", len(x) * down * across, arguments, x.dtype, width, y.dtype)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from mixprec.backends.cuda.base import Base, ceil_div
-from mixprec.backends.cuda.kernels import width_of
 
 _FILE = "loss"
 _WARP = 32
@@ -18,35 +17,27 @@ class Losses(Base):
     """
 
     def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
-        rows, classes = x.shape
-        losses, log_z = self._empty((rows,), np.float32), self._empty((rows,), np.float32)
+        losses, log_z = self._empty((len(x),), np.float32), self._empty((len(x),), np.float32)
         width, lanes = self._lanes(x)
-        arguments = [
-            *map(self._address, (x, t)),
-            self._address_or_0(class_weight),
-            *map(self._address, (losses, log_z)),
-        ]
-        arguments += [*self._mixed(mixed), rows, classes, lanes, ignore_label, float(smoothing)]
+        arguments = [x, t, class_weight, losses, log_z, *_mixed(mixed)]
+        arguments += [*x.shape, lanes, ignore_label, float(smoothing)]
         self._launch_rows("softmax_cross_entropy", arguments, x, width, lanes)
         return losses, log_z
 
     def softmax_cross_entropy_backward(
         self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
     ):
-        rows, classes = x.shape
         dx = self._empty(x.shape, x.dtype)
         width, lanes = self._lanes(x, dx)
-        arguments = [self._address(dlosses), self._address_or_0(factor), *map(self._address, (x, t))]
-        arguments.append(self._address_or_0(class_weight))
-        arguments += [*map(self._address, (log_z, dx)), int(dlosses.ndim > 0), *self._mixed(mixed)]
-        arguments += [rows, classes, lanes, ignore_label, float(smoothing)]
+        arguments = [dlosses, factor, x, t, class_weight, log_z, dx, int(dlosses.ndim > 0), *_mixed(mixed)]
+        arguments += [*x.shape, lanes, ignore_label, float(smoothing)]
         self._launch_rows("softmax_cross_entropy_backward", arguments, x, width, lanes)
         return dx
 
     def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
         losses = self._empty((len(x),), np.float32)
         width, lanes = self._lanes(x)
-        arguments = [*map(self._address, (x, t, losses)), *self._mixed(mixed), *x.shape, lanes, ignore_label]
+        arguments = [x, t, losses, *_mixed(mixed), *x.shape, lanes, ignore_label]
         arguments += [float(smoothing), _or_infinity(threshold)]
         self._launch_rows("binary_cross_entropy", arguments, x, width, lanes)
         return losses
@@ -56,20 +47,14 @@ class Losses(Base):
     ):
         dx = self._empty(x.shape, x.dtype)
         width, lanes = self._lanes(x, dx)
-        arguments = [self._address(dlosses), self._address_or_0(factor), *map(self._address, (x, t, dx))]
-        arguments += [int(dlosses.ndim > 0), *self._mixed(mixed), *x.shape, lanes, ignore_label]
-        arguments += [float(smoothing), _or_infinity(threshold)]
+        arguments = [dlosses, factor, x, t, dx, int(dlosses.ndim > 0), *_mixed(mixed)]
+        arguments += [*x.shape, lanes, ignore_label, float(smoothing), _or_infinity(threshold)]
         self._launch_rows("binary_cross_entropy_backward", arguments, x, width, lanes)
         return dx
 
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
         mean, factor = self._empty((), np.float32), self._empty((), np.float32)
-        arguments = [
-            *map(self._address, (losses, t, mean, factor)),
-            losses.size,
-            ignore_label,
-            -1.0 if count is None else float(count),
-        ]
+        arguments = [losses, t, mean, factor, losses.size, ignore_label, -1.0 if count is None else float(count)]
         self.kernels.launch(_FILE, "mean_of_counted", 1, arguments, np.dtype(np.float32))
         return mean, factor
 
@@ -78,22 +63,15 @@ class Losses(Base):
         if not len(x):
             self.launcher.zero(share)
         width, lanes = self._lanes(x)
-        arguments = [*map(self._address, (x, t, share)), self.launcher.counters(3), *x.shape, lanes]
+        arguments = [x, t, share, self.launcher.counters(3), *x.shape, lanes]
         arguments += [top or 0, int(ignore_label is not None), ignore_label or 0]
         self._launch_rows("accuracy", arguments, x, width, lanes)
         return share
 
-    def _mixed(self, mixed):
-        """Returns addresses of second labels and shares, and the step from the share of a row to that of the next."""
-        if mixed is None:
-            return 0, 0, 0
-        second, share = mixed
-        return self._address(second), self._address(share), int(share.ndim > 0)
-
     def _lanes(self, *arrays):
         """Returns how many classes a thread has at a time, and how many threads a row."""
         classes = arrays[0].shape[1]
-        width = width_of(classes, [arrays[0].dtype], map(self._address, arrays))
+        width = self._width(classes, *arrays)
         vectors = max(classes // width, 1)
         lanes = 1 << (vectors - 1).bit_length()
         return width, self.launcher.threads if lanes > 2 * _WARP else min(lanes, _WARP)
@@ -101,6 +79,14 @@ class Losses(Base):
     def _launch_rows(self, name, arguments, x, width, lanes):
         blocks = ceil_div(x.shape[0], self.launcher.threads // lanes)
         self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
+
+
+def _mixed(mixed):
+    """Returns second labels and shares, and the step from the share of a row to that of the next."""
+    if mixed is None:
+        return None, None, 0
+    second, share = mixed
+    return second, share, int(share.ndim > 0)
 
 
 def _or_infinity(threshold):

@@ -4,7 +4,6 @@ import numpy as np
 
 from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.columns import Columns
-from mixprec.backends.cuda.kernels import width_of
 
 _FILE = "pooling"
 
@@ -42,19 +41,29 @@ class Poolings(Columns):
         return dx
 
     def global_average_pool(self, x):
-        images, height, width, _ = x.shape
-        return self._sum_columns(x, x.dtype, images, height * width)
+        images, height, width, channels = x.shape
+        y, size = self._empty((images, channels), x.dtype), height * width
+        blocks = self._summing(size, images, channels, x, y)
+        after = [size, float(size)]
+        self._run_columns("sum_columns", images * blocks.tiles, [x, y, images * size], blocks, after, x.dtype)
+        return y
 
     def global_average_pool_backward(self, dy, x_shape):
-        size = x_shape[1] * x_shape[2]
-        return self._repeat_rows(dy, size, size, x_shape)
+        images, height, width, channels = x_shape
+        dx, size = self._empty(x_shape, dy.dtype), height * width
+        blocks = self._blocks(channels, dy, dx)
+        of_block = blocks.rows_to_write(images * size)
+        of_row = ceil_div(size, of_block)
+        after = [of_block, of_row, float(size)]
+        self._run_columns("repeat_rows", images * of_row * blocks.tiles, [dy, dx, size], blocks, after, dy.dtype)
+        return dx
 
     def _pool(self, name, arrays, pooling, in_shape, out_shape, threads, further=()):
         """Launches a kernel whose threads have the places of an array of shape ``threads``; with further arguments."""
         images, height, width, channels = threads
-        vector = width_of(channels, [arrays[0].dtype], map(self._address, arrays))
+        vector = self._width(channels, *arrays)
         of_image = ceil_div(height * width * (channels // vector), self.launcher.threads)
-        arguments = [*map(self._address, arrays), of_image, channels, *in_shape[1:3], *out_shape[1:3]]
+        arguments = [*arrays, of_image, channels, *in_shape[1:3], *out_shape[1:3]]
         arguments += [*pooling.window, *pooling.stride, *pooling.pad, *further]
         self.kernels.launch(_FILE, name, images * of_image, arguments, arrays[0].dtype, vector)
 

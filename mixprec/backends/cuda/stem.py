@@ -131,13 +131,10 @@ class Stems(Channels):
     def _stem_fprop(self, plan, fold, x, w, b):
         images = self._folded_images(x, fold)
         filters = self._folded_filters("fold_filters", w, w.shape, fold, fold.w_shape)
-        y = self._empty(plan.operation.outputs[0].shape, x.dtype)
-        plan.run(*map(self._address, (images, filters, *([] if b is None else [b]), y)))
-        return y
+        return self._computed(plan, images, filters, *([] if b is None else [b]))
 
     def _stem_wgrad(self, plan, fold, w_shape, x, dy):
-        images, folded = self._folded_images(x, fold), self._empty(fold.w_shape, x.dtype)
-        plan.run(*map(self._address, (images, dy, folded)))
+        folded = self._computed(plan, self._folded_images(x, fold), dy)
         return self._folded_filters("unfold_filters", folded, w_shape, fold, w_shape)
 
     def _folded_images(self, x, fold):
@@ -147,7 +144,7 @@ class Stems(Channels):
         y = self._empty(fold.x_shape, x.dtype)
         places = math.prod(fold.x_shape[:3])
         width = 1 if self._address(x) % ACCESS else ACCESS // x.dtype.itemsize
-        arguments = [self._address(x), self._address(y), places, fold.x_shape[2], channels, fold.rows]
+        arguments = [x, y, places, fold.x_shape[2], channels, fold.rows]
         blocks = ceil_div(places, self.launcher.threads)
         self.kernels.launch(_FILE, "fold_images", blocks, arguments, x.dtype, width)
         return y
@@ -155,7 +152,7 @@ class Stems(Channels):
     def _folded_filters(self, name, filters, w_shape, fold, shape):
         """Launches a kernel from filters to others of a shape; ``w_shape`` is that of the ones that are not folded."""
         found = self._empty(shape, filters.dtype)
-        arguments = [self._address(filters), self._address(found), found.size, *w_shape[1:], fold.rows, *fold.before]
+        arguments = [filters, found, found.size, *w_shape[1:], fold.rows, *fold.before]
         blocks = ceil_div(found.size, self.launcher.threads)
         self.kernels.launch(_FILE, name, blocks, arguments, filters.dtype)
         return found

@@ -4,8 +4,9 @@ import dataclasses
 import logging
 import threading
 
+from mixprec import cudnn_library
 from mixprec.backends.capture_error import CaptureError
-from mixprec.backends.cudnn import library, settings
+from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.autotune import fastest
 from mixprec.backends.cudnn.choices import Choices
 from mixprec.backends.cudnn.cupy_device import CupyDevice
@@ -36,7 +37,7 @@ class CudnnContext:
     """
 
     def __init__(self, device_id, *, frontend=None, device=None):
-        self._frontend = library.load() if frontend is None else frontend
+        self._frontend = cudnn_library.load() if frontend is None else frontend
         self._device = CupyDevice(device_id) if device is None else device
         self._executor = Executor(self._frontend, self._device)
         self._lock = threading.RLock()

@@ -5,16 +5,8 @@ import itertools
 import numpy as np
 
 from mixprec.backends.cudnn import difference
-from mixprec.backends.launch import CupyLauncher
+from mixprec.backends.launch import CupyLauncher, text_of
 
-# Keeps the device busy while the host asks for what is timed: otherwise short kernels would wait for the host, and all
-# of them would seem to take as long as a launch.
-_SPIN = """
-extern "C" __global__ void spin(long long cycles) {
-    const long long start = clock64();
-    while (clock64() - start < cycles) {}
-}
-"""
 _SPIN_CYCLES = 2_000_000  # 1-2 milliseconds
 
 
@@ -92,7 +84,7 @@ class CupyDevice:
         found = np.empty((difference.BLOCKS * self._launcher.threads, 3), np.float32)
         memory = self.allocate(found.nbytes)
         with self._device:
-            kernel = self._launcher.compile(difference.SOURCE, ("difference",))["difference"]
+            kernel = self._launcher.compile(difference.source(), ("difference",))["difference"]
             arguments = difference.arguments(a, b, count, dtype, memory.ptr)
             self._launcher.launch(kernel, difference.BLOCKS, arguments)
             self.synchronize()
@@ -103,7 +95,7 @@ class CupyDevice:
     def times(self, functions):
         """Calls functions one after the other and returns what each of them took on the device, in milliseconds."""
         with self._device:
-            kernel = self._launcher.compile(_SPIN, ("spin",))["spin"]
+            kernel = self._launcher.compile(text_of("mixprec.backends", "spin.cu"), ("spin",))["spin"]
             stream = self._cuda.get_current_stream()
             events = [self._cuda.Event() for _ in range(len(functions) + 1)]
             self._launcher.launch(kernel, 1, (_SPIN_CYCLES,))

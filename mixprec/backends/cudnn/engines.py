@@ -4,8 +4,7 @@ import re
 
 from mixprec.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine, one_line
-from mixprec.backends.cudnn.library import data_type
-from mixprec.backends.cudnn.operation_graphs import describe
+from mixprec.backends.cudnn.operation_graphs import data_type, describe
 
 # In the text of an error: it says nothing about engines. cuDNN could not load a library or get memory, or the GPU has
 # failed before.

@@ -6,7 +6,12 @@ whether channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
 
 import math
 
-from mixprec.backends.cudnn.library import data_type
+_DATA_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "boolean": "BOOLEAN"}
+
+
+def data_type(cudnn, name):
+    """Returns a dtype of :class:`~mixprec.backends.cudnn.operation.Tensor` as cuDNN's."""
+    return getattr(cudnn.data_type, _DATA_TYPES[name])
 
 
 def describe(cudnn, graph, operation):

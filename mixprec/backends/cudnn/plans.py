@@ -90,14 +90,14 @@ class Plan:
 
     def _run(self, places):
         try:
-            self._executor.run(*self._place, places, self.workspace)
+            self._executor.run(*self._place, places, size=self.workspace)
         except CaptureError:
             raise
         except RuntimeError as error:
             if self._executor.device.capturing() or not self._engines.compile_anew(self.engine, error):
                 raise
             self._take(self.engine)
-            self._executor.run(*self._place, places, self.workspace)
+            self._executor.run(*self._place, places, size=self.workspace)
 
     def _run_copies(self, addresses, are_copied, why):
         """Runs with copies of some arrays, and says that once."""

@@ -40,7 +40,7 @@ def search(operation, settings, engines, executor, choices, addresses):
     places = {uid: scratch[uid].ptr if uid in scratch else place for uid, place in enumerate(addresses, start=1)}
     names, workspace = _candidates(engines, settings.compile_seconds, device)
     candidates = [
-        (name, functools.partial(executor.run_in, *engines.place(name), places, workspace.ptr)) for name in names
+        (name, functools.partial(executor.run, *engines.place(name), places, workspace=workspace.ptr)) for name in names
     ]
     written = [
         Memory(places[uid], size_of(tensor), tensor.name, math.prod(tensor.shape), tensor.dtype)

@@ -50,16 +50,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_backward_finali
     offset[c] = -(scale * of_beta) / count;
 }
 
-// Running statistics from what a forward pass has saved: 1 / invstd^2 is the variance plus eps.
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_move_running(
-    const float* mean, const float* invstd, long long rows, long long channels, float* running_mean,
-    float* running_variance, double decay, double eps) {
-    const int c = blockIdx.x * THREADS + threadIdx.x;
-    if (c >= channels) return;
-    const float rest = 1.0f / (invstd[c] * invstd[c]) - static_cast<float>(eps);
-    Running{running_mean, running_variance, decay}.move(c, rows, mean[c], rest < 0.0f ? 0.0f : rest);
-}
-
 // Of arrays (images, channels, pixels), from the parts' sums of dy and of dy * (x - mean): dgamma and dbeta, and `slope`
 // and `offset` of dx = scale * dy + slope * (x - mean) + offset.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward_finalize(

@@ -14,8 +14,8 @@ from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
-from mixprec.backends.cudnn.library import CudnnMissing
 from mixprec.backends.geometry import BatchNorm, Convolution, Following
+from mixprec.cudnn_library import CudnnMissing
 from tests.backends.cpu.test_convolution import bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
     BFLOAT16,

@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 
-from mixprec.backends.cudnn import library
+from mixprec import cudnn_library
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
@@ -18,8 +18,8 @@ from tests.stand_ins import deviceless_cudnn
 pytestmark = [pytest.mark.slow, pytest.mark.plans, pytest.mark.each_version]
 
 try:
-    library.load()
-except library.CudnnMissing as error:
+    cudnn_library.load()
+except cudnn_library.CudnnMissing as error:
     pytest.skip(f"{error}; make test-plans installs it", allow_module_level=True)
 
 X, W = (4, 14, 14, 64), (32, 3, 3, 64)

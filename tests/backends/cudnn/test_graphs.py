@@ -1,7 +1,6 @@
 """How operations are described to cuDNN; what they compute, the tests of primitives compare by the stand-in."""
 
-from mixprec.backends.cudnn import library
-from mixprec.backends.cudnn.operation_graphs import describe
+from mixprec.backends.cudnn.operation_graphs import data_type, describe
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
 from tests.stand_ins import fake_cudnn
@@ -11,7 +10,7 @@ X = (3, 4, 5, 16)
 
 def graph_of(operation):
     graph = fake_cudnn.pygraph(
-        io_data_type=library.data_type(fake_cudnn, operation.inputs[0].dtype),
+        io_data_type=data_type(fake_cudnn, operation.inputs[0].dtype),
         intermediate_data_type=fake_cudnn.data_type.FLOAT,
         compute_data_type=fake_cudnn.data_type.FLOAT,
         sm_version=90,

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from mixprec.backends.cudnn import library
+from mixprec import cudnn_library
+from mixprec.backends.cudnn.operation_graphs import data_type
 from tests.stand_ins import fake_cudnn
 
 
@@ -62,8 +63,8 @@ def broken_frontend():
 )
 def test_what_is_missing_is_named(modules, pathfinder, cudnn, named):
     modules(pathfinder, cudnn)
-    with pytest.raises(library.CudnnMissing) as caught:
-        library.load.__wrapped__()
+    with pytest.raises(cudnn_library.CudnnMissing) as caught:
+        cudnn_library.load.__wrapped__()
     text = str(caught.value)
     assert named in text
     assert re.search(r'pip install -e "\.\[cuda13\]"', text)
@@ -73,18 +74,18 @@ def test_what_is_missing_is_named(modules, pathfinder, cudnn, named):
 def test_libraries_are_loaded_before_the_frontend(modules):
     pathfinder = pathfinder_without(None)
     modules(pathfinder, fake_cudnn)
-    assert library.load.__wrapped__() is fake_cudnn
+    assert cudnn_library.load.__wrapped__() is fake_cudnn
     assert pathfinder.loaded == ["cudart", "nvrtc"]
 
 
 def test_dtypes():
-    assert library.data_type(fake_cudnn, "bfloat16") is fake_cudnn.data_type.BFLOAT16
+    assert data_type(fake_cudnn, "bfloat16") is fake_cudnn.data_type.BFLOAT16
     with pytest.raises(KeyError):
-        library.data_type(fake_cudnn, "int32")
+        data_type(fake_cudnn, "int32")
 
 
 def test_importing_loads_nothing():
-    names = "sys, mixprec.backends.cudnn.operation_graphs, mixprec.backends.cudnn.library"
+    names = "sys, mixprec.backends.cudnn.operation_graphs, mixprec.cudnn_library"
     code = f"import {names}; print('cudnn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

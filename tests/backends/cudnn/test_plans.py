@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from mixprec.backends.cudnn import library
+from mixprec import cudnn_library
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
@@ -23,8 +23,8 @@ from tests.stand_ins import deviceless_cudnn, fake_cudnn
 pytestmark = [pytest.mark.slow, pytest.mark.plans]
 
 try:
-    library.load()
-except library.CudnnMissing as error:
+    cudnn_library.load()
+except cudnn_library.CudnnMissing as error:
     pytest.skip(f"{error}; make test-plans installs it", allow_module_level=True)
 
 WITHOUT_L4 = [gpu for gpu in deviceless_cudnn.GPUS if gpu != "L4"]

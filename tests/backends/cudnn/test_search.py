@@ -329,7 +329,9 @@ def test_without_memory_for_a_copy_nothing_is_compared_and_that_is_said(gpu, mon
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_the_kernel_that_compares_says_what_numpy_says(dtype):
     launcher, count = HostLauncher(), 1000
-    kernel = launcher.compile(f"#define THREADS {launcher.threads}\n{difference.SOURCE}", ("difference",))["difference"]
+    kernel = launcher.compile(f"#define THREADS {launcher.threads}\n{difference.source()}", ("difference",))[
+        "difference"
+    ]
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**16, (2, count), np.uint16)  # all there is: subnormal numbers, infinities, NaN
     a, b = bits.view(dtype) if dtype != "float32" else bits.astype(np.uint32).__lshift__(16).view(dtype)
