@@ -60,7 +60,7 @@ def prepare(arguments, networks, ranks, lock):
         model = make_model(config, network, device, weights)
     if not arguments.dry_run:
         ranks.connect()
-    optimizer = build_optimizer(config, model, ranks.communicator)
+    optimizer = build_optimizer(config, model, ranks.communicator)  # ranks talk in it
     with ranks.together(), _placed(arguments):
         report = convert_model(config, model, device, ranks.rank)
     train, val = _open_sources(config, ranks)

@@ -1,7 +1,7 @@
 """The weights that training starts from, of ``model.weights``.
 
 The training command makes a :class:`StartingWeights` unless it resumes, and
-:func:`mixprec.training.model.build_model` loads them.
+:func:`mixprec.training.model.make_model` loads them.
 """
 
 from mixprec.config import ConfigError
