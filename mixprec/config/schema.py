@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from mixprec.bounds import HALF
 from mixprec.config.arithmetic import MOMENTUM_OPTIMIZERS, Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
-from mixprec.config.data import RAND_DEFAULTS, Data, Progressive
-from mixprec.config.declaration import Rule
+from mixprec.config.data import Data, Progressive
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
+from mixprec.data.loaders.random_policies import RAND_DEFAULTS
+from mixprec.declaration import Rule
 
 
 @dataclass(frozen=True, kw_only=True)

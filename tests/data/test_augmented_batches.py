@@ -8,16 +8,14 @@ from chainer import serializers
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.augmentation import steps
-from mixprec.data.loaders.erasing import erased_box
+from mixprec.data.loaders import erasing, random_policies
 from mixprec.data.loaders.order import Order
 from mixprec.data.loaders.pillow import PillowIterator
-from mixprec.data.loaders.pillow_operations import augmented
 from tests.cases import first
+from tests.data.loader_settings import dali_iterator, objects
 from tests.data.test_augmentation import spec_of
 from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, levels, noise, take  # noqa: F401
 
-DEFAULTS = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
 WHOLE = {"crop_area": (1, 1), "aspect": (1, 1)}
 RAND = {"augment": "rand", "augment_deviation": 2.0, "augment_probability": 0.8}
 POLICIES = {"rand": RAND, "trivial": {"augment": "trivial"}}
@@ -31,11 +29,8 @@ def loaders():
 
     def build(kind, images, batch_size=4, **settings):
         if kind == "dali":
-            pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-            from mixprec.data.loaders.dali import DaliIterator
-
-            return DaliIterator(images, batch_size, **{**DEFAULTS, **settings})
-        iterator = PillowIterator(images, batch_size, **{**DEFAULTS, **settings})
+            return dali_iterator(images, batch_size, **settings)
+        iterator = PillowIterator(images, *objects(batch_size, **settings))
         made.add(iterator)
         return iterator
 
@@ -76,7 +71,9 @@ def _expected(images, policy, places, **settings):
     """Pixels of places (epoch, place), by Pillow, without a crop."""
     spec = spec_of(size=32, **POLICIES[policy], **settings)
     picture = Image.open(images.paths()[0])
-    return [np.asarray(augmented(picture, steps(spec, *each)), np.float64) for each in places]
+    return [
+        np.asarray(random_policies.pillow(picture, random_policies.draw(spec, *each)), np.float64) for each in places
+    ]
 
 
 @pytest.mark.parametrize(("policy", "last_batch"), first(1, [("rand", "drop"), ("trivial", "partial")]))
@@ -119,7 +116,7 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
             (before, _), (after, _) = next(plain), next(erased)
             expected = before.copy()
             for row, place in enumerate(range(begin, begin + 5)):
-                top, left, height, width = erased_box(spec, epoch, place)
+                top, left, height, width = erasing.draw(spec, epoch, place)
                 expected[row, top : top + height, left : left + width] = 0
                 count += height > 0
             assert after.dtype == dtype
