@@ -194,7 +194,12 @@ def mixing_of(config, rank=0):
 
 
 def describe(config, train, val, device):
-    """Returns in words, as a list of lines, what the images are and who makes the batches."""
+    """Returns in words, as a list of lines, what the images are, who makes the batches, and how these are mixed."""
+    lines, mixing = _described_sources(config, train, val, device), mixing_of(config)
+    return lines if mixing is None else [*lines, f"mixing: {mixing}"]
+
+
+def _described_sources(config, train, val, device):
     data = config.data
     if val is None:
         return [f"data: random numbers in place of {len(train)} images, the same in each step; no validation"]
