@@ -90,6 +90,11 @@ class Config:
             ),
         ),
         Rule(
+            ("data.augment", "data.extra_operations"),
+            "data.extra_operations only with data.augment rand",
+            lambda config: config.data.augment == "rand" or not config.data.extra_operations,
+        ),
+        Rule(
             ("model.memory_format", "data.pad_channels"),
             "data.pad_channels only with model.memory_format nhwc",
             lambda config: config.model.memory_format == "nhwc" or not config.data.pad_channels,

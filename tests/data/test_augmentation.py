@@ -3,6 +3,7 @@
 The references are the formulas of torchvision 0.28 (``transforms/v2``), written out here in float64 with NumPy.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 
 from mixprec.data.loaders import erasing, random_policies
 from mixprec.data.loaders.augmentation import PARTS, DrawnBatches
-from mixprec.data.loaders.operations import OPERATIONS
+from mixprec.data.loaders.operations import EXTRA, OPERATIONS
 from mixprec.data.loaders.random_policies import Step, step
 from mixprec.data.loaders.uniforms import CROP
 from tests.cases import first
@@ -19,11 +20,9 @@ from tests.data import loader_settings
 
 BINS = 31
 WARPS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+EVERY = (*OPERATIONS, *EXTRA)
 SIGNED = (*WARPS, "brightness", "color", "contrast", "sharpness")
-
-
-def spec_of(**settings):
-    return loader_settings.spec_of(**{"batch_size": 4, "size": 32, **settings})
+spec_of = functools.partial(loader_settings.spec_of, size=32)
 
 
 def published(policy, operation, size):
@@ -67,12 +66,12 @@ def published_matrix(operation, magnitude, size):
 
 
 @pytest.mark.parametrize(("policy", "size"), [("rand", 32), ("rand", 331), ("trivial", 32)])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", EVERY)
 def test_steps_are_those_that_are_published(policy, operation, size):
     for number in range(BINS):
         for sign in (1, -1):
             kind, value = step(policy, operation, number, sign, size)
-            if operation in ("identity", "auto_contrast", "equalize"):
+            if operation in ("identity", "auto_contrast", "equalize", "invert"):
                 assert (kind, value) == (operation, None)
                 continue
             magnitude = published(policy, operation, size)[number] * (sign if operation in SIGNED else 1)
@@ -128,6 +127,8 @@ def reference(x, operation, value):
         return x - x % 2 ** (8 - value)
     if operation == "solarize":
         return np.where(x < value, x, 255 - x)
+    if operation == "invert":
+        return 255 - x
     if operation == "auto_contrast":
         low, high = x.min((0, 1)), x.max((0, 1))
         return np.where(high > low, np.floor((x - low) * 255 / np.maximum(high - low, 1) + 1e-9), x)
@@ -158,7 +159,7 @@ def every_step(policy, operation, size):
 
 
 @pytest.mark.parametrize(("policy", "size"), [("rand", 64), ("trivial", 16)])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", EVERY)
 def test_operations_of_pillow_are_the_formulas(policy, size, operation):
     """Within one level where a product may be rounded otherwise; not where a place is on the border of two pixels."""
     for image in pictures(size):
@@ -167,7 +168,7 @@ def test_operations_of_pillow_are_the_formulas(policy, size, operation):
             difference = np.abs(found - reference(image.astype(np.float64), *each))
             if each.kind == "warp":
                 assert difference[is_clear(each.value, len(image))].max() == 0
-            elif operation in ("identity", "posterize", "solarize", "equalize"):
+            elif operation in ("identity", "posterize", "solarize", "equalize", *EXTRA):
                 assert difference.max() == 0
             else:
                 assert difference.max() <= 1
@@ -175,13 +176,13 @@ def test_operations_of_pillow_are_the_formulas(policy, size, operation):
 
 
 @pytest.mark.parametrize(("policy", "size"), first(1, [("rand", 64), ("trivial", 16)]))
-@pytest.mark.parametrize("operation", first(5, reversed(list(OPERATIONS))))  # the last have most arithmetic of our own
+@pytest.mark.parametrize("operation", first(6, reversed(EVERY)))  # the last have most arithmetic of our own
 def test_operations_of_dali_are_those_of_pillow(policy, size, operation, monkeypatch):
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     wanted = every_step(policy, operation, size)
     batch = [(image, each) for image in pictures(size) for each in wanted]
     monkeypatch.setattr(random_policies, "draw", lambda spec, epoch, place: [batch[place][1]])
-    spec = spec_of(augment="trivial", size=size)
+    spec = spec_of(augment="trivial", size=size, extra_operations=tuple(EXTRA))
     source = DrawnBatches(spec, lambda number: (0, range(len(batch))), 0).source(random_policies)
 
     @dali.pipeline_def(batch_size=len(batch), num_threads=1, device_id=None, enable_conditionals=True)
@@ -264,6 +265,17 @@ def test_one_operation_from_its_numbers(monkeypatch):
         assert (found.kind, found.value) == ("brightness", pytest.approx(1 + 0.9 * number / 30))
     fixed(monkeypatch, brightness, 0.75, 0.5, one_away, 0.0)
     assert random_policies.draw(rand, 0, 0) == [Step("identity")]
+
+
+def test_extra_operations_are_drawn_only_where_they_are_named():
+    def drawn(**settings):
+        rand = spec_of(augment="rand", augment_operations=4, **settings)
+        return [random_policies.draw(rand, 0, place) for place in range(300)]
+
+    kinds = [each.kind for steps in drawn(extra_operations=tuple(EXTRA)) for each in steps]
+    for name in EXTRA:  # each as often as one of the others
+        assert abs(kinds.count(name) - 1200 / len(EVERY)) < 5 * math.sqrt(1200 / len(EVERY))
+    assert not {each.kind for steps in drawn() for each in steps} & EXTRA.keys()
 
 
 def test_strengths_are_clipped():

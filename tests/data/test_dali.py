@@ -36,7 +36,6 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def make():
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     return dali_iterator
 
 

@@ -1,6 +1,7 @@
 """DALI on a GPU, without one: what is asked of DALI, and how its batches become arrays, with a stub in CuPy's place."""
 
 import contextlib
+import functools
 import sys
 import types
 import weakref
@@ -328,9 +329,7 @@ def on_device(cupy, monkeypatch):
     monkeypatch.setattr(iterators, "define_pipeline", define)
     monkeypatch.setattr("mixprec.backends.launch.CupyLauncher.upload", upload)
 
-    def build(*arguments, **settings):
-        return dali_iterator(*arguments, **settings)
-
+    build = functools.partial(dali_iterator)
     build.uploads = uploads
     return build
 

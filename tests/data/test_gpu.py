@@ -1,5 +1,7 @@
 """DALI on a GPU beside DALI on the CPU: the same order and labels, pixels as close as decoders are; nothing waits."""
 
+import functools
+
 import numpy as np
 import pytest
 from chainer import serializers
@@ -17,9 +19,7 @@ SIZE = 32
 @pytest.fixture
 def make():
     """On the first GPU unless a test says otherwise."""
-    return lambda images, batch_size=4, **settings: dali_iterator(
-        images, batch_size, **{"size": SIZE, "device_id": 0, **settings}
-    )
+    return functools.partial(dali_iterator, size=SIZE, device_id=0)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ from mixprec.data.loaders.pillow_worker import random_crop
 from mixprec.data.sources.shards import scan_shards
 from tests.cases import first
 from tests.data import test_dali as test_data_dali
-from tests.data.loader_settings import dali_iterator, objects
+from tests.data.loader_settings import dali_iterator, objects, pillow_iterator  # noqa: F401 (a fixture)
 from tests.data.test_dali import COUNT, PLAIN, assert_same, fake_scan, one_pass, take
 from tests.data.test_image_check import GOOD
 
@@ -59,18 +58,8 @@ globals().update(
 
 
 @pytest.fixture
-def make():
-    """PillowIterator; with 21 small images most of a test's time is that of starting processes: of one."""
-    made = weakref.WeakSet()
-
-    def build(images, batch_size=4, **settings):
-        iterator = PillowIterator(images, *objects(batch_size, **settings))
-        made.add(iterator)
-        return iterator
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
+def make(pillow_iterator):  # noqa: F811
+    return pillow_iterator
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import functools
 import math
 from typing import NamedTuple
 
-from mixprec.data.loaders.operations import OPERATIONS, kinds
+from mixprec.data.loaders.operations import EXTRA, OPERATIONS, available, kinds
 from mixprec.data.loaders.operations.image_operation import LAST_BIN
 from mixprec.data.loaders.typed import Typed
 from mixprec.data.loaders.uniforms import uniforms
-from mixprec.declaration import between, key
+from mixprec.declaration import Limit, between, key
 
 SOURCE, COUNTER, IS_OF_PIXELS = {"name": "steps", "ndim": 2}, 2, True  # as of mixprec.data.loaders.augmentation.PARTS
 _NUMBERS = 5  # for each operation: which, whether at all, sign, and two for the magnitude
@@ -45,6 +45,14 @@ class Keys(Typed):
         limit=between(0, LAST_BIN),
     )
     augment_probability: float = key("Only for augment rand: probability of each operation.", 1.0, limit=between(0, 1))
+    extra_operations: tuple[str, ...] = key(
+        "Only for augment rand: operations of timm that are drawn as often as each of torchvision's.",
+        (),
+        limit=Limit(
+            f"from {', '.join(EXTRA)}, none of them twice",
+            lambda names: len(set(names)) == len(names) and set(names) <= EXTRA.keys(),
+        ),
+    )
 
 
 #: Settings that only RandAugment has, and their values without it.
@@ -65,7 +73,7 @@ class Step(NamedTuple):
 
 def impossible(settings):
     """Yields what is wrong with settings that exclude each other, in words."""
-    for name, default in RAND_DEFAULTS.items():
+    for name, default in {**RAND_DEFAULTS, "extra_operations": ()}.items():
         if settings.augment != "rand" and getattr(settings, name) != default:
             yield f"{name} {getattr(settings, name)}: only with augment 'rand'"
 
@@ -75,9 +83,10 @@ def described(settings):
     if settings.augment == "trivial":
         return "TrivialAugment Wide"
     deviation = f" +- {settings.augment_deviation:g}" if settings.augment_deviation else ""
+    extra = f", {', '.join(settings.extra_operations)} among them" if settings.extra_operations else ""
     return (
         f"RandAugment, {settings.augment_operations} operations of strength {settings.augment_magnitude}{deviation}, "
-        f"each with probability {settings.augment_probability:g}"
+        f"each with probability {settings.augment_probability:g}{extra}"
     )
 
 
@@ -94,7 +103,7 @@ def draw(spec, epoch, place):
     """
     settings, found = spec.augmentation, []
     numbers = iter(uniforms(_NUMBERS * _count(settings), spec, epoch, COUNTER, place))
-    names = tuple(OPERATIONS)
+    names = tuple(available(settings.extra_operations))
     for which, skipped, sign, *strength in zip(*[numbers] * _NUMBERS, strict=True):
         operation = names[int(which * len(names))]
         if skipped >= settings.augment_probability:
@@ -124,14 +133,15 @@ def step(policy, operation, number, sign, size):
         >>> step("trivial", "translate_x", 30, 1, 224)
         Step(kind='warp', value=(1.0, 0.0, -32.0, 0.0, 1.0, 0.0))
     """
-    operation = OPERATIONS[operation]
+    operation = available(EXTRA)[operation]
     return Step(operation.kind, operation.value(policy, number, sign, size))
 
 
 def pillow(image, steps):
     """Returns an image of the same size after steps, one after the other; both in RGB, of Pillow."""
+    known = kinds(EXTRA)
     for kind, value in steps:
-        image = kinds()[kind].pillow(image, value)
+        image = known[kind].pillow(image, value)
     return image
 
 
@@ -139,7 +149,7 @@ def rows(spec, steps):
     """Returns the steps for :func:`dali`: float32 (n, 8), a row a step: number of the kind, number, and matrix."""
     import numpy as np
 
-    known = kinds()
+    known = kinds(spec.augmentation.extra_operations)
     return np.array([(list(known).index(kind), *known[kind].row(value)) for kind, value in steps], np.float32)
 
 
@@ -159,8 +169,8 @@ def dali(dali, pixels, rows, spec):
 
     from mixprec.data.loaders.dali_arithmetic import DaliArithmetic
 
-    graph = DaliArithmetic(dali, spec.crop.size)
-    operations = [functools.partial(operation.dali, graph) for operation in kinds().values()]
+    graph, known = DaliArithmetic(dali, spec.crop.size), kinds(spec.augmentation.extra_operations)
+    operations = [functools.partial(operation.dali, graph) for operation in known.values()]
     for number in range(_count(spec.augmentation)):
         kind = dali.fn.cast(rows[number, 0], dtype=dali.types.INT32)
         matrix = dali.fn.reshape(rows[number, 2:8], shape=[2, 3])

@@ -97,10 +97,11 @@ def defaults():
 
 
 def _flat(settings):
+    """All settings by name, but for empty lists: snapshots of versions that did not know them are alike."""
     found = {}
     for name, value in json.loads(json.dumps(dataclasses.asdict(settings))).items():
         found |= value if isinstance(value, dict) else {name: value}
-    return found
+    return {name: value for name, value in found.items() if value != []}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,10 @@ def impossible(settings, kind=""):
         choices, limit = declared["choices"], declared["limit"]
         if choices and value not in choices:
             yield f"{field.name} {value!r}: must be one of {', '.join(choices)}"
-        if limit is not None and limit.ends is not None and not (limit.holds(value) and _fits(field.type, value)):
-            yield f"{field.name} {value}: must be {kind}{limit.ends[0]} to {limit.ends[1]}"
+        if limit is not None and not (limit.holds(value) and _fits(field.type, value)):
+            words = limit.text if limit.ends is None else f"{kind}{limit.ends[0]} to {limit.ends[1]}"
+            yield f"{field.name} {value}: must be {words}"
 
 
 def _fits(kind, value):
-    return not isinstance(value, tuple) or len(value) == len(typing.get_args(kind))
+    return not isinstance(value, tuple) or ... in typing.get_args(kind) or len(value) == len(typing.get_args(kind))

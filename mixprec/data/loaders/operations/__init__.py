@@ -23,13 +23,11 @@ OPERATIONS = {each.name: each for each in _ALL if not each.is_extra}
 EXTRA = {each.name: each for each in _ALL if each.is_extra}
 
 
-def kinds(extra=()):
-    """Returns a dict from each kind of operations to one of them; all of a kind do the same with a value.
+def available(extra):
+    """Returns a dict of the operations that are drawn by name, with extra ones of these names."""
+    return {**OPERATIONS, **{name: EXTRA[name] for name in extra}}
 
-    Args:
-        extra (tuple of str): Names of extra operations.
-    """
-    found = {}
-    for each in (*OPERATIONS.values(), *(EXTRA[name] for name in extra)):
-        found.setdefault(each.kind, each)
-    return found
+
+def kinds(extra):
+    """Returns a dict from each of their kinds to one of them; all of a kind do the same with a value."""
+    return {each.kind: each for each in available(extra).values()}

@@ -1,15 +1,10 @@
 """Stretching and equalizing the levels of each channel, by the histogram that it has in the image."""
 
-from mixprec.data.loaders.operations.image_operation import Operation
+from mixprec.data.loaders.operations.image_operation import OfImageOps
 
 
-class _AutoContrast(Operation):
+class _AutoContrast(OfImageOps):
     name = "auto_contrast"
-
-    def pillow(self, image, value):
-        from PIL import ImageOps
-
-        return ImageOps.autocontrast(image)
 
     def dali(self, graph, pixels, matrix, number):
         wide = graph.wide(pixels)
@@ -19,13 +14,8 @@ class _AutoContrast(Operation):
         return graph.levels(is_flat * wide + (is_flat ^ True) * scaled)
 
 
-class _Equalize(Operation):
+class _Equalize(OfImageOps):
     name = "equalize"
-
-    def pillow(self, image, value):
-        from PIL import ImageOps
-
-        return ImageOps.equalize(image)
 
     def dali(self, graph, pixels, matrix, number):
         # OpenCV's formula, which DALI has, leaves out the lowest level; Pillow's leaves out the highest one, and rounds

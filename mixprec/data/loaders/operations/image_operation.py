@@ -60,4 +60,13 @@ class Operation:
         return pixels
 
 
+class OfImageOps(Operation):
+    """An operation that Pillow has under the same name."""
+
+    def pillow(self, image, value):
+        from PIL import ImageOps
+
+        return getattr(ImageOps, self.name.replace("_", ""))(image, *(() if value is None else (value,)))
+
+
 OPERATIONS = (Operation(),)

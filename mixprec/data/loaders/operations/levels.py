@@ -1,11 +1,11 @@
-"""Posterizing and solarizing: each level of a channel becomes another one, whatever the image."""
+"""Posterizing, solarizing and inverting: each level of a channel becomes another one, whatever the image."""
 
 from typing import ClassVar
 
-from mixprec.data.loaders.operations.image_operation import LAST_BIN, Operation
+from mixprec.data.loaders.operations.image_operation import LAST_BIN, OfImageOps
 
 
-class _Posterize(Operation):
+class _Posterize(OfImageOps):
     """Its value is the number of bits that are kept."""
 
     name = "posterize"
@@ -14,17 +14,12 @@ class _Posterize(Operation):
     def value(self, policy, number, sign, size):
         return round(8 - self.strongest[policy] * number / LAST_BIN)
 
-    def pillow(self, image, value):
-        from PIL import ImageOps
-
-        return ImageOps.posterize(image, value)
-
     def dali(self, graph, pixels, matrix, number):
         unit = graph.fn.cast(2 ** (8 - graph.beside(pixels, number)), dtype=graph.types.UINT8)
         return pixels // unit * unit
 
 
-class _Solarize(Operation):
+class _Solarize(OfImageOps):
     """Its value is the threshold, from which on levels are inverted."""
 
     name = "solarize"
@@ -32,14 +27,17 @@ class _Solarize(Operation):
     def value(self, policy, number, sign, size):
         return 255 * (LAST_BIN - number) / LAST_BIN
 
-    def pillow(self, image, value):
-        from PIL import ImageOps
-
-        return ImageOps.solarize(image, value)
-
     def dali(self, graph, pixels, matrix, number):
         is_dark = graph.wide(pixels) < graph.beside(pixels, number)
         return is_dark * pixels + (is_dark ^ True) * (graph.white(pixels) - pixels)
 
 
-OPERATIONS = (_Posterize(), _Solarize())
+class _Invert(OfImageOps):
+    name = "invert"
+    is_extra = True
+
+    def dali(self, graph, pixels, matrix, number):
+        return graph.white(pixels) - pixels
+
+
+OPERATIONS = (_Posterize(), _Solarize(), _Invert())
