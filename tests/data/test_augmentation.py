@@ -35,6 +35,8 @@ def published(policy, operation, size):
         return (8 - np.arange(BINS) / ((BINS - 1) / highest["posterize"])).round()
     if operation == "solarize":
         return 255 * np.linspace(1, 0, BINS)
+    if operation == "solarize_add":  # of timm: _solarize_add_level_to_arg, whose levels are 0 to 10
+        return np.array([min(128, int(round(number / 3 / 10 * 110, 9))) for number in range(BINS)])
     kind = operation.partition("_")[0]
     return np.linspace(0, highest[kind if kind in highest else "enhance"], BINS)
 
@@ -129,6 +131,8 @@ def reference(x, operation, value):
         return np.where(x < value, x, 255 - x)
     if operation == "invert":
         return 255 - x
+    if operation == "solarize_add":
+        return np.where(x < 128, np.minimum(x + value, 255), x)
     if operation == "auto_contrast":
         low, high = x.min((0, 1)), x.max((0, 1))
         return np.where(high > low, np.floor((x - low) * 255 / np.maximum(high - low, 1) + 1e-9), x)

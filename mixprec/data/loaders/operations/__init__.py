@@ -16,6 +16,7 @@ _FILES = (
     "enhancements",
     "levels",
     "histograms",
+    "solarize_add",
 )
 _ALL = [each for file in _FILES for each in importlib.import_module(f"{__name__}.{file}").OPERATIONS]
 
