@@ -14,17 +14,13 @@ from PIL import Image
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pillow_worker import random_crop
+from mixprec.data.loaders.spec import BatchSpec, Crop, Delivery, Normalization
 from mixprec.data.sources.folders import ImageFiles
 
 DALI, PILLOW, ON_GPU = "mixprec DaliIterator", "mixprec PillowIterator", "mixprec DaliIterator, on the GPU"
 CHAINER, SERIAL = "Chainer MultiprocessIterator, Pillow", "Chainer SerialIterator, Pillow"
 SIZE = 224
-AUGMENTATION = {
-    "crop_area": (0.08, 1.0),
-    "aspect": (3 / 4, 4 / 3),
-    "mean": (123.675, 116.28, 103.53),
-    "std": (58.395, 57.12, 57.375),
-}
+CROP, NORMALIZATION = Crop(size=SIZE, flip=True), Normalization()
 _WIDTH, _HEIGHT = 500, 375  # ImageNet's commonest size
 _QUALITY = 95  # with the noise below about 110 KB a picture, as ImageNet has
 _PREFETCH = 2  # batches
@@ -77,7 +73,7 @@ class PillowDataset(chainer.dataset.DatasetMixin):
 
     def __init__(self, images):
         self._images = images
-        self._mean, self._std = (np.array(AUGMENTATION[key], np.float32) for key in ("mean", "std"))
+        self._mean, self._std = (np.array(each, np.float32) for each in (NORMALIZATION.mean, NORMALIZATION.std))
 
     def __len__(self):
         return len(self._images)
@@ -86,7 +82,7 @@ class PillowDataset(chainer.dataset.DatasetMixin):
         """Returns the image and the label, an int32."""
         numbers = np.random.random_sample(41).tolist()
         image = Image.open(io.BytesIO(self._images.read(i))).convert("RGB")
-        box = random_crop(*image.size, AUGMENTATION["crop_area"], AUGMENTATION["aspect"], numbers[1:])
+        box = random_crop(*image.size, CROP.crop_area, CROP.aspect, numbers[1:])
         image = image.crop(box).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         if numbers[0] < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -131,13 +127,16 @@ def _made(name, images, batch, threads, gpu):
     if name == CHAINER:
         several = {"n_processes": threads, "n_prefetch": _PREFETCH}
         return iterators.MultiprocessIterator(dataset, batch, shuffle=True, **several), concat_examples
-    own = {"size": SIZE, "dtype": "float16", "seed": 0, "threads": threads, "prefetch": _PREFETCH, **AUGMENTATION}
+    # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
+    own = (
+        BatchSpec(batch_size=batch, train=True, crop=CROP, seed=0, last_batch="drop"),
+        Delivery(dtype="float16", threads=threads, prefetch=_PREFETCH),
+    )
+    if name == PILLOW:
+        return PillowIterator(images, *own), lambda arrays: arrays
     if name == ON_GPU:
         chainer.cuda.Device(gpu).use()
-        own["device_id"] = gpu
-    # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
-    kind = PillowIterator if name == PILLOW else DaliIterator
-    return kind(images, batch, train=True, flip=True, last_batch="drop", **own), lambda arrays: arrays
+    return DaliIterator(images, *own, device_id=gpu if name == ON_GPU else None), lambda arrays: arrays
 
 
 def turn(batches):

@@ -17,7 +17,7 @@ FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
     standard_streams optimizer_names scoped
-    variables archives working_folder
+    variables archives working_folder declaration
     launched nested arguments command_line master_arrays name_patterns without_masters native
     command_process backends old_code
     step_state
@@ -30,7 +30,8 @@ FLOORS = """
     activation_memory
     graph_capture
     mixprec patches
-    config data
+    data
+    config
     importing
     export
     training convert_command

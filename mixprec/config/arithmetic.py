@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mixprec.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
-from mixprec.config.declaration import RATE, Pairs, between, key, power_of_two
+from mixprec.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
 from mixprec.policy import COMPUTE_DTYPES
 

@@ -1,17 +1,19 @@
 """Config sections about the images: their place, their decoding, their augmentation, and their sizes over time."""
 
 import operator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from mixprec.bounds import HALF, INT32, MANY, SEVERAL, SIDE
-from mixprec.config.declaration import PATH, Limit, between, key
+from mixprec.bounds import INT32, MANY, SEVERAL, SIDE
+from mixprec.data.loaders.augmentation import Augmentation
+from mixprec.data.loaders.spec import Decoding, Normalization
+from mixprec.declaration import PATH, Limit, between, key
 
 FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """The images, and what is done to them."""
+class _Images:
+    """The images, and which part of them is used."""
 
     format: str = key(
         "folders: a folder with one folder per class; list: a text file with 'path label' in each line; tfrecord and "
@@ -72,49 +74,12 @@ class Data:
         limit=Limit("with 0.0001 <= first <= second <= 1", lambda value: 1e-4 <= value[0] <= value[1] <= 1),
     )
     flip: bool = key("Training: mirror left to right with probability 1/2.", True)
-    augment: str = key(
-        "Training, after crop and flip: rand is RandAugment (Cubuk et al. 2020), trivial is TrivialAugment Wide "
-        "(Mueller and Hutter 2021), both with the operations and ranges of torchvision.",
-        "none",
-        choices=("none", "rand", "trivial"),
-        aliases=("auto_augment", "aa"),
-    )
-    augment_operations: int = key(
-        "Only for augment rand: operations that an image gets.", 2, limit=between(1, 14), aliases=("num_ops",)
-    )
-    augment_magnitude: int = key(
-        "Only for augment rand: strength of the operations.", 9, limit=between(0, 30), aliases=("magnitude",)
-    )
-    augment_deviation: float = key(
-        "Only for augment rand: standard deviation of the strength, which each operation draws anew.",
-        0.0,
-        limit=between(0, 30),
-    )
-    augment_probability: float = key("Only for augment rand: probability of each operation.", 1.0, limit=between(0, 1))
-    erase: float = key(
-        "Training: probability that a rectangle of an image becomes the mean colour (random erasing, Zhong et al. "
-        "2017).",
-        0.0,
-        limit=between(0, 1),
-        aliases=("random_erase", "reprob"),
-    )
-    repeats: int = key(
-        "Training: copies of an image, one behind the other in a batch of all processes, each augmented by itself "
-        "(Hoffer et al. 2020). An epoch has as many images as before, copies included.",
-        1,
-        limit=between(1, SEVERAL),
-        aliases=("aug_repeats",),
-    )
-    mean: tuple[float, float, float] = key(
-        "Subtracted from red, green and blue, which are 0 to 255.",
-        (123.675, 116.28, 103.53),
-        limit=between(-HALF, HALF),
-    )
-    std: tuple[float, float, float] = key(
-        "Divides red, green and blue after that.",
-        (58.395, 57.12, 57.375),
-        limit=between(0.001, HALF),
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batches:
+    """What batches are like, but for the pixels."""
+
     pad_channels: bool = key(
         "A fourth channel of zeros in memory, behind the three that the network sees: rows of pixels that Tensor cores "
         "read aligned.",
@@ -127,22 +92,12 @@ class Data:
         "partial",
         choices=("partial", "drop", "pad"),
     )
-    shuffle_window: int = key(
-        "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
-        "shuffled as a whole.",
-        16384,
-        limit=between(1, INT32),
-    )
-    threads: int = key(
-        "Number of CPU threads that decode images; with loader pillow of processes, at most one for each image of a "
-        "batch.",
-        4,
-        limit=between(1, SEVERAL),
-        aliases=("workers", "num_workers"),
-    )
-    prefetch: int = key(
-        "Number of batches that are made ahead.", 2, limit=between(1, SEVERAL), aliases=("prefetch_depth",)
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Decoding, _Batches, Normalization, Augmentation, _Images):  # keys of the last base come first
+    """The images, and what is done to them."""
+
     decode: str = key(
         "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
         "gpu",
@@ -183,7 +138,3 @@ class Progressive:
         limit=_list_of(1, MANY),
         aliases=("batch_size",),
     )
-
-
-#: Keys that only RandAugment has, and their values without it.
-RAND_DEFAULTS = {field.name: field.default for field in fields(Data) if field.name.startswith("augment_")}

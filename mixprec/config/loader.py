@@ -8,9 +8,9 @@ import os
 
 from mixprec import files
 from mixprec.config.config_error import ConfigError, hint, nearest, shown
-from mixprec.config.declaration import keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
+from mixprec.declaration import keys, sections, switch_of
 from mixprec.messages import encoding_hint
 from mixprec.recipes import config_names, config_path
 

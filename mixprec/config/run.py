@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mixprec.activation_memory.budget import is_budget
 from mixprec.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
-from mixprec.config.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
+from mixprec.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.policy import LAYOUTS
 
 

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from mixprec.bounds import HALF
 from mixprec.config.arithmetic import Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
-from mixprec.config.data import RAND_DEFAULTS, Data, Progressive
-from mixprec.config.declaration import Rule
+from mixprec.config.data import Data, Progressive
 from mixprec.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
+from mixprec.data.loaders.random_policies import RAND_DEFAULTS
+from mixprec.declaration import Rule
 from mixprec.optimizer_names import WITH_AVERAGE, WITH_KEY
 
 _AVERAGING = ", ".join(WITH_AVERAGE)
@@ -104,6 +105,11 @@ class Config:
                 config.data.augment == "rand"
                 or all(getattr(config.data, name) == value for name, value in RAND_DEFAULTS.items())
             ),
+        ),
+        Rule(
+            ("data.augment", "data.extra_operations"),
+            "data.extra_operations only with data.augment rand",
+            lambda config: config.data.augment == "rand" or not config.data.extra_operations,
         ),
         Rule(
             ("model.memory_format", "data.pad_channels"),

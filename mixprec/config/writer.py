@@ -5,9 +5,9 @@ import inspect
 
 import yaml
 
-from mixprec.config.declaration import Pairs, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import Dumper
+from mixprec.declaration import Pairs, keys, sections, switch_of
 from mixprec.messages import one_line
 
 

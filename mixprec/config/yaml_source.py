@@ -11,7 +11,7 @@ import yaml
 
 from mixprec import files
 from mixprec.config.config_error import ConfigError, shown
-from mixprec.config.declaration import Pairs
+from mixprec.declaration import Pairs
 from mixprec.messages import encoding_hint
 
 _LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds

@@ -1,6 +1,6 @@
 """Mixup and CutMix: images of a batch, mixed with others of it, and the labels of both.
 
-The updaters call :class:`Mixing` on each batch when the converter has sent it to the device.
+The updaters give :meth:`Mixing.mix` to the converter, which calls it on each batch that it has sent to the device.
 """
 
 import math
@@ -81,12 +81,17 @@ class Mixing:
             labels of the images that were mixed in; and the share of the former, () float32. Give the last two as
             ``mixed=(second, share)`` to :func:`mixprec.functions.softmax_cross_entropy`.
         """
-        mixture, device = self.draw(number, *x.shape[2:]), chainer.backend.get_device_from_array(x)
+        mixed, *others = self.mix(x.transpose(0, 2, 3, 1), t, number)
+        return mixed.transpose(0, 3, 1, 2), *others
+
+    def mix(self, x, t, number):
+        """Mixes a batch as loaders have it: images (N, H, W, C), before and after; all else is as of a call."""
+        mixture, device = self.draw(number, *x.shape[1:3]), chainer.backend.get_device_from_array(x)
         with chainer.using_device(device):
-            images = device.xp.ascontiguousarray(x.transpose(0, 2, 3, 1))
+            images = device.xp.ascontiguousarray(x)
             mixed = primitives_of(x).mix_images(images, mixture.share, mixture.box)
             second = device.xp.ascontiguousarray(t[::-1])
-        return mixed.transpose(0, 3, 1, 2), t, second, device.send(np.array(mixture.target))
+        return mixed, t, second, device.send(np.array(mixture.target))
 
     def __str__(self):
         kinds = [

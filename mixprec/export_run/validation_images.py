@@ -7,7 +7,7 @@ import numpy as np
 
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.loaders.pillow_worker import Work
-from mixprec.data.loaders.spec import BatchSpec
+from mixprec.data.loaders.spec import BatchSpec, Crop, Normalization
 from mixprec.files import open_regular
 
 
@@ -25,17 +25,9 @@ class ValidationImages:
         spec = BatchSpec(
             batch_size=1,
             train=False,
-            size=preprocessing.size,
-            resize=preprocessing.resize,
-            crop_area=(1, 1),
-            aspect=(1, 1),
-            flip=False,
-            mean=preprocessing.mean,
-            std=preprocessing.std,
+            crop=Crop(size=preprocessing.size, resize=preprocessing.resize),
+            normalization=Normalization(mean=preprocessing.mean, std=preprocessing.std),
             seed=0,
-            last_batch="partial",
-            shard=0,
-            num_shards=1,
         )
         self._work = Work(source, spec, "float32", 3, 0)
         self._source, self._indices, self._threads = source, np.asarray(indices), threads

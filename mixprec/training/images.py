@@ -11,11 +11,13 @@ from chainer import backend
 from mixprec import files
 from mixprec.announcements import announce
 from mixprec.data.data_error import DataError
+from mixprec.data.loaders.augmentation import Augmentation, described
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
-from mixprec.data.loaders.epochs import Epochs
+from mixprec.data.loaders.epochs import Epochs, Shard
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pipeline import require_dali
+from mixprec.data.loaders.spec import BatchSpec, Crop, Delivery, Normalization
 from mixprec.data.loaders.staged import StagedIterator
 from mixprec.data.loaders.synthetic import SyntheticIterator
 from mixprec.data.mixing import Mixing
@@ -95,39 +97,28 @@ def train_iterator(config, images, device, rank=0, ranks=1):
         ranks: number of processes.
     """
     epochs, stages = epochs_of(config, len(images), ranks), stages_of(config)
-    if len(stages) == 1:
-        return _of_stage(config, images, device, rank, ranks, *stages)
     make = [
-        functools.partial(
-            _of_stage, config, images, device, rank, ranks, stage, before=(each.epochs_before, each.batches_before)
-        )
-        for stage, each in zip(stages, epochs.epochs, strict=True)
+        functools.partial(_of_stage, config, images, device, stage, Shard.of(each, shard=rank))
+        for stage, each in zip(stages, getattr(epochs, "epochs", (epochs,)), strict=True)
     ]
-    return StagedIterator(epochs, make)
+    return make[0]() if len(make) == 1 else StagedIterator(epochs, make)
 
 
-def _of_stage(config, images, device, rank, ranks, stage, **keywords):
-    data, batch_size = config.data, stage.batch_size
-    keywords |= {**_common(config, rank, ranks), "last_batch": data.last_batch, "size": stage.size}
-    if data.format == "synthetic":
-        return SyntheticIterator(len(images), batch_size, classes=config.model.classes, device=device, **keywords)
-    return _loader(data, device)(
-        images,
-        batch_size,
+def _of_stage(config, images, device, stage, shard):
+    data = config.data
+    spec = BatchSpec(
+        batch_size=stage.batch_size,
         train=True,
-        crop_area=data.crop_area,
-        flip=data.flip,
-        augment=data.augment,
-        augment_operations=data.augment_operations,
-        augment_magnitude=data.augment_magnitude,
-        augment_deviation=data.augment_deviation,
-        augment_probability=data.augment_probability,
-        erase=data.erase,
-        repeats=data.repeats,
-        shuffle_window=data.shuffle_window,
-        **_decoding(data),
-        **keywords,
+        crop=Crop(size=stage.size, crop_area=data.crop_area, flip=data.flip),
+        normalization=Normalization.of(data),
+        seed=config.training.seed,
+        last_batch=data.last_batch,
+        shard=shard,
+        augmentation=Augmentation.of(data),
     )
+    if data.format == "synthetic":
+        return SyntheticIterator(len(images), spec, _delivery(config), classes=config.model.classes, device=device)
+    return _loader(data, device)(images, spec, _delivery(config))
 
 
 def random_batch(config, size, batch_size, device):
@@ -139,8 +130,9 @@ def random_batch(config, size, batch_size, device):
         batch_size: number of images.
         device: Chainer's device.
     """
-    keywords = {**_common(config, 0, 1), "size": size, "classes": config.model.classes}
-    return SyntheticIterator(batch_size, batch_size, device=device, **keywords).next()
+    spec = BatchSpec(batch_size=batch_size, train=True, crop=Crop(size=size), seed=config.training.seed)
+    classes = config.model.classes
+    return SyntheticIterator(batch_size, spec, _delivery(config), classes=classes, device=device).next()
 
 
 def val_epochs(config, images, *, one_shape, ranks=1):
@@ -169,16 +161,16 @@ def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
         ranks: likewise.
     """
     data, epochs = config.data, val_epochs(config, len(images), one_shape=one_shape, ranks=ranks)
-    return _loader(data, device)(
-        images,
-        epochs.batch_size,
+    spec = BatchSpec(
+        batch_size=epochs.batch_size,
         train=False,
-        size=data.val_size or data.size,
-        resize=data.resize,
+        crop=Crop(size=data.val_size or data.size, resize=data.resize),
+        normalization=Normalization.of(data),
+        seed=config.training.seed,
         last_batch=epochs.last_batch,
-        **_decoding(data),
-        **_common(config, rank, ranks),
+        shard=Shard.of(epochs, shard=rank),
     )
+    return _loader(data, device)(images, spec, _delivery(config))
 
 
 def converter_of(config):
@@ -202,7 +194,12 @@ def mixing_of(config, rank=0):
 
 
 def describe(config, train, val, device):
-    """Returns in words, as a list of lines, what the images are and who makes the batches."""
+    """Returns in words, as a list of lines, what the images are, who makes the batches, and how these are mixed."""
+    lines, mixing = _described_sources(config, train, val, device), mixing_of(config)
+    return lines if mixing is None else [*lines, f"mixing: {mixing}"]
+
+
+def _described_sources(config, train, val, device):
     data = config.data
     if val is None:
         return [f"data: random numbers in place of {len(train)} images, the same in each step; no validation"]
@@ -210,30 +207,15 @@ def describe(config, train, val, device):
     skipped = sum(len(source.skipped) for source in (train, val))
     if skipped:
         lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
-    lines += _augmentation(data)
+    augmentation = described(data)
+    if augmentation:
+        lines.append(f"augmentation: {'; '.join(augmentation)}")
     if _loader_class(data) is PillowIterator:
         return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
     where = "on the CPU"
     if _is_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"
     return [*lines, f"loader: DALI {require_dali().__version__}, {data.threads} threads, images are decoded {where}"]
-
-
-def _augmentation(data):
-    parts = []
-    if data.augment == "rand":
-        strength = f"{data.augment_magnitude}" + (f" +- {data.augment_deviation:g}" if data.augment_deviation else "")
-        parts.append(
-            f"RandAugment, {data.augment_operations} operations of strength {strength}, each with probability "
-            f"{data.augment_probability:g}"
-        )
-    elif data.augment == "trivial":
-        parts.append("TrivialAugment Wide")
-    if data.erase:
-        parts.append(f"a rectangle is erased with probability {data.erase:g}")
-    if data.repeats > 1:
-        parts.append(f"{data.repeats} copies of an image, one behind the other")
-    return [f"augmentation: {'; '.join(parts)}"] if parts else []
 
 
 def check_records(out, train):
@@ -256,18 +238,9 @@ def write_records(out, train, val):
         os.remove(path)
 
 
-def _common(config, rank, ranks):
-    return {
-        "shard": rank,
-        "num_shards": ranks,
-        "dtype": "float16" if config.precision.compute == "float16" else "float32",
-        "seed": config.training.seed,
-        "pad_channels": config.data.pad_channels,
-    }
-
-
-def _decoding(data):
-    return {"mean": data.mean, "std": data.std, "threads": data.threads, "prefetch": data.prefetch}
+def _delivery(config):
+    dtype = "float16" if config.precision.compute == "float16" else "float32"
+    return Delivery.of(config.data, dtype=dtype)
 
 
 def _loader(data, device):

@@ -13,7 +13,7 @@ import numpy as np
 from mixprec import importing
 from mixprec.config import ConfigError
 from mixprec.config.config_error import hint, shown
-from mixprec.config.declaration import IMPORT_PATH
+from mixprec.declaration import IMPORT_PATH
 from mixprec.rewrite.example import call_on_example, without_trace
 
 EXAMPLE = 2  # images on which a network is looked at, on the CPU

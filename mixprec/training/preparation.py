@@ -139,9 +139,6 @@ class Run:
         if self.ranks.described is not None:
             lines.append(one_line(f"ranks: {self.ranks.described}"))
         lines += images.describe(self.config, self.train, self.val, self.optimizer.target.device)
-        mixing = images.mixing_of(self.config)
-        if mixing is not None:
-            lines.append(f"mixing: {mixing}")
         rate = described_rate(self.config, self.ranks.size)
         lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
         for name, described in (("parts", described_parts), ("preconditioner", described_preconditioner)):

@@ -19,7 +19,7 @@ from mixprec.graph_capture.called_links import array_of
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.rewrite.example import without_trace
 from mixprec.training.evaluation import Evaluator
-from mixprec.training.images import mixing_of, random_batch, val_epochs
+from mixprec.training.images import random_batch, val_epochs
 from mixprec.training.stages import epochs_of, stages_of
 from mixprec.training.updater import CapturedUpdater, within_budget
 
@@ -69,14 +69,16 @@ def rehearse(config, trainer, train, val, ranks, memory=None):
         parts = [("training", steps), ("evaluation", evaluations)]
         words = "; ".join(f"{name} {', '.join(map(str, shapes))}" for name, shapes in parts if shapes)
         print(f"rehearsal: engines are chosen for batches of {words}", end="", flush=True)
-    mixing = mixing_of(config, ranks.rank)
     for shape in steps:
-        arrays = _arrays(config, updater, shape)
-        pass_of_training(updater, arrays if mixing is None else mixing(*arrays, 0), memory)
-        del arrays
+        batch = random_batch(config, shape.size, shape.images, updater.device)
+        pass_of_training(updater, updater.converted(batch, 0), memory)
+        del batch
         _give_memory_back(updater.device)
     for shape in evaluations:
-        pass_of_evaluation(evaluator, updater.get_optimizer("main"), _arrays(config, updater, shape))
+        batch = random_batch(config, shape.size, shape.images, updater.device)
+        arrays = updater.converter(batch, updater.device)
+        pass_of_evaluation(evaluator, updater.get_optimizer("main"), arrays)
+        del batch, arrays
         _give_memory_back(updater.device)
     if ranks.is_first:
         print(f", {time.perf_counter() - begin:.1f} s", flush=True)
@@ -151,11 +153,6 @@ def pass_of_evaluation(evaluator, optimizer, arrays):
 
 def _has_engines(device):
     return isinstance(device, backend.GpuDevice)
-
-
-def _arrays(config, updater, shape):
-    batch = random_batch(config, shape.size, shape.images, updater.device)
-    return updater.converter(batch, updater.device)
 
 
 def _counts(epochs, rank):

@@ -1,6 +1,7 @@
 """The updaters, with the time they spend on training: one with eager steps, one with a CUDA graph for each."""
 
 import contextlib
+import functools
 import time
 
 import chainer
@@ -30,7 +31,8 @@ class TimedUpdater(updaters.StandardUpdater):
         ranks: number of processes that train together, each with a shard of the images.
         memory: from :func:`mixprec.offload`, which each step enters; ``None`` for none.
         mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. The iterator is one of
-            :mod:`mixprec.data`, which knows how many batches came before.
+            :mod:`mixprec.data`, which knows how many batches came before, and so is the converter, which mixes images
+            in the layout that the iterator gives them.
 
     Raises:
         TypeError: ``iterator`` is none.
@@ -70,8 +72,14 @@ class TimedUpdater(updaters.StandardUpdater):
             self.get_optimizer("main").new_epoch(auto=True)
 
     def _batch(self, iterator):
-        batch = convert._call_converter(self.converter, iterator.next(), self.input_device)
-        return batch if self._mixing is None else self._mixing(*batch, iterator.delivered - 1)
+        batch = iterator.next()
+        return self.converted(batch, getattr(iterator, "delivered", 0) - 1)
+
+    def converted(self, batch, number):
+        """Returns what the model takes of an iterator's batch, on the device; ``number``, from 0, fixes a mixture."""
+        if self._mixing is None:
+            return convert._call_converter(self.converter, batch, self.input_device)
+        return self.converter(batch, self.input_device, functools.partial(self._mixing.mix, number=number))
 
     def _batches(self, iterator):
         batches, images = [self._batch(iterator)], []

@@ -79,7 +79,7 @@ def test_all_loaders_deliver_the_same_kind_of_batches(pictures, monkeypatch, nam
     }
     assert set(np.concatenate([t for _, t in batches]).tolist()) == set(range(6))
     whole = np.stack([compared_loaders.Image.open(path) for path in pictures.paths()]).astype(np.float64)
-    expected = ((whole - compared_loaders.AUGMENTATION["mean"]) / compared_loaders.AUGMENTATION["std"]).mean()
+    expected = ((whole - compared_loaders.NORMALIZATION.mean) / compared_loaders.NORMALIZATION.std).mean()
     assert abs(np.mean([x.astype(np.float64).mean() for x, _ in batches]) - expected) < 0.1
     compared_loaders.end()
 

@@ -4,8 +4,8 @@ import json
 import typing
 
 from mixprec.config import Config
-from mixprec.config.declaration import keys, sections
 from mixprec.config.yaml_source import read_value
+from mixprec.declaration import keys, sections
 
 KEYS = keys(Config)
 REQUIRED = {

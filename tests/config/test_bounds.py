@@ -7,10 +7,11 @@ import pytest
 import mixprec
 from mixprec import bounds
 from mixprec.config import Config, ConfigError, load
-from mixprec.config.declaration import keys
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.synthetic import SyntheticIterator
+from mixprec.declaration import keys
+from tests.data.loader_settings import objects
 
 SMALL = """
 model: {arch: resnet8, classes: 10}
@@ -134,15 +135,15 @@ def test_a_loss_scale_is_a_number_of_float32(name, value):
     ],
 )
 def test_a_loader_refuses_the_numbers_that_a_config_does(changes):
-    settings = {"train": True, "size": 8, "mean": (0, 0, 0), "std": (1, 1, 1), "dtype": "float16", "seed": 0}
     with pytest.raises(DataError) as caught:
-        PillowIterator(range(10), 2, **{**settings, "threads": 1, **changes})
+        PillowIterator(range(10), *objects(2, **changes))
     assert str(caught.value).startswith(next(iter(changes)))
     assert len(str(caught.value)) <= 1000
 
 
 @pytest.mark.parametrize("changes", [{"size": 10**8}, {"classes": 10**400}, {"images": 2**31}])
 def test_random_images_have_the_bounds_of_a_config(changes):
-    settings = {"images": 10, "batch_size": 2, "size": 8, "classes": 2, "dtype": "float16", "device": "@numpy"}
+    settings = {"images": 10, "size": 8, "classes": 2, **changes}
+    contents = objects(2, size=settings["size"])
     with pytest.raises(DataError, match=f"^{next(iter(changes))} .*must be"):
-        SyntheticIterator(**{**settings, "seed": 0, **changes})
+        SyntheticIterator(settings["images"], *contents, classes=settings["classes"], device="@numpy")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mixprec.config import ConfigError, dump, flat, load, reference
+from mixprec.data.loaders.operations import EXTRA
 from models import MODELS
 from tests import ROOT
 
@@ -107,6 +108,7 @@ def test_defaults_are_those_of_the_design(write):
             "augment_magnitude": 9,
             "augment_deviation": 0.0,
             "augment_probability": 1.0,
+            "extra_operations": (),
             "erase": 0.0,
             "repeats": 1,
             "mean": (123.675, 116.28, 103.53),
@@ -429,6 +431,11 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.augment_magnitude=9.5", "'data.augment_magnitude' is 9.5; allowed: an integer >= 0 and <= 30"),
         ("data.augment_deviation=-1", "'data.augment_deviation' is -1; allowed: a number >= 0 and <= 30"),
         ("data.augment_probability=1.5", "'data.augment_probability' is 1.5; allowed: a number >= 0 and <= 1"),
+        (
+            "data.extra_operations=[invert, invert]",
+            "'data.extra_operations' is ['invert', 'invert']; allowed: a list of texts from "
+            f"{', '.join(EXTRA)}, none of them twice",
+        ),
         ("data.erase=2", "'data.erase' is 2; allowed: a number >= 0 and <= 1"),
         ("data.repeats=0", "'data.repeats' is 0; allowed: an integer >= 1 and <= 1024"),
         ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
@@ -570,6 +577,12 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             "(default), 'data.augment_magnitude' is 10 (--set), 'data.augment_deviation' is 0.0 (default), "
             "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude "
             "9, data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
+        ),
+        (
+            {"data": {"augment": "trivial"}},
+            ["data.extra_operations=[invert]"],
+            "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.extra_operations' is "
+            "['invert'] (--set); allowed: data.extra_operations only with data.augment rand",
         ),
         (
             {"model": {"memory_format": "nchw", "fuse": False}},

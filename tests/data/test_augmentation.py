@@ -3,27 +3,26 @@
 The references are the formulas of torchvision 0.28 (``transforms/v2``), written out here in float64 with NumPy.
 """
 
+import functools
 import math
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.loaders import augmentation, dali_operations, erasing
-from mixprec.data.loaders.augmentation import OPERATIONS, Step, step, steps
-from mixprec.data.loaders.pillow_operations import augmented
-from mixprec.data.loaders.spec import BatchSpec
+from mixprec.data.loaders import erasing, random_policies
+from mixprec.data.loaders.augmentation import PARTS, DrawnBatches
+from mixprec.data.loaders.operations import EXTRA, OPERATIONS
+from mixprec.data.loaders.random_policies import Step, step
+from mixprec.data.loaders.uniforms import CROP
 from tests.cases import first
+from tests.data import loader_settings
 
 BINS = 31
 WARPS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+EVERY = (*OPERATIONS, *EXTRA)
 SIGNED = (*WARPS, "brightness", "color", "contrast", "sharpness")
-
-
-def spec_of(**settings):
-    defaults = {"batch_size": 4, "train": True, "size": 32, "resize": None, "crop_area": (1, 1), "aspect": (1, 1)}
-    defaults |= {"flip": False, "mean": (0, 0, 0), "std": (1, 1, 1), "seed": 1, "last_batch": "partial"}
-    return BatchSpec(**{**defaults, "shard": 0, "num_shards": 1, **settings})
+spec_of = functools.partial(loader_settings.spec_of, size=32)
 
 
 def published(policy, operation, size):
@@ -36,6 +35,8 @@ def published(policy, operation, size):
         return (8 - np.arange(BINS) / ((BINS - 1) / highest["posterize"])).round()
     if operation == "solarize":
         return 255 * np.linspace(1, 0, BINS)
+    if operation == "solarize_add":  # of timm: _solarize_add_level_to_arg, whose levels are 0 to 10
+        return np.array([min(128, int(round(number / 3 / 10 * 110, 9))) for number in range(BINS)])
     kind = operation.partition("_")[0]
     return np.linspace(0, highest[kind if kind in highest else "enhance"], BINS)
 
@@ -67,12 +68,12 @@ def published_matrix(operation, magnitude, size):
 
 
 @pytest.mark.parametrize(("policy", "size"), [("rand", 32), ("rand", 331), ("trivial", 32)])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", EVERY)
 def test_steps_are_those_that_are_published(policy, operation, size):
     for number in range(BINS):
         for sign in (1, -1):
             kind, value = step(policy, operation, number, sign, size)
-            if operation in ("identity", "auto_contrast", "equalize"):
+            if operation in ("identity", "auto_contrast", "equalize", "invert"):
                 assert (kind, value) == (operation, None)
                 continue
             magnitude = published(policy, operation, size)[number] * (sign if operation in SIGNED else 1)
@@ -128,6 +129,10 @@ def reference(x, operation, value):
         return x - x % 2 ** (8 - value)
     if operation == "solarize":
         return np.where(x < value, x, 255 - x)
+    if operation == "invert":
+        return 255 - x
+    if operation == "solarize_add":
+        return np.where(x < 128, np.minimum(x + value, 255), x)
     if operation == "auto_contrast":
         low, high = x.min((0, 1)), x.max((0, 1))
         return np.where(high > low, np.floor((x - low) * 255 / np.maximum(high - low, 1) + 1e-9), x)
@@ -158,16 +163,16 @@ def every_step(policy, operation, size):
 
 
 @pytest.mark.parametrize(("policy", "size"), [("rand", 64), ("trivial", 16)])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("operation", EVERY)
 def test_operations_of_pillow_are_the_formulas(policy, size, operation):
     """Within one level where a product may be rounded otherwise; not where a place is on the border of two pixels."""
     for image in pictures(size):
         for each in every_step(policy, operation, size):
-            found = np.asarray(augmented(Image.fromarray(image), [each]), np.float64)
+            found = np.asarray(random_policies.pillow(Image.fromarray(image), [each]), np.float64)
             difference = np.abs(found - reference(image.astype(np.float64), *each))
             if each.kind == "warp":
                 assert difference[is_clear(each.value, len(image))].max() == 0
-            elif operation in ("identity", "posterize", "solarize", "equalize"):
+            elif operation in ("identity", "posterize", "solarize", "equalize", *EXTRA):
                 assert difference.max() == 0
             else:
                 assert difference.max() <= 1
@@ -175,26 +180,27 @@ def test_operations_of_pillow_are_the_formulas(policy, size, operation):
 
 
 @pytest.mark.parametrize(("policy", "size"), first(1, [("rand", 64), ("trivial", 16)]))
-@pytest.mark.parametrize("operation", first(5, reversed(OPERATIONS)))  # the last have most arithmetic of our own
+@pytest.mark.parametrize("operation", first(6, reversed(EVERY)))  # the last have most arithmetic of our own
 def test_operations_of_dali_are_those_of_pillow(policy, size, operation, monkeypatch):
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
     wanted = every_step(policy, operation, size)
     batch = [(image, each) for image in pictures(size) for each in wanted]
-    monkeypatch.setattr(dali_operations, "steps", lambda spec, epoch, place: [batch[place][1]])
-    spec = spec_of(augment="trivial", size=size)
-    drawn = dali_operations.DrawnBatches(spec, lambda number: (0, range(len(batch))), 0)
+    monkeypatch.setattr(random_policies, "draw", lambda spec, epoch, place: [batch[place][1]])
+    spec = spec_of(augment="trivial", size=size, extra_operations=tuple(EXTRA))
+    source = DrawnBatches(spec, lambda number: (0, range(len(batch))), 0).source(random_policies)
 
     @dali.pipeline_def(batch_size=len(batch), num_threads=1, device_id=None, enable_conditionals=True)
     def graph():
         images = [image for image, _ in batch]
         pixels = dali.fn.external_source(lambda _: images, batch=True, layout="HWC", dtype=dali.types.UINT8)
-        return dali_operations.augment(dali, pixels, drawn, spec)
+        rows = dali.fn.external_source(source, batch=True, dtype=dali.types.FLOAT, **random_policies.SOURCE)
+        return random_policies.dali(dali, pixels, rows, spec)
 
     pipeline = graph()
     pipeline.build()
     (output,) = pipeline.run()
     for found, (image, each) in zip(np.asarray(output.as_tensor()), batch, strict=True):
-        expected = np.asarray(augmented(Image.fromarray(image), [each]), np.int64)
+        expected = np.asarray(random_policies.pillow(Image.fromarray(image), [each]), np.int64)
         difference = np.abs(found.astype(np.int64) - expected)
         if each.kind == "warp":
             assert np.mean(difference > 0) < 0.002
@@ -208,10 +214,10 @@ def test_operations_of_dali_are_those_of_pillow(policy, size, operation, monkeyp
 def test_numbers_of_a_seed_never_change():
     """A run that goes on with a later version gets the same images."""
     rand = spec_of(augment="rand", augment_deviation=1.0, augment_probability=0.9, seed=7, erase=1.0)
-    found = [tuple(kind for kind, _ in steps(rand, 2, place)) for place in range(6)]
+    found = [tuple(kind for kind, _ in random_policies.draw(rand, 2, place)) for place in range(6)]
     assert found == EXPECTED_KINDS
-    assert steps(spec_of(augment="trivial", seed=7), 2, 4) == EXPECTED_TRIVIAL
-    assert [erasing.erased_box(rand, 2, place) for place in range(3)] == EXPECTED_BOXES
+    assert random_policies.draw(spec_of(augment="trivial", seed=7), 2, 4) == EXPECTED_TRIVIAL
+    assert [erasing.draw(rand, 2, place) for place in range(3)] == EXPECTED_BOXES
 
 
 EXPECTED_KINDS = [
@@ -226,11 +232,15 @@ EXPECTED_TRIVIAL = [Step(kind="solarize", value=51.0)]
 EXPECTED_BOXES = [(7, 11, 10, 11), (2, 0, 6, 17), (2, 19, 13, 8)]
 
 
+def test_each_augmentation_has_random_numbers_of_its_own():
+    assert len({CROP, 1, *(part.COUNTER for part in PARTS)}) == 2 + len(PARTS)  # 1 is that of Mixup and CutMix
+
+
 def test_draws_depend_on_seed_epoch_and_place_alone():
     spec, other = spec_of(augment="rand", erase=1.0), spec_of(augment="rand", erase=1.0, batch_size=2, num_shards=2)
 
     def drawn(spec, epoch, place):
-        return tuple(steps(spec, epoch, place)), erasing.erased_box(spec, epoch, place)
+        return tuple(random_policies.draw(spec, epoch, place)), erasing.draw(spec, epoch, place)
 
     assert drawn(spec, 3, 5) == drawn(other, 3, 5)
     places = [(epoch, place) for epoch in range(5) for place in range(20)]
@@ -240,25 +250,36 @@ def test_draws_depend_on_seed_epoch_and_place_alone():
 
 def fixed(monkeypatch, *numbers):
     """Makes these the random numbers, five for each operation."""
-    monkeypatch.setattr(augmentation, "uniforms", lambda count, *_: [*numbers][:count])
+    monkeypatch.setattr(random_policies, "uniforms", lambda count, *_: [*numbers][:count])
 
 
 def test_one_operation_from_its_numbers(monkeypatch):
-    brightness = (OPERATIONS.index("brightness") + 0.5) / len(OPERATIONS)
+    brightness = (list(OPERATIONS).index("brightness") + 0.5) / len(OPERATIONS)
     trivial = spec_of(augment="trivial")
     for strength, number in ((0.0, 0), (0.5, 15), (1 - 2**-53, 30)):
         fixed(monkeypatch, brightness, 0.99, 0.5, strength, 0.0)
-        assert steps(trivial, 0, 0) == [Step("brightness", 1 + 0.99 * number / 30)]
+        assert random_policies.draw(trivial, 0, 0) == [Step("brightness", 1 + 0.99 * number / 30)]
     fixed(monkeypatch, brightness, 0.99, 0.49, 0.5, 0.0)  # the sign
-    assert steps(trivial, 0, 0) == [Step("brightness", 1 - 0.99 / 2)]
+    assert random_policies.draw(trivial, 0, 0) == [Step("brightness", 1 - 0.99 / 2)]
     rand = spec_of(augment="rand", augment_operations=1, augment_probability=0.75, augment_deviation=2.0)
     one_away = 1 - math.exp(-0.5)  # Box and Muller: a distance of one deviation
     for skipped, second, number in ((0.0, 0.0, 11), (0.7499, 0.5, 7), (0.0, 0.25, 9)):
         fixed(monkeypatch, brightness, skipped, 0.5, one_away, second)
-        (found,) = steps(rand, 0, 0)
+        (found,) = random_policies.draw(rand, 0, 0)
         assert (found.kind, found.value) == ("brightness", pytest.approx(1 + 0.9 * number / 30))
     fixed(monkeypatch, brightness, 0.75, 0.5, one_away, 0.0)
-    assert steps(rand, 0, 0) == [Step("identity")]
+    assert random_policies.draw(rand, 0, 0) == [Step("identity")]
+
+
+def test_extra_operations_are_drawn_only_where_they_are_named():
+    def drawn(**settings):
+        rand = spec_of(augment="rand", augment_operations=4, **settings)
+        return [random_policies.draw(rand, 0, place) for place in range(300)]
+
+    kinds = [each.kind for steps in drawn(extra_operations=tuple(EXTRA)) for each in steps]
+    for name in EXTRA:  # each as often as one of the others
+        assert abs(kinds.count(name) - 1200 / len(EVERY)) < 5 * math.sqrt(1200 / len(EVERY))
+    assert not {each.kind for steps in drawn() for each in steps} & EXTRA.keys()
 
 
 def test_strengths_are_clipped():
@@ -266,7 +287,7 @@ def test_strengths_are_clipped():
         round(abs(value - 1) / 0.9 * 30)
         for magnitude in (0, 30)
         for place in range(300)
-        for kind, value in steps(
+        for kind, value in random_policies.draw(
             spec_of(augment="rand", augment_magnitude=magnitude, augment_deviation=1.0, augment_operations=4), 0, place
         )
         if kind == "color"
@@ -292,7 +313,7 @@ def test_boxes_are_those_of_the_formula():
 
 def test_boxes_are_drawn_as_often_as_asked_for():
     spec = spec_of(erase=0.25, size=64)
-    boxes = np.array([erasing.erased_box(spec, 0, place) for place in range(4000)])
+    boxes = np.array([erasing.draw(spec, 0, place) for place in range(4000)])
     erased = boxes[boxes[:, 2] > 0]
     assert abs(len(erased) / 4000 - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 4000)
     top, left, height, width = erased.T

@@ -1,47 +1,29 @@
 """Batches of both loaders with RandAugment, TrivialAugment, random erasing and copies of images."""
 
-import weakref
-
 import numpy as np
 import pytest
 from chainer import serializers
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.augmentation import steps
-from mixprec.data.loaders.erasing import erased_box
+from mixprec.data.loaders import erasing, random_policies
+from mixprec.data.loaders.operations import EXTRA
 from mixprec.data.loaders.order import Order
-from mixprec.data.loaders.pillow import PillowIterator
-from mixprec.data.loaders.pillow_operations import augmented
 from tests.cases import first
+from tests.data.loader_settings import dali_iterator, pillow_iterator  # noqa: F401 (a fixture)
 from tests.data.test_augmentation import spec_of
 from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, levels, noise, take  # noqa: F401
 
-DEFAULTS = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
 WHOLE = {"crop_area": (1, 1), "aspect": (1, 1)}
 RAND = {"augment": "rand", "augment_deviation": 2.0, "augment_probability": 0.8}
 POLICIES = {"rand": RAND, "trivial": {"augment": "trivial"}}
-EVERYTHING = {**RAND, "erase": 0.5, "repeats": 2, "flip": True}
+EVERYTHING = {**RAND, "extra_operations": ("invert",), "erase": 0.5, "repeats": 2, "flip": True}
 
 
 @pytest.fixture
-def loaders():
-    """Both iterators, with defaults for what a test does not care about; processes end with the test."""
-    made = weakref.WeakSet()
-
-    def build(kind, images, batch_size=4, **settings):
-        if kind == "dali":
-            pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-            from mixprec.data.loaders.dali import DaliIterator
-
-            return DaliIterator(images, batch_size, **{**DEFAULTS, **settings})
-        iterator = PillowIterator(images, batch_size, **{**DEFAULTS, **settings})
-        made.add(iterator)
-        return iterator
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
+def loaders(pillow_iterator):  # noqa: F811
+    """Both iterators; processes end with the test."""
+    return lambda kind, *args, **settings: (dali_iterator if kind == "dali" else pillow_iterator)(*args, **settings)
 
 
 @pytest.fixture(params=["pillow", "dali"])
@@ -76,7 +58,9 @@ def _expected(images, policy, places, **settings):
     """Pixels of places (epoch, place), by Pillow, without a crop."""
     spec = spec_of(size=32, **POLICIES[policy], **settings)
     picture = Image.open(images.paths()[0])
-    return [np.asarray(augmented(picture, steps(spec, *each)), np.float64) for each in places]
+    return [
+        np.asarray(random_policies.pillow(picture, random_policies.draw(spec, *each)), np.float64) for each in places
+    ]
 
 
 @pytest.mark.parametrize(("policy", "last_batch"), first(1, [("rand", "drop"), ("trivial", "partial")]))
@@ -119,7 +103,7 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
             (before, _), (after, _) = next(plain), next(erased)
             expected = before.copy()
             for row, place in enumerate(range(begin, begin + 5)):
-                top, left, height, width = erased_box(spec, epoch, place)
+                top, left, height, width = erasing.draw(spec, epoch, place)
                 expected[row, top : top + height, left : left + width] = 0
                 count += height > 0
             assert after.dtype == dtype
@@ -151,6 +135,17 @@ def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, settings):  # noqa:
         serializers.NpzDeserializer(saved).load(fresh)
         assert_same(expected[delivered : delivered + 4], take(fresh, 4))
         fresh.finalize()
+
+
+def test_settings_of_later_versions_are_in_snapshots_only_where_they_are_used(loaders, noise):  # noqa: F811
+    """A snapshot that knows no extra operations is that of an iterator without any, and of no other."""
+    plain, extra = (loaders("pillow", noise, augment="rand", extra_operations=names) for names in ((), ("invert",)))
+    saved = serializers.npz.serialize(plain)
+    assert b"extra_operations" not in saved["settings"].tobytes()
+    with pytest.raises(DataError, match=r"extra_operations is \['invert'\] here, None in the snapshot"):
+        serializers.NpzDeserializer(saved).load(extra)
+    with pytest.raises(DataError, match=r"extra_operations is None here, \['invert'\] in the snapshot"):
+        serializers.NpzDeserializer(serializers.npz.serialize(extra)).load(plain)
 
 
 # Copies
@@ -206,6 +201,11 @@ EXPECTED_SUMS = [357115, 407496]
         ({"augment": "rand", "augment_deviation": -1}, "augment_deviation -1.0: must be 0 to 30"),
         ({"augment": "rand", "augment_deviation": float("nan")}, "augment_deviation nan: must be 0 to 30"),
         ({"augment": "rand", "augment_probability": 1.5}, "augment_probability 1.5: must be 0 to 1"),
+        ({"extra_operations": ("invert",)}, "extra_operations ('invert',): only with augment 'rand'"),
+        (
+            {"augment": "rand", "extra_operations": ("rotate",)},
+            f"extra_operations ('rotate',): must be from {', '.join(EXTRA)}, none of them twice",
+        ),
         ({"erase": 1.5}, "erase 1.5: must be 0 to 1"),
         ({"repeats": 0}, "repeats 0: must be 1 to 1024"),
         ({"train": False, "augment": "rand"}, "augment rand: only for training"),

@@ -1,6 +1,7 @@
 """Converters of batches: what a network computes with a channel of zeros, and that nothing is copied on the way."""
 
 import copy
+import functools
 import logging
 import pickle
 
@@ -13,6 +14,7 @@ import pytest
 import mixprec
 from mixprec import announcements
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
+from mixprec.data.mixing import Mixing
 from mixprec.graph_capture.step_arguments import Arguments
 from tests.stand_ins.graph_on_host import GraphCuda
 
@@ -91,6 +93,17 @@ def test_the_input_of_a_captured_step_keeps_the_channel_of_zeros(batch):
 def test_images_without_a_fourth_channel_are_refused(channels):
     with pytest.raises(ValueError, match=r"have no fourth channel: the iterator needs pad_channels=True"):
         to_padded_nchw((np.zeros((2, 8, 8, channels), np.float32), np.zeros(2, np.int32)))
+
+
+@pytest.mark.parametrize(("converter", "channels"), [(to_nchw, 3), (to_padded_nchw, 4)])
+def test_images_are_mixed_in_the_layout_of_the_iterator(batch, converter, channels):
+    """One view, the last thing that is done: what is mixed has the bits that it has after the converter."""
+    mixing = Mixing(mixup=1.0, seed=1)
+    found = converter(batch, "@numpy", functools.partial(mixing.mix, number=5))
+    assert found[0].shape == (BATCH, channels, SIZE, SIZE)
+    assert found[0].transpose(0, 2, 3, 1).flags.c_contiguous
+    for one, other in zip(found, mixing(*converter(batch, "@numpy"), number=5), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_it_can_be_pickled(batch):

@@ -21,6 +21,7 @@ from mixprec.data.loaders.epochs import Epochs, Stages
 from mixprec.data.loaders.staged import StagedIterator
 from mixprec.data.sources.folders import ImageFiles, scan_folders
 from tests.cases import first
+from tests.data.loader_settings import dali_iterator, objects
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -35,15 +36,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def make():
-    """DaliIterator with defaults for what a test does not care about."""
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.loaders.dali import DaliIterator
-
-    def build(images, batch_size=4, **settings):
-        defaults = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
-        return DaliIterator(images, batch_size, **{**defaults, **settings})
-
-    return build
+    return dali_iterator
 
 
 @pytest.fixture(scope="module")
@@ -460,14 +453,12 @@ def test_a_copy_of_a_running_iterator_goes_on_by_itself(make, noise, copied):
 def test_ctrl_c_loses_no_batch(noise, monkeypatch, train, when):
     """Raised when DALI has run, or when the batch is made, but is not out yet."""
     dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.loaders.dali import DaliIterator
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    settings = {"train": train, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
-    expected = take(DaliIterator(noise, 4, **settings), 6)
-    iterator = DaliIterator(noise, 4, **settings)
+    expected = take(dali_iterator(noise, train=train, threads=1), 6)
+    iterator = dali_iterator(noise, train=train, threads=1)
     found = take(iterator, 2)
     with monkeypatch.context() as patch:
         patch.setattr(*((dali.Pipeline, "checkpoint") if when == "run" else (Epochs, "count")), interrupt)
@@ -549,7 +540,7 @@ def test_without_dali_the_error_says_what_to_install(monkeypatch, flat):
 
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(DataError, match=r'pip install -e "\.\[dali\]"') as caught:
-        DaliIterator(flat, 4, train=True, size=16, mean=MEAN, std=STD, dtype="float32", seed=1, threads=1)
+        DaliIterator(flat, *objects())
     assert "\n" not in str(caught.value)
 
 

@@ -1,6 +1,7 @@
 """DALI on a GPU, without one: what is asked of DALI, and how its batches become arrays, with a stub in CuPy's place."""
 
 import contextlib
+import functools
 import sys
 import types
 import weakref
@@ -9,18 +10,19 @@ import numpy as np
 import pytest
 from chainer import serializers
 
+from tests.data.loader_settings import dali_iterator, objects
 from tests.data.test_dali import MEAN, STD, assert_same, flat, noise, take  # noqa: F401 (fixtures)
 
 dali = pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
 
+
 from mixprec.data.data_error import DataError  # noqa: E402
 from mixprec.data.loaders import dali as iterators  # noqa: E402
 from mixprec.data.loaders import pipeline  # noqa: E402
-from mixprec.data.loaders.dali_operations import DrawnBatches  # noqa: E402
+from mixprec.data.loaders.augmentation import DrawnBatches  # noqa: E402
 from mixprec.data.loaders.device_batches import DeviceBatches  # noqa: E402
 from mixprec.data.loaders.epochs import Epochs, Stages  # noqa: E402
 from mixprec.data.loaders.pipeline import DaliDevice, define_pipeline, new_pipeline  # noqa: E402
-from mixprec.data.loaders.spec import BatchSpec  # noqa: E402
 from mixprec.data.loaders.staged import StagedIterator  # noqa: E402
 from mixprec.data.sources.shards import ImageShards  # noqa: E402
 
@@ -29,21 +31,16 @@ class Graph:
     """The operators of a pipeline, as DALI has them before it looks for a GPU; its own checks have seen them."""
 
     def __init__(self, monkeypatch, images, device, **settings):
-        defaults = {"batch_size": 2, "train": True, "size": 16, "resize": None, "crop_area": (0.08, 1.0), "seed": 1}
-        defaults |= {"aspect": (3 / 4, 4 / 3), "flip": False, "mean": MEAN, "std": STD, "last_batch": "partial"}
+        defaults = {"dtype": "float16", "pad_channels": True, "threads": 3, "prefetch": 5, "shuffle_window": 100}
         monkeypatch.setattr(
             pipeline, "new_pipeline", lambda *graph, device_id, **rest: new_pipeline(*graph, device_id=None, **rest)
         )
-        spec = BatchSpec(**{**defaults, **settings}, shard=0, num_shards=1)
+        spec, delivery = objects(2, **{**defaults, **settings})
         found = define_pipeline(
             images,
             spec,
             device,
-            dtype="float16",
-            pad_channels=True,
-            threads=3,
-            prefetch=5,
-            window=100,
+            delivery,
             drawn=DrawnBatches(spec, lambda number: (0, (0, 1)), 0),
         )
         found._build_graph()
@@ -295,14 +292,13 @@ def test_a_pipeline_that_makes_way_has_its_batches_until_they_are_used(cupy):
 def test_the_loader_of_a_stage_that_is_over_makes_way(on_device, flat, cupy):  # noqa: F811
     """And an iterator that is ended otherwise waits for nothing, as it may be when Python ends."""
     make = on_device
-    settings = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
     epochs = [
         Epochs(images=len(flat), batch_size=7),
         Epochs(images=len(flat), batch_size=7, epochs_before=1, batches_before=3),
     ]
     iterator = StagedIterator(
         Stages(tuple(epochs)),
-        [lambda: make(flat, 7, device_id=0, **settings), lambda: make(flat, 7, device_id=0, before=(1, 3), **settings)],
+        [lambda: make(flat, 7, device_id=0), lambda: make(flat, 7, device_id=0, before=(1, 3))],
     )
     for _ in range(3):
         next(iterator)
@@ -319,8 +315,8 @@ def on_device(cupy, monkeypatch):
     """DaliIterator for a GPU, whose pipeline is that of the CPU; labels come on the host, as with WebDataset."""
     uploads = []
 
-    def define(images, spec, device, **settings):
-        made = define_pipeline(images, spec, DaliDevice(), **settings)
+    def define(images, spec, device, delivery, **settings):
+        made = define_pipeline(images, spec, DaliDevice(), delivery, **settings)
         if device.device_id is not None:
             run = made.run
             made.run = lambda stream: run() if stream is cupy.stream else pytest.fail("not on the current stream")
@@ -333,10 +329,7 @@ def on_device(cupy, monkeypatch):
     monkeypatch.setattr(iterators, "define_pipeline", define)
     monkeypatch.setattr("mixprec.backends.launch.CupyLauncher.upload", upload)
 
-    def build(images, batch_size=4, **settings):
-        defaults = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
-        return iterators.DaliIterator(images, batch_size, **{**defaults, **settings})
-
+    build = functools.partial(dali_iterator)
     build.uploads = uploads
     return build
 
@@ -369,9 +362,7 @@ def test_without_a_gpu_the_error_is_one_line(cupy, noise):  # noqa: F811
 
     if environment.usable_device_count():
         pytest.skip("there is a GPU")
-    iterator = iterators.DaliIterator(
-        noise, 4, device_id=0, train=True, size=16, mean=MEAN, std=STD, dtype="float32", seed=1, threads=1
-    )
+    iterator = dali_iterator(noise, device_id=0)
     with pytest.raises(DataError, match=r"^DALI cannot start: .*CUDA") as caught:
         next(iterator)
     assert "\n" not in str(caught.value)

@@ -1,11 +1,14 @@
 """DALI on a GPU beside DALI on the CPU: the same order and labels, pixels as close as decoders are; nothing waits."""
 
+import functools
+
 import numpy as np
 import pytest
 from chainer import serializers
 from PIL import Image
 
 from mixprec.data.loaders.batch import to_padded_nchw
+from tests.data.loader_settings import dali_iterator
 from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, flat  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.gpu
@@ -15,15 +18,8 @@ SIZE = 32
 
 @pytest.fixture
 def make():
-    """DaliIterator with defaults for what a test does not care about; on the first GPU unless it says otherwise."""
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.loaders.dali import DaliIterator
-
-    def build(images, batch_size=4, **settings):
-        defaults = {"train": True, "size": SIZE, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 2}
-        return DaliIterator(images, batch_size, **{**defaults, "device_id": 0, **settings})
-
-    return build
+    """On the first GPU unless a test says otherwise."""
+    return functools.partial(dali_iterator, size=SIZE, device_id=0)
 
 
 @pytest.fixture(scope="module")

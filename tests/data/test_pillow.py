@@ -12,7 +12,6 @@ import sys
 import tarfile
 import tempfile
 import time
-import weakref
 
 import numpy as np
 import pytest
@@ -26,7 +25,8 @@ from mixprec.data.loaders.pillow_worker import random_crop
 from mixprec.data.sources.shards import scan_shards
 from tests.cases import first
 from tests.data import test_dali as test_data_dali
-from tests.data.test_dali import COUNT, MEAN, PLAIN, STD, assert_same, fake_scan, one_pass, take
+from tests.data.loader_settings import dali_iterator, objects, pillow_iterator  # noqa: F401 (a fixture)
+from tests.data.test_dali import COUNT, PLAIN, assert_same, fake_scan, one_pass, take
 from tests.data.test_image_check import GOOD
 
 cache_home, flat, noise = test_data_dali.cache_home, test_data_dali.flat, test_data_dali.noise
@@ -56,31 +56,15 @@ globals().update(
     if name.startswith("test_") and name not in _NOT_HERE and _takes_make(test)
 )
 
-# With 21 small images most of a test's time is that of starting processes.
-DEFAULTS = {"train": True, "size": 16, "mean": MEAN, "std": STD, "dtype": "float32", "seed": 1, "threads": 1}
-
 
 @pytest.fixture
-def make():
-    """PillowIterator with defaults for what a test does not care about."""
-    made = weakref.WeakSet()
-
-    def build(images, batch_size=4, **settings):
-        iterator = PillowIterator(images, batch_size, **{**DEFAULTS, **settings})
-        made.add(iterator)
-        return iterator
-
-    yield build
-    for iterator in made:
-        iterator.finalize()
+def make(pillow_iterator):  # noqa: F811
+    return pillow_iterator
 
 
 @pytest.fixture
 def make_dali():
-    pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
-    from mixprec.data.loaders.dali import DaliIterator
-
-    return lambda images, batch_size=4, **settings: DaliIterator(images, batch_size, **{**DEFAULTS, **settings})
+    return dali_iterator
 
 
 # The same pictures as DALI
@@ -353,7 +337,7 @@ def test_ctrl_c_at_any_time_loses_and_repeats_nothing(make, noise):
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", ["finalize", "del"])
 def test_processes_end_with_the_iterator(noise, gone):
-    iterator = PillowIterator(noise, 4, **{**DEFAULTS, "threads": 3})
+    iterator = PillowIterator(noise, *objects(threads=3))
     x, _ = next(iterator)
     copy, processes = x.copy(), _processes(iterator)
     assert [process.poll() for process in processes] == [None] * 3
@@ -373,7 +357,7 @@ from mixprec.data.loaders.pillow import PillowIterator
 with open(sys.argv[1], "rb") as file:
     images = pickle.load(file)
 settings = pickle.loads(bytes.fromhex(sys.argv[2]))
-iterator = PillowIterator(images, 4, **settings)
+iterator = PillowIterator(images, *settings)
 next(iterator)
 print(*[process.pid for process in iterator._workers._processes], flush=True)
 if os.fork() == 0:
@@ -401,7 +385,7 @@ def _is_there(pid):
 def test_processes_end_with_the_script(noise, tmp_path, end):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "images").write_bytes(pickle.dumps(noise))
-    settings = pickle.dumps({**DEFAULTS, "threads": 2}).hex()
+    settings = pickle.dumps(objects(threads=2)).hex()
     command = [sys.executable, "-W", "error", tmp_path / "train.py", tmp_path / "images", settings, end]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:

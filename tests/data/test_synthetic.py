@@ -12,11 +12,13 @@ from mixprec.data.data_error import DataError
 from mixprec.data.loaders.batch import to_nchw
 from mixprec.data.loaders.epochs import Epochs
 from mixprec.data.loaders.synthetic import SyntheticIterator
+from tests.data.loader_settings import objects
 
 
 def make(images=20, batch_size=4, **settings):
-    defaults = {"size": 6, "classes": 10, "dtype": "float16", "device": "@numpy", "seed": 1}
-    return SyntheticIterator(images, batch_size, **{**defaults, **settings})
+    settings = {"size": 6, "classes": 10, "dtype": "float16", "device": "@numpy", **settings}
+    device = {name: settings.pop(name) for name in ("classes", "device")}
+    return SyntheticIterator(images, *objects(batch_size, **settings), **device)
 
 
 @pytest.mark.parametrize(("dtype", "pad_channels"), [("float16", True), ("float32", False)])

@@ -319,13 +319,12 @@ def test_predictions_are_those_of_the_network(work, exported, capsys):
 def test_images_are_those_of_the_pillow_loader(work):
     from mixprec.data.loaders.pillow import PillowIterator
     from mixprec.data.sources.opening import open_images
+    from tests.data.loader_settings import objects
 
     source = open_images(str(work / "images" / "val"), "folders", None, "stop")
     what = Preprocessing(resize=18, size=10, mean=(1, 2, 3), std=(4, 5, 6), classes=("a", "b", "c"))
     images = ValidationImages(source, what, range(7), threads=2)
-    loader = PillowIterator(
-        source, 7, train=False, size=10, resize=18, mean=(1, 2, 3), std=(4, 5, 6), dtype="float32", seed=0, threads=1
-    )
+    loader = PillowIterator(source, *objects(7, train=False, size=10, resize=18, mean=(1, 2, 3), std=(4, 5, 6)))
     try:
         x, t = next(loader)
     finally:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mixprec import functions
+from mixprec.data.loaders.batch import to_nchw
 from mixprec.data.mixing import Mixing
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, assert_same, batch
@@ -73,7 +74,7 @@ class Growing(chainer.dataset.Iterator):
         x, t = batch(number)
         if number >= 12:
             x = np.pad(x, ((0, 0), (0, 0), (4, 4), (4, 4)), mode="reflect")
-        return x, t
+        return np.ascontiguousarray(x.transpose(0, 2, 3, 1)), t
 
     def __next__(self):
         self.delivered += 1
@@ -89,7 +90,7 @@ def _grown(side, kind, **keywords):  # noqa: F811
         steps.append(arguments[0].shape)
         return _softmax(run.model, *arguments)
 
-    updater = kind(Growing(side.send), run.optimizer, converter=_given, loss_func=lossfun, mixing=MIXING, **keywords)
+    updater = kind(Growing(side.send), run.optimizer, converter=to_nchw, loss_func=lossfun, mixing=MIXING, **keywords)
     for number in range(26):
         where = contextlib.nullcontext()
         if kind is TimedUpdater:
@@ -99,11 +100,6 @@ def _grown(side, kind, **keywords):  # noqa: F811
         with where:
             updater.update()
     return run, updater, steps
-
-
-@chainer.dataset.converter()
-def _given(arrays, _):
-    return arrays
 
 
 @both_sides

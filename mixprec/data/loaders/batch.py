@@ -10,20 +10,24 @@ _PADDED = 4  # channels in memory, of which the last is zero
 class _ToNCHW(dataset.Converter):
     # A class, because functions under @chainer.dataset.converter() cannot be pickled.
 
-    def __call__(self, batch, device=None):
+    def __call__(self, batch, device=None, mix=None):
         """Sends a batch to a device and views its images as NCHW.
 
         Args:
             batch: ``(x, t)``: images (B, H, W, C) of any dtype, labels int32 (B,).
             device: Chainer's device or what :func:`chainer.get_device` takes; None leaves the arrays where they are.
+            mix: callable from images and labels on the device, both as in the batch, to all that the model takes, the
+                images first and in the same layout; None for nothing in between.
 
         Returns:
-            ``(x, t)``: x has shape (B, C, H, W) and NHWC memory order. On the CPU it shares the batch's memory, and so
-            does an array that is on the device already.
+            ``(x, t)``, or what ``mix`` has made of them: x has shape (B, C, H, W) and NHWC memory order. On the CPU it
+            shares the batch's memory, if it is not mixed, and so does an array that is on the device already.
         """
         x, t = batch
         # Sent before it is transposed: a copy to a GPU would make the view's memory order NCHW.
-        return dataset.to_device(device, self._memory(x)).transpose(0, 3, 1, 2), dataset.to_device(device, t)
+        x, t = dataset.to_device(device, self._memory(x)), dataset.to_device(device, t)
+        x, *others = (x, t) if mix is None else mix(x, t)
+        return x.transpose(0, 3, 1, 2), *others
 
     def _memory(self, x):
         return x

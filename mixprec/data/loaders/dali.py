@@ -3,7 +3,7 @@
 import numpy as np
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.dali_operations import DrawnBatches
+from mixprec.data.loaders.augmentation import DrawnBatches, parts_of
 from mixprec.data.loaders.device_batches import DeviceBatches
 from mixprec.data.loaders.encoded import EncodedBatches
 from mixprec.data.loaders.failed_images import failed_images, images_of
@@ -32,17 +32,17 @@ class DaliIterator(ImageIterator):
 
     Args:
         images (ImageFiles or ImageShards): What to read.
-        batch_size (int): Images a batch.
+        spec (BatchSpec): As of :class:`~mixprec.data.loaders.iterator.ImageIterator`.
+        delivery (Delivery): Likewise.
         device_id (int or None): Number of the GPU; None is the CPU, and what follows has no meaning there.
         decode (str): ``'gpu'`` or ``'cpu'``.
-        **settings: As of :class:`~mixprec.data.loaders.iterator.ImageIterator`.
 
     Raises:
         DataError: As there; DALI is missing, or has no GPU.
     """
 
-    def __init__(self, images, batch_size, *, device_id=None, decode="gpu", **settings):
-        super().__init__(images, batch_size, **settings)
+    def __init__(self, images, spec, delivery, *, device_id=None, decode="gpu"):
+        super().__init__(images, spec, delivery)
         self._device = DaliDevice(device_id=device_id, decode=decode)
         self._device.validate()
         self._dali_version = require_dali().__version__
@@ -50,7 +50,7 @@ class DaliIterator(ImageIterator):
         self._pipeline = None
         self._checkpoint = None  # after the last batch delivered; None: at the very beginning
         # Read in the order of the Pillow loader: DALI has no such shards, and no copies.
-        self._is_ordered = self._spec.num_shards > 1 or self._spec.repeats > 1
+        self._is_ordered = spec.shard.num_shards > 1 or spec.augmentation.repeats > 1
         # See read(): whatever becomes of the last ones.
         self._made_per_epoch = self._epochs.batches if self._is_ordered else -(-len(images) // self.batch_size)
 
@@ -134,7 +134,7 @@ class DaliIterator(ImageIterator):
         if self._device.device_id is not None:
             settings |= {"device": "gpu", "decode": self._device.decode}
         if self._spec.train and isinstance(self._images, ImageShards) and not self._is_ordered:
-            settings["shuffle_window"] = self._shuffle_window
+            settings["shuffle_window"] = self._delivery.shuffle_window
         return settings
 
     def _new_pipeline(self, checkpoint):
@@ -142,14 +142,10 @@ class DaliIterator(ImageIterator):
             self._images,
             self._spec,
             self._device,
-            dtype=self._dtype,
-            pad_channels=self._pad_channels,
-            threads=self._threads,
-            prefetch=self._prefetch,
-            window=self._shuffle_window,
+            self._delivery,
             checkpoint=checkpoint,
             encoded=self._encoded() if self._is_ordered else None,
-            drawn=self._drawn() if self._spec.augment != "none" or self._spec.erase else None,
+            drawn=self._drawn() if parts_of(self._spec.augmentation) else None,
         )
         try:
             pipeline.build()
@@ -163,8 +159,8 @@ class DaliIterator(ImageIterator):
             self._order,
             first=self._delivered,
             batches=None if self._spec.train else self._epochs.batches,
-            threads=self._threads,
-            ahead=self._prefetch,
+            threads=self._delivery.threads,
+            ahead=self._delivery.prefetch,
         )
 
     def _drawn(self):
@@ -193,7 +189,7 @@ class DaliIterator(ImageIterator):
                 _, indices = self._order.indices(self._delivered)
                 images = images_of(self._images, indices)
             else:
-                images = failed_images(self._images, self._spec, self._shuffle_window, checkpoint)
+                images = failed_images(self._images, self._spec, self._delivery.shuffle_window, checkpoint)
         except (RuntimeError, ValueError) as unreadable:
             return f"{reason}: an image of {self._images.root} ({_reason(unreadable)})"
         for name, problem in images:

@@ -3,11 +3,30 @@
 import bisect
 import dataclasses
 
+from mixprec.data.loaders.typed import Typed
+
 LAST_BATCH = ("partial", "drop", "pad")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Epochs:
+class Shard(Typed):
+    """The part of the batches that one of several processes has, and what came before.
+
+    Attributes:
+        shard (int): i, 0 to num_shards - 1.
+        num_shards (int): n.
+        epochs_before (int): Epochs of earlier stages of training, which had batches of another size.
+        batches_before (int): Batches of these.
+    """
+
+    shard: int = 0
+    num_shards: int = 1
+    epochs_before: int = 0
+    batches_before: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epochs(Shard):
     """The batches of one shard of a data set.
 
     All shards deliver together, batch for batch, what one shard alone delivers with n times the batch size: batch b of
@@ -24,19 +43,11 @@ class Epochs:
         images (int): N, images in the whole data set.
         batch_size (int): Images a batch.
         last_batch (str): ``'partial'``, ``'drop'`` or ``'pad'``.
-        shard (int): i, 0 to num_shards - 1.
-        num_shards (int): n.
-        epochs_before (int): Epochs of earlier stages of training, which had batches of another size.
-        batches_before (int): Batches of these.
     """
 
     images: int
     batch_size: int
     last_batch: str = "partial"
-    shard: int = 0
-    num_shards: int = 1
-    epochs_before: int = 0
-    batches_before: int = 0
 
     @property
     def batches(self):

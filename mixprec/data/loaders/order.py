@@ -36,7 +36,7 @@ class Order:
         if self._last[0] != epoch:
             # RandomState: its numbers never change from a version of NumPy to the next.
             self._last = epoch, np.random.RandomState([self._spec.seed, epoch]).permutation(self._images)
-        return epoch, self._last[1][places // self._spec.repeats]
+        return epoch, self._last[1][places // self._spec.augmentation.repeats]
 
     def places(self, number):
         """Returns the epoch of batch ``number`` and the places of its images in the order of the epoch."""

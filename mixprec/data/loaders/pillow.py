@@ -67,9 +67,9 @@ class PillowIterator(ImageIterator):
                 self.finalize()
             if self._workers is None:
                 # Each image of a batch is made by one process: more of them would have nothing to do.
-                self._workers = _Workers(self._work(), min(self._threads, self.batch_size))
+                self._workers = _Workers(self._work(), min(self._delivery.threads, self.batch_size))
                 self._ahead = collections.deque()
-            last = number + self._prefetch
+            last = number + self._delivery.prefetch
             if not self.repeat:  # the next pass is not made before it is requested
                 last = min(last, self._epochs.batches - 1)
             for ahead in range(number + len(self._ahead), last + 1):
@@ -84,10 +84,10 @@ class PillowIterator(ImageIterator):
             raise
 
     def _work(self):
-        channels = 4 if self._pad_channels else 3
-        size = self.batch_size * self._spec.size**2 * channels * np.dtype(self._dtype).itemsize
+        channels, dtype = 4 if self._delivery.pad_channels else 3, self._delivery.dtype
+        size = self.batch_size * self._spec.crop.size**2 * channels * np.dtype(dtype).itemsize
         stride = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        return Work(self._images, self._spec, self._dtype, channels, stride)
+        return Work(self._images, self._spec, dtype, channels, stride)
 
 
 class _Workers:

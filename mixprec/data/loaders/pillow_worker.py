@@ -18,9 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.augmentation import steps
-from mixprec.data.loaders.erasing import erased_box
-from mixprec.data.loaders.pillow_operations import augmented
+from mixprec.data.loaders.augmentation import parts_of
 from mixprec.data.loaders.spec import BatchSpec
 from mixprec.data.loaders.uniforms import CROP, uniforms
 from mixprec.data.sources.image_check import FORMATS, image_problem
@@ -68,20 +66,23 @@ class Work:
             raise DataError(f"{self.images.name(index)}: {reason}") from error
 
     def _decode(self, encoded, index, epoch, place):
-        spec = self.spec
+        spec, crop = self.spec, self.spec.crop
         with Image.open(encoded, formats=FORMATS) as image:
             for xmp in ("xmp", "XML:com.adobe.xmp"):  # where Pillow looks for an orientation, too, but DALI does not
                 image.info.pop(xmp, None)
             ImageOps.exif_transpose(image, in_place=True)
             if not spec.train:
-                return np.asarray(_centre(image, spec.size, spec.resize))
+                return np.asarray(_centre(image, crop.size, crop.resize))
             # Of the image, not of the place: so a seed has had them since before there were copies of images.
-            mirror, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, CROP, index, copy=place % spec.repeats)
-            box = random_crop(image.width, image.height, spec.crop_area, spec.aspect, attempts)
-            crop = _rgb(image.crop(box)).resize((spec.size, spec.size), Image.Resampling.BILINEAR)
-        if spec.flip and mirror < 0.5:
-            crop = ImageOps.mirror(crop)
-        return np.asarray(augmented(crop, steps(spec, epoch, place)))
+            copy = place % spec.augmentation.repeats
+            mirror, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, CROP, index, copy)
+            box = random_crop(image.width, image.height, crop.crop_area, crop.aspect, attempts)
+            found = _rgb(image.crop(box)).resize((crop.size, crop.size), Image.Resampling.BILINEAR)
+        if crop.flip and mirror < 0.5:
+            found = ImageOps.mirror(found)
+        for part in parts_of(spec.augmentation, of_pixels=True):
+            found = part.pillow(found, part.draw(spec, epoch, place))
+        return np.asarray(found)
 
     def normalize(self, pixels, out):
         """Writes ``(pixels - mean) / std``, rounded to float32 and then to the dtype, into ``out``.
@@ -95,28 +96,27 @@ class Work:
         values = table.take(pixels.reshape(len(pixels), -1) + first, mode="clip")  # clip: what needs no check is faster
         out[..., :3] = values.reshape(pixels.shape)
 
-    def erase(self, out, epoch, place):
-        """Writes 0 into the rectangle of a normalized image that is erased.
+    def augment(self, out, epoch, place):
+        """Augments a normalized image in place.
 
         Args:
             out (numpy.ndarray): (size, size, 3 or 4).
             epoch (int): As of :meth:`pixels`.
             place (int): Likewise.
         """
-        if self.spec.erase:
-            top, left, height, width = erased_box(self.spec, epoch, place)
-            out[top : top + height, left : left + width, :3] = 0
+        for part in parts_of(self.spec.augmentation, of_pixels=False):
+            part.pillow(out[..., :3], part.draw(self.spec, epoch, place))
 
     @functools.cached_property
     def _normalized(self):
         """The normalized values of red, green and blue, one after the other, and where those of each subpixel begin."""
-        exact = (np.arange(256)[:, None] - self.spec.mean) / self.spec.std
+        exact = (np.arange(256)[:, None] - self.spec.normalization.mean) / self.spec.normalization.std
         table = exact.T.astype(np.float32).astype(self.dtype).ravel()
-        return table, np.tile(np.array([0, 256, 512], np.uint16), self.spec.size)
+        return table, np.tile(np.array([0, 256, 512], np.uint16), self.spec.crop.size)
 
     def shape(self, count):
         """Shape of ``count`` images in memory."""
-        return (count, self.spec.size, self.spec.size, self.channels)
+        return (count, self.spec.crop.size, self.spec.crop.size, self.channels)
 
 
 def random_crop(width, height, area, aspect, attempts):
@@ -206,7 +206,7 @@ def _do(work, rows, epoch, images):
     try:
         for row, (index, place) in zip(rows, images, strict=False):
             work.normalize(work.pixels(index, epoch, place), row)
-            work.erase(row, epoch, place)
+            work.augment(row, epoch, place)
     except DataError as error:
         return str(error)
     return None

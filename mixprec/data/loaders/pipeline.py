@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.dali_operations import augment, erase
+from mixprec.data.loaders.augmentation import parts_of
 from mixprec.data.loaders.readers import read
 
 # The share of the hardware decoder, if there is one, and the largest image of ImageNet: nothing is allocated later.
@@ -55,9 +55,7 @@ def require_dali():
         raise DataError(f"NVIDIA DALI is broken here ({reason}): take data.loader=pillow instead") from error
 
 
-def define_pipeline(
-    images, spec, device, *, dtype, pad_channels, threads, prefetch, window, checkpoint=None, encoded=None, drawn=None
-):
+def define_pipeline(images, spec, device, delivery, *, checkpoint=None, encoded=None, drawn=None):
     """Defines a pipeline whose ``run()`` returns (images (B, size, size, 3 or 4), labels (B, 1)).
 
     The order of the images and every random number follow from ``spec.seed`` alone. Checkpointing is always on:
@@ -67,58 +65,73 @@ def define_pipeline(
         images (ImageFiles or ImageShards): What is read.
         spec (BatchSpec): Shapes, augmentation, order.
         device (DaliDevice): Where it is done.
-        dtype (str): ``'float16'`` or ``'float32'``.
-        pad_channels (bool): A fourth channel of zeros.
-        threads (int): DALI's CPU threads; they don't change the batches.
-        prefetch (int): Batches made ahead.
-        window (int): Images among which the next one from shard files is drawn.
+        delivery (Delivery): How they are delivered.
         checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to go on from there.
         encoded (EncodedBatches or None): Reads the images; None leaves that to DALI.
-        drawn (DrawnBatches or None): Draws what is done to images by ``spec.augment`` and ``spec.erase``, if any.
+        drawn (DrawnBatches or None): Draws what is done to images by ``spec.augmentation``, if anything.
 
     Returns:
         nvidia.dali.Pipeline: Not yet built. Outputs are on the device, but for labels from WebDataset, which are texts
         on the host.
     """
     dali = require_dali()
-    fn, types = dali.fn, dali.types
+    fn, types, crop, window = dali.fn, dali.types, spec.crop, delivery.shuffle_window
+    # Made here: with conditionals DALI rewrites all functions that the graph calls, and these are for Python.
+    before, after = (
+        [(part, drawn.source(part)) for part in parts_of(spec.augmentation, of_pixels)] for of_pixels in (True, False)
+    )
+
+    def done(part, source, pixels):
+        rows = fn.external_source(source, batch=True, dtype=types.FLOAT, **part.SOURCE)
+        return part.dali(dali, pixels, rows, spec)
+
+    decoder = {"name": "decode", "output_type": types.RGB, **device.decoder()}
+    smooth = {"name": "resize", "interp_type": types.INTERP_LINEAR, "antialias": True}
 
     # Every operator that has a state has a name: a checkpoint finds them by it.
     def graph():
         files, labels = read(dali, images, spec, window) if encoded is None else _external(dali, encoded)
-        pixels = _random_crop(dali, files, spec, device) if spec.train else _plain(dali, files, device)
+        if spec.train:  # of which only what the random crop (Szegedy et al. 2015) needs is decoded
+            area, aspect = list(crop.crop_area), list(crop.aspect)
+            pixels = fn.decoders.image_random_crop(files, random_area=area, random_aspect_ratio=aspect, **decoder)
+        else:  # the centre crop comes with the normalization
+            pixels = fn.decoders.image(files, **decoder)
         if device.device_id is not None:
             if not device.decodes:
                 pixels = pixels.gpu()
             if encoded is not None or getattr(images, "format", None) != "webdataset":
                 labels = labels.gpu()
         if spec.train:
-            pixels = fn.resize(pixels, size=(spec.size, spec.size), **_filter(types))
-        elif spec.resize is not None:
-            pixels = fn.resize(pixels, resize_shorter=spec.resize, **_filter(types))
-        mirror = fn.random.coin_flip(name="mirror", probability=0.5) if spec.flip else 0
-        if spec.augment != "none":
-            pixels, mirror = augment(dali, fn.flip(pixels, name="flip", horizontal=mirror), drawn, spec), 0
+            pixels = fn.resize(pixels, size=(crop.size, crop.size), **smooth)
+        elif crop.resize is not None:
+            pixels = fn.resize(pixels, resize_shorter=crop.resize, **smooth)
+        mirror = fn.random.coin_flip(name="mirror", probability=0.5) if crop.flip else 0
+        if before:
+            pixels, mirror = fn.flip(pixels, name="flip", horizontal=mirror), 0
+        for part, source in before:
+            pixels = done(part, source, pixels)
         pixels = fn.crop_mirror_normalize(
             pixels,
             name="normalize",
-            crop=(spec.size, spec.size),
+            crop=(crop.size, crop.size),
             mirror=mirror,
-            mean=list(spec.mean),
-            std=list(spec.std),
-            pad_output=pad_channels,
-            dtype=types.FLOAT16 if dtype == "float16" else types.FLOAT,
+            mean=list(spec.normalization.mean),
+            std=list(spec.normalization.std),
+            pad_output=delivery.pad_channels,
+            dtype=types.FLOAT16 if delivery.dtype == "float16" else types.FLOAT,
             output_layout="HWC",
         )
-        return erase(dali, pixels, drawn) if spec.erase else pixels, labels
+        for part, source in after:
+            pixels = done(part, source, pixels)
+        return pixels, labels
 
     return new_pipeline(
         graph,
         spec,
-        num_threads=threads,
+        num_threads=delivery.threads,
         device_id=device.device_id,
-        prefetch_queue_depth=prefetch,
-        enable_conditionals=spec.augment != "none",
+        prefetch_queue_depth=delivery.prefetch,
+        enable_conditionals=bool(before),
         checkpoint=checkpoint,
     )
 
@@ -129,7 +142,7 @@ def new_pipeline(graph, spec, **arguments):
         batch_size=spec.batch_size,
         # Other crops and flips in each shard. Of this seed DALI takes the lower 32 bits; the steps between shards, of
         # 2^32 divided by the golden ratio, lead far away from the seeds that people choose.
-        seed=(spec.dali_seed + spec.shard * 0x9E3779B1) % 2**32,
+        seed=(spec.dali_seed + spec.shard.shard * 0x9E3779B1) % 2**32,
         # The batches are handed out as views of DALI's buffers: only the dynamic executor leaves those alone.
         exec_dynamic=True,
         enable_checkpointing=True,
@@ -142,24 +155,3 @@ def _external(dali, encoded):
     external, types = dali.fn.external_source, dali.types
     files = external(encoded.encoded, name="reader", batch=True, dtype=types.UINT8, ndim=1)
     return files, external(encoded.labels, name="labels", batch=True, dtype=types.INT32, ndim=1)
-
-
-def _random_crop(dali, encoded, spec, device):
-    """Decodes only what the random crop (Szegedy et al. 2015) needs."""
-    return dali.fn.decoders.image_random_crop(
-        encoded,
-        name="decode",
-        output_type=dali.types.RGB,
-        random_area=list(spec.crop_area),
-        random_aspect_ratio=list(spec.aspect),
-        **device.decoder(),
-    )
-
-
-def _plain(dali, encoded, device):
-    """Decodes the image. In validation the centre crop comes with the normalization."""
-    return dali.fn.decoders.image(encoded, name="decode", output_type=dali.types.RGB, **device.decoder())
-
-
-def _filter(types):
-    return {"name": "resize", "interp_type": types.INTERP_LINEAR, "antialias": True}

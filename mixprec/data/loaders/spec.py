@@ -1,136 +1,183 @@
-"""The contents of a loader's batches: shapes, augmentation, order."""
+"""What loaders take: the contents of their batches, and how these are delivered."""
 
 import dataclasses
+import json
 
 from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
 from mixprec.data.data_error import DataError
-from mixprec.data.loaders.augmentation import AUGMENTATIONS, LAST_BIN, OPERATIONS
-from mixprec.data.loaders.epochs import LAST_BATCH, Epochs
+from mixprec.data.loaders.augmentation import Augmentation, problems
+from mixprec.data.loaders.epochs import LAST_BATCH, Epochs, Shard
+from mixprec.data.loaders.typed import Typed, impossible
+from mixprec.declaration import between, key
 
 DTYPES = ("float16", "float32")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BatchSpec:
-    """Everything that fixes the content of the batches; see :class:`~mixprec.data.loaders.iterator.ImageIterator`."""
+class Crop(Typed):
+    """The part of an image that a batch has.
+
+    Attributes:
+        size (int): Height and width of the output, in pixels.
+        resize (int or None): Validation: length of the shorter side before the centre crop, >= size; None keeps the
+            image as it is, it must then be at least size x size.
+        crop_area (pair of float): Training: area of the random crop as a fraction of the image's area.
+        aspect (pair of float): Training: aspect ratio (width / height) of the random crop.
+        flip (bool): Training: mirror half of the images, left to right.
+    """
+
+    size: int
+    resize: int | None = None
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normalization(Typed):
+    """``(pixel - mean) / std`` of red, green and blue, which are 0 to 255; ImageNet's numbers by default."""
+
+    mean: tuple[float, float, float] = key(
+        "Subtracted from red, green and blue, which are 0 to 255.",
+        (123.675, 116.28, 103.53),
+        limit=between(-HALF, HALF),
+    )
+    std: tuple[float, float, float] = key(
+        "Divides red, green and blue after that.",
+        (58.395, 57.12, 57.375),
+        limit=between(0.001, HALF),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchSpec(Typed):
+    """Everything that fixes the content of the batches.
+
+    Attributes:
+        batch_size (int): Images a batch, 1 to the number of images in the smallest shard.
+        train (bool): Training or validation.
+        crop (Crop): Size, and which part of an image.
+        normalization (Normalization): Mean and standard deviation.
+        seed (int): 0 to 2^32 - 1; fixes order and augmentation.
+        last_batch (str): How an epoch ends, see :class:`~mixprec.data.loaders.epochs.Epochs`: ``'partial'`` has a
+            smaller last batch, ``'drop'`` leaves images out, ``'pad'`` repeats images, with labels of -1. A shard that
+            has no image in the last batch gets one with the label -1.
+        shard (Shard): Which part of each batch.
+        augmentation (Augmentation): Training: what is done to images after crop and flip, and copies.
+    """
 
     batch_size: int
     train: bool
-    size: int
-    resize: int | None
-    crop_area: tuple
-    aspect: tuple
-    flip: bool
-    mean: tuple
-    std: tuple
+    crop: Crop
+    normalization: Normalization = Normalization()
     seed: int
-    last_batch: str
-    shard: int
-    num_shards: int
-    epochs_before: int = 0
-    batches_before: int = 0
-    augment: str = "none"
-    augment_operations: int = 2
-    augment_magnitude: int = 9
-    augment_deviation: float = 0.0
-    augment_probability: float = 1.0
-    erase: float = 0.0
-    repeats: int = 1
+    last_batch: str = "partial"
+    shard: Shard = dataclasses.field(default_factory=Shard)
+    augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
 
     @property
     def dali_seed(self):
         """The seed in a stage of training, for DALI, which begins with its epoch 0 in each stage."""
-        return (self.seed + self.epochs_before * 0x85EBCA6B) % 2**32
+        return (self.seed + self.shard.epochs_before * 0x85EBCA6B) % 2**32
 
     def epochs(self, images):
         """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
         return Epochs(
-            images=images,
-            batch_size=self.batch_size,
-            last_batch=self.last_batch,
-            shard=self.shard,
-            num_shards=self.num_shards,
-            epochs_before=self.epochs_before,
-            batches_before=self.batches_before,
+            images=images, batch_size=self.batch_size, last_batch=self.last_batch, **dataclasses.asdict(self.shard)
         )
+
+    def settings(self):
+        """Returns all settings by name, as they come back from JSON."""
+        return _flat(self)
 
 
 def defaults():
-    """Returns a dict of the settings that have a default, which is what snapshots without them were made with."""
-    fields = dataclasses.fields(BatchSpec)
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    """Returns a dict of the settings that snapshots of earlier versions may lack, as those were made with."""
+    return {**_flat(Shard()), **_flat(Augmentation())}
 
 
-def validate(spec, images, *, dtype, threads, prefetch, shuffle_window):
+def _flat(settings):
+    """All settings by name, but for empty lists: snapshots of versions that did not know them are alike."""
+    found = {}
+    for name, value in json.loads(json.dumps(dataclasses.asdict(settings))).items():
+        found |= value if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in found.items() if value != []}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding(Typed):
+    """How batches are made. Only ``shuffle_window`` changes what is in them."""
+
+    shuffle_window: int = key(
+        "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
+        "shuffled as a whole.",
+        16384,
+        limit=between(1, INT32),
+    )
+    threads: int = key(
+        "Number of CPU threads that decode images; with loader pillow of processes, at most one for each image of a "
+        "batch.",
+        4,
+        limit=between(1, SEVERAL),
+        aliases=("workers", "num_workers"),
+    )
+    prefetch: int = key(
+        "Number of batches that are made ahead.", 2, limit=between(1, SEVERAL), aliases=("prefetch_depth",)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delivery(Decoding):
+    """How batches are made and handed out.
+
+    Attributes:
+        dtype (str): ``'float16'`` or ``'float32'``, to which they are rounded.
+        pad_channels (bool): A fourth channel of zeros in memory.
+    """
+
+    dtype: str
+    pad_channels: bool = False
+
+
+def validate(spec, images, delivery, whose=None):
     """Raises :class:`DataError` for the first argument that is impossible.
 
     Args:
         spec (BatchSpec): What is wanted.
         images (int): Number of images in the data set.
-        dtype (str): Of the batches.
-        threads (int): For decoding.
-        prefetch (int): Batches made ahead.
-        shuffle_window (int): Images among which the next one of a shard file is drawn.
+        delivery (Delivery): How it is wanted.
+        whose (str or None): What the largest batch is, in words, if not as here.
     """
-    low, high = spec.crop_area
-    narrow, wide = spec.aspect
-    shards = spec.num_shards
+    crop, shard, shards = spec.crop, spec.shard.shard, spec.shard.num_shards
+    low, high = crop.crop_area
+    narrow, wide = crop.aspect
     smallest = images // max(1, shards)
-    whose = "the number of images" if shards == 1 else f"the number of images in the smallest of {shards} shards"
+    if whose is None:
+        whose = "the number of images" if shards == 1 else f"the number of images in the smallest of {shards} shards"
     checks = (
         (shards >= 1, f"num_shards {shards}: must be at least 1"),
-        (0 <= spec.shard < shards, f"shard {spec.shard}: must be 0 to num_shards - 1, {shards - 1}"),
+        (0 <= shard < shards, f"shard {shard}: must be 0 to num_shards - 1, {shards - 1}"),
         (1 <= spec.batch_size <= smallest, f"batch_size {spec.batch_size}: must be 1 to {smallest}, {whose}"),
         (spec.last_batch in LAST_BATCH, f"last_batch {spec.last_batch!r}: must be one of {', '.join(LAST_BATCH)}"),
-        (1 <= spec.size <= SIDE, f"size {spec.size}: must be 1 to {SIDE}"),
+        (1 <= crop.size <= SIDE, f"size {crop.size}: must be 1 to {SIDE}"),
         (
-            spec.resize is None or not spec.train,
-            f"resize {spec.resize}: only for validation; training resizes its random crops to size",
+            crop.resize is None or not spec.train,
+            f"resize {crop.resize}: only for validation; training resizes its random crops to size",
         ),
         (
-            spec.resize is None or spec.resize >= spec.size,
-            f"resize {spec.resize}: must be at least size, {spec.size}, which is cropped from it",
+            crop.resize is None or crop.resize >= crop.size,
+            f"resize {crop.resize}: must be at least size, {crop.size}, which is cropped from it",
         ),
-        (spec.resize is None or spec.resize <= SIDE, f"resize {spec.resize}: must be at most {SIDE}"),
-        (spec.train or not spec.flip, "flip: only for training"),
-        *_augmentation(spec),
-        (1e-4 <= low <= high <= 1, f"crop_area {spec.crop_area}: must be 0.0001 <= lowest <= highest <= 1"),
-        (0 < narrow <= wide, f"aspect {spec.aspect}: must be 0 < lowest <= highest"),
-        (
-            len(spec.mean) == 3 and all(-HALF <= mean <= HALF for mean in spec.mean),
-            f"mean {spec.mean}: must be three numbers from -{HALF} to {HALF}, for R, G, B",
-        ),
-        (
-            len(spec.std) == 3 and all(0.001 <= std <= HALF for std in spec.std),
-            f"std {spec.std}: must be three numbers from 0.001 to {HALF}, for R, G, B",
-        ),
-        (dtype in DTYPES, f"dtype {dtype!r}: must be 'float16' or 'float32'"),
+        (crop.resize is None or crop.resize <= SIDE, f"resize {crop.resize}: must be at most {SIDE}"),
+        (spec.train or not crop.flip, "flip: only for training"),
+        *((False, message) for message in problems(spec.augmentation, spec.train)),
+        (1e-4 <= low <= high <= 1, f"crop_area {crop.crop_area}: must be 0.0001 <= lowest <= highest <= 1"),
+        (0 < narrow <= wide, f"aspect {crop.aspect}: must be 0 < lowest <= highest"),
+        *((False, f"{problem}, for R, G, B") for problem in impossible(spec.normalization, "three numbers from ")),
+        (delivery.dtype in DTYPES, f"dtype {delivery.dtype!r}: must be 'float16' or 'float32'"),
         (0 <= spec.seed < 2**32, f"seed {spec.seed}: must be 0 to 2^32 - 1"),
-        (1 <= threads <= SEVERAL, f"threads {threads}: must be 1 to {SEVERAL}"),
-        (1 <= prefetch <= SEVERAL, f"prefetch {prefetch}: must be 1 to {SEVERAL}"),
-        (1 <= shuffle_window <= INT32, f"shuffle_window {shuffle_window}: must be 1 to {INT32}"),
+        *((False, message) for message in impossible(delivery)),
     )
     for possible, message in checks:
         if not possible:
             raise DataError(message)
-
-
-def _augmentation(spec):
-    default = defaults()
-    training = ("augment", "erase", "repeats")
-    yield from (
-        (spec.train or getattr(spec, name) == default[name], f"{name} {getattr(spec, name)}: only for training")
-        for name in training
-    )
-    yield spec.augment in AUGMENTATIONS, f"augment {spec.augment!r}: must be one of {', '.join(AUGMENTATIONS)}"
-    for name, low, high in (
-        ("augment_operations", 1, len(OPERATIONS)),
-        ("augment_magnitude", 0, LAST_BIN),
-        ("augment_deviation", 0, LAST_BIN),
-        ("augment_probability", 0, 1),
-    ):
-        value = getattr(spec, name)
-        yield spec.augment == "rand" or value == default[name], f"{name} {value}: only with augment 'rand'"
-        yield low <= value <= high, f"{name} {value}: must be {low} to {high}"
-    yield 0 <= spec.erase <= 1, f"erase {spec.erase}: must be 0 to 1"
-    yield 1 <= spec.repeats <= SEVERAL, f"repeats {spec.repeats}: must be 1 to {SEVERAL}"

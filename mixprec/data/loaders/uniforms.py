@@ -1,9 +1,6 @@
 """Random numbers of a place in an epoch: the same in any process, at any time, and whatever was drawn before."""
 
-import numpy as np
-
-# Counters of Philox that no other one uses; 1 is that of mixprec.data.mixing, whose keys are the same.
-CROP, AUGMENT, ERASE = 0, 2, 3
+CROP = 0
 
 
 def uniforms(count, spec, epoch, purpose, place, copy=0):
@@ -13,13 +10,16 @@ def uniforms(count, spec, epoch, purpose, place, copy=0):
         count (int): How many.
         spec (BatchSpec): With the seed.
         epoch (int): Number of the epoch.
-        purpose (int): ``CROP``, ``AUGMENT`` or ``ERASE``.
+        purpose (int): Counter of Philox that nothing else uses: ``CROP``, or that of an augmentation; 1 is that of
+            :mod:`mixprec.data.mixing`, whose keys are the same.
         place (int): In the order of the epoch; or of crops the index of the image.
         copy (int): Of crops, which of the copies of an image in the epoch this is.
 
     Returns:
         list of float: With 53 random bits each.
     """
+    import numpy as np  # not at the top: configs are checked without it
+
     # Philox is a function of key and counter (Salmon et al. 2011), and its bits are the same in all versions of NumPy.
     bits = np.random.Philox(key=[spec.seed, epoch], counter=[0, copy, purpose, place]).random_raw(count)
     return ((bits >> np.uint64(11)) * 2.0**-53).tolist()

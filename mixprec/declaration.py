@@ -1,6 +1,7 @@
-"""Declarations of keys: type, default, help and limits in one place, for the loader and the reference.
+"""Declarations of keys: type, default, help and limits in one place, for configs, for loaders and for the reference.
 
-The sections of the schema call :func:`key` for each key when they are imported.
+The sections of the schema, and the settings of loaders that are keys as well, call :func:`key` for each key when they
+are imported.
 """
 
 import dataclasses
@@ -20,15 +21,19 @@ class Limit:
     Attributes:
         text: the condition, to stand behind the type's name (``">= 1"``).
         holds: callable that tells whether a value fulfils it.
+        ends: the smallest and the largest number, or ``None`` if that is not all.
     """
 
     text: str
     holds: Callable[[typing.Any], bool]
+    ends: tuple | None = None
 
 
 def between(low, high):
     """Returns the limit of a number, or of each number of a list or a mapping, from ``low`` to ``high``."""
-    return Limit(f">= {low} and <= {high}", lambda value: all(low <= number <= high for number in _numbers(value)))
+    return Limit(
+        f">= {low} and <= {high}", lambda value: all(low <= number <= high for number in _numbers(value)), (low, high)
+    )
 
 
 def below(low, high):
