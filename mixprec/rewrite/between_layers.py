@@ -30,7 +30,8 @@ from mixprec.functions.classification import accuracy_as_chainer
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
-from mixprec.rewrite.dtype_rules import chainer_apply, on_views, rule_of
+from mixprec.functions.node import chainer_apply
+from mixprec.rewrite.dtype_rules import on_views, rule_of
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
@@ -39,7 +40,6 @@ from mixprec.rewrite.memory_order import (
     is_dense,
     is_only_channels_last,
     is_part,
-    run,
     run_in_order_of,
 )
 
@@ -58,7 +58,7 @@ def _max_pooling(scope, node, inputs):
     if node.ndim != 2 or not _are_images(x) or node.ksize[0] * node.ksize[1] > pooling.LARGEST_WINDOW:
         return None
     ours = pooling.MaxPooling2D(_geometry(node.ksize, node.stride, node.pad, bool(node.cover_all)))
-    y = run(ours, scope.images(x))
+    y = ours.run(scope.images(x))
     if node.return_indices:
         node.indexes = ours.indexes()
     return (y,)
@@ -79,8 +79,8 @@ def _average(scope, inputs, geometry):
     if not _are_images(x):
         return None
     if geometry.window == x.shape[2:] and not any(geometry.pad):
-        return (run(pooling.GlobalAveragePooling2D(keepdims=True), scope.images(x)),)
-    return (run(pooling.AveragePooling2D(geometry), scope.images(x)),)
+        return (pooling.GlobalAveragePooling2D(keepdims=True).run(scope.images(x)),)
+    return (pooling.AveragePooling2D(geometry).run(scope.images(x)),)
 
 
 def _are_images(x):
@@ -95,14 +95,14 @@ def _mean(scope, node, inputs):
     (x,) = inputs
     if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
         return None
-    return (run(pooling.GlobalAveragePooling2D(node.keepdims), scope.images(x)),)
+    return (pooling.GlobalAveragePooling2D(node.keepdims).run(scope.images(x)),)
 
 
 def _local_response_normalization(scope, node, inputs):
     (x,) = inputs
     if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
         return None
-    return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+    return (OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)).run(x),)
 
 
 def _prelu(scope, node, inputs):
@@ -147,7 +147,7 @@ def _concat(scope, node, inputs):
     if not any(is_channels_last(x) or is_part(x) for x in inputs) or any(x.ndim != 4 for x in inputs):
         return None
     images = [x if is_part(x) else scope.images(x) for x in inputs]  # a concatenation copies anyway
-    return (run(Concatenation(len(inputs)), *images),)
+    return (Concatenation(len(inputs)).run(*images),)
 
 
 def _reshape(scope, node, inputs):

@@ -21,10 +21,10 @@ from mixprec.functions.addition import Addition
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
 from mixprec.rewrite.memory_order import run_in_order_of
-from mixprec.rewrite.outside import marked
 from mixprec.rewrite.places import ADD_RELU, RELU, Unfused, of_sum
 
 _ASKED = "its value is asked for"
+_OWN = "normalization", "source", "add", "factors", "takers"  # attributes that a plain variable has not
 
 
 class Normalization:
@@ -203,9 +203,9 @@ def _compute(deferred, why, total=None):
             result = _scaled(source, factors) if add is None else _sum(normalization, source, _plain(add))
     # It becomes the variable that the user expects.
     object.__setattr__(deferred, "__class__", chainer.Variable)
-    deferred.__dict__.clear()
+    for name in _OWN:
+        del deferred.__dict__[name]
     deferred.__dict__.update(result.__dict__)
-    marked((deferred,))
     deferred._node._variable = weakref.ref(deferred)
     if fused is not None:
         _split(deferred, normalization, *fused)

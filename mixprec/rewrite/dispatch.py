@@ -1,7 +1,7 @@
 """The rule that computes a function, while a converted model runs.
 
-:mod:`mixprec.rewrite.replacements` calls :func:`apply` for each function node of Chainer. The model's source stays as
-it is, and whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
+``convert`` puts :func:`apply` in the place of Chainer's. The model's source stays as it is, and whatever way it takes
+to its functions - links, functions, operators, aliases - it comes by here.
 """
 
 import functools
@@ -11,19 +11,50 @@ import numpy as np
 from chainer import function
 from chainer.functions.array.cast import Cast
 
-from mixprec.dtypes import STORAGE_DTYPES
+from mixprec.compat.registry import patch
+from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
-from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
-from mixprec.rewrite.scope import active
-from mixprec.weight_copies import as_computed, is_wide
+from mixprec.rewrite.outside import COMPUTED, is_backward, widened
+from mixprec.rewrite.state import active
+from mixprec.weight_copies import COMPUTE, as_computed
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
 
 
-def apply(scope, node, inputs):
+# mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.
+@patch(
+    "chainer.function_node:FunctionNode.apply",
+    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
+    "chainer.functions.loss.triplet:Triplet.apply",
+    "chainer.functions.loss.contrastive:Contrastive.apply",
+    when="mixprec.convert",
+)
+def apply(original):
+    """Without it functions of converted models are not replaced: every function passes by here.
+
+    While a converted model runs, a rule is applied. At other times what is its own takes part in float32.
+    """
+
+    @functools.wraps(original)
+    def apply(self, inputs):
+        scope = active.scope
+        if scope is None:
+            return original(self, widened(self, inputs))
+        outputs = _computed(scope, self, inputs)
+        # Not gradients, which a backward pass in a call computes: sums of them stay in the compute dtype.
+        if active.backward is None or not is_backward():
+            for y in outputs:
+                y.__dict__[COMPUTED] = True  # setattr would compute what is deferred
+        return outputs
+
+    return apply
+
+
+def _computed(scope, node, inputs):
     """Computes a function.
 
     Args:
@@ -37,7 +68,9 @@ def apply(scope, node, inputs):
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
     for x in inputs:  # a loop, as every function of a step comes by here
-        if is_wide(x) if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
+        if type(x) is Deferred:  # which is in a storage dtype
+            continue
+        if COMPUTE in x.__dict__ and x.dtype == FLOAT32 if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
             inputs = _narrowed(scope, rule, cls, inputs)
             break
     if rule is _ours:

@@ -17,31 +17,19 @@ they compute in float32, and results are rounded to where they would have been.
 
 import functools
 
-from chainer import function_node
 from chainer.functions.array.transpose import Transpose
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
 from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
-from mixprec.functions import watching
+from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC, in_storage_dtype
 from mixprec.rewrite.operands import name_lost_numbers
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
-
-_apply = function_node.FunctionNode.apply
-
-
-def chainer_apply(node, inputs):
-    """Applies a function node as Chainer does, whatever replaces that for a converted model."""
-    results = _apply(node, inputs)
-    if watching.now.watchers and node.inputs is not None:
-        watching.report(node, results)
-    return results
-
 
 def on_views(scope, node, inputs):
     """Applies a node by the rule of its class to views (N, H, W, C) of its images; returns views (N, C, H, W)."""

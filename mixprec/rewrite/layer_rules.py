@@ -26,13 +26,13 @@ from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
-from mixprec.functions.node import as_nhwc, dense
+from mixprec.functions.node import as_nhwc, chainer_apply, dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
 from mixprec.rewrite.between_layers import elementwise
 from mixprec.rewrite.deferred import Deferred, compute, taken
-from mixprec.rewrite.dtype_rules import CHAINERS_OWN, chainer_apply, whose
-from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run, run_in_order_of
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
+from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run_in_order_of
 from mixprec.rewrite.multi_node_links import ranks_of
 from mixprec.rewrite.places import ADD_RELU
 
@@ -84,7 +84,7 @@ def _deconvolution(scope, node, inputs):
     if not _are_images_and_filters(inputs):
         return None
     ours = Deconvolution2D(_geometry(node), None if node.outh is None else (node.outh, node.outw))
-    return (run(ours, scope.images(x, scope.compute), _filters(scope, W), *_biases(scope, b)),)
+    return (ours.run(scope.images(x, scope.compute), _filters(scope, W), *_biases(scope, b)),)
 
 
 def _is_computed(x):
@@ -240,7 +240,7 @@ def _add(scope, node, inputs):
     alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
     if alike and (is_channels_last(x) or is_channels_last(other)):
         inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
-        return (run(Addition(), *inputs),)
+        return (Addition().run(*inputs),)
     return elementwise(scope, node, inputs)
 
 

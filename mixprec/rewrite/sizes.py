@@ -32,7 +32,6 @@ from mixprec.rewrite.memory_order import (
     in_storage_dtype,
     is_channels_last,
     is_only_channels_last,
-    run,
 )
 
 _OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
@@ -62,7 +61,7 @@ def _flip(scope, node, inputs):
     if not (is_only_channels_last(x) and in_storage_dtype(x)) or not -4 <= node.axis < 4:
         return None
     (y,) = on_views(scope, Flip(TO_NHWC.index(node.axis % 4)), inputs)
-    return (run(Dense(), y),)  # it is a view, which all that follows would have to copy
+    return (Dense().run(y),)  # it is a view, which all that follows would have to copy
 
 
 def _repeat(scope, node, inputs):
@@ -76,7 +75,7 @@ def _resize_images(scope, node, inputs):
     (x,) = inputs
     if not _are_in_nhwc(x):
         return None
-    return (run(resizing.ResizeImages((node.out_H, node.out_W), node.mode, node.align_corners), x),)
+    return (resizing.ResizeImages((node.out_H, node.out_W), node.mode, node.align_corners).run(x),)
 
 
 def _unpooling(scope, node, inputs):
@@ -95,7 +94,7 @@ def _unpool(inputs, window, stride, pad, node, given):
     size = _out_size(x, geometry, given)
     if size is None or geometry.stride != geometry.window or any(geometry.pad):
         return None
-    return (run(resizing.Unpooling2D(size, geometry), x),)
+    return (resizing.Unpooling2D(size, geometry).run(x),)
 
 
 def _upsampling(scope, node, inputs):
@@ -105,7 +104,7 @@ def _upsampling(scope, node, inputs):
     if size is None or node.indexes.shape != x.shape or node.kh * node.kw > LARGEST_WINDOW:
         return None
     where = node.indexes.transpose(TO_NHWC).astype(np.uint8, order="C")
-    return (run(resizing.Upsampling2D(size, geometry, where), x),)
+    return (resizing.Upsampling2D(size, geometry, where).run(x),)
 
 
 def _out_size(x, geometry, given):
