@@ -23,7 +23,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
 from mixprec.backends.geometry import LocalResponseNorm, Pooling
-from mixprec.dtypes import BFLOAT16
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.functions.classification import accuracy_as_chainer
@@ -84,7 +84,7 @@ def _average(scope, inputs, geometry):
 
 
 def _are_images(x):
-    return x.ndim == 4 and in_storage_dtype(x)
+    return x.ndim == 4 and x.dtype in STORAGE_DTYPES
 
 
 def _geometry(window, stride, pad, cover_all=False):
@@ -93,14 +93,14 @@ def _geometry(window, stride, pad, cover_all=False):
 
 def _mean(scope, node, inputs):
     (x,) = inputs
-    if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
+    if x.ndim != 4 or x.dtype not in STORAGE_DTYPES or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
         return None
     return (pooling.GlobalAveragePooling2D(node.keepdims).run(scope.images(x)),)
 
 
 def _local_response_normalization(scope, node, inputs):
     (x,) = inputs
-    if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
+    if not (is_channels_last(x) and x.dtype in STORAGE_DTYPES) or node.n < 1:
         return None
     return (OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)).run(x),)
 
@@ -117,14 +117,14 @@ def _prelu(scope, node, inputs):
 
 def _dropout(scope, node, inputs):
     (x,) = inputs
-    if node.mask is not None or node.return_mask or not (in_storage_dtype(x) and is_dense(x)):
+    if node.mask is not None or node.return_mask or not (x.dtype in STORAGE_DTYPES and is_dense(x)):
         return None
     return (run_in_order_of(x, OurDropout(node.dropout_ratio), x),)
 
 
 def _softmax_cross_entropy(scope, node, inputs):
     x, t = inputs
-    if not in_storage_dtype(x) or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
+    if x.dtype not in STORAGE_DTYPES or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
         return None
     if x.ndim == 4:
         (x,) = chainer_apply(Transpose(TO_NHWC), (x,))
@@ -134,7 +134,7 @@ def _softmax_cross_entropy(scope, node, inputs):
 
 def _accuracy(scope, node, inputs):
     y, t = inputs
-    if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+    if y.dtype not in STORAGE_DTYPES or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
         return None
     if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
         return None
@@ -152,7 +152,7 @@ def _concat(scope, node, inputs):
 
 def _reshape(scope, node, inputs):
     (x,) = inputs
-    if in_storage_dtype(x):
+    if x.dtype in STORAGE_DTYPES:
         x = scope.in_order_of_axes(x)  # Chainer's would copy element by element
     if x.dtype == BFLOAT16:
         return rule_of(Reshape)(scope, node, (x,))
@@ -179,7 +179,7 @@ def fence(scope, node, inputs):
     One that calls links, a checkpoint for instance, will call them again in its backward pass: as a part of this call.
     """
     outer, scope.has_called = scope.has_called, False
-    outputs = chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
+    outputs = chainer_apply(node, tuple(scope.plain(x) if x.dtype in STORAGE_DTYPES else x for x in inputs))
     if scope.has_called:
         backward, reference = type(node).backward, weakref.ref(node)  # no circle, which would hold activations
         node.backward = scope.joined(lambda *args: backward(reference(), *args))

@@ -1,7 +1,7 @@
-"""The rule that computes a function, while a converted model runs.
+"""The way of a converted model: a call of it opens a scope, and a rule computes each of its functions.
 
-``convert`` puts :func:`apply` in the place of Chainer's. The model's source stays as it is, and whatever way it takes
-to its functions - links, functions, operators, aliases - it comes by here.
+``convert`` puts :func:`call` and :func:`apply` in the place of Chainer's. The model's source stays as it is, and
+whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
 """
 
 import functools
@@ -18,11 +18,69 @@ from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_ru
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.outside import COMPUTED, is_backward, widened
+from mixprec.rewrite.results import outwards
+from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import active
+from mixprec.rewrite.trace import TRACED_CALLS, Trace
 from mixprec.weight_copies import COMPUTE, as_computed
+from mixprec.without_masters import CONVERSION
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
+
+
+@patch("*:*.__call__", when="mixprec.convert")
+def call(original):
+    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
+
+    The outermost converted link runs under a scope, the others tell it where the model is.
+    """
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        state = self.__dict__.get(CONVERSION)
+        if state is None:
+            return original(self, *args, **kwargs)
+        scope = active.scope
+        if scope is None or scope.conversion is not state.conversion:
+            return call_from_outside(state, functools.partial(original, self), args, kwargs)
+        outer, scope.link, scope.has_called = scope.link, state, True
+        try:
+            if state.keeps_float32:
+                return float32_links.call(scope, functools.partial(original, self), args, kwargs)
+            return original(self, *args, **kwargs)
+        finally:
+            scope.link = outer
+
+    return call
+
+
+def call_from_outside(state, function, args, kwargs):
+    """Calls a converted link that no other link of its conversion has called.
+
+    Args:
+        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
+        function: what Chainer calls.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        the link's result, with its variables in float32 and in the order of their axes.
+    """
+    conversion, config = state.conversion, chainer.config
+    traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
+    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
+    with calling(scope):
+        # Held until the end, as a result is something that is kept.
+        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
+        if isinstance(inside, chainer.Variable):
+            result = scope.leaf(inside)
+            variables = [result]
+        else:
+            result, variables = outwards(inside, scope)
+    if traced:
+        scope.trace.finish(conversion, [*args, *kwargs.values()], variables)
+    return result
 
 
 # mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.

@@ -25,11 +25,12 @@ from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
 from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
-from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC, in_storage_dtype
+from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
+
 
 def on_views(scope, node, inputs):
     """Applies a node by the rule of its class to views (N, H, W, C) of its images; returns views (N, C, H, W)."""
@@ -65,12 +66,12 @@ def _in_compute(scope, node, inputs):
 
 def _float32_inside(scope, node, inputs):
     outputs = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, inputs[0].dtype) if in_storage_dtype(y) else y for y in outputs)
+    return tuple(scope.cast(y, inputs[0].dtype) if y.dtype in STORAGE_DTYPES else y for y in outputs)
 
 
 def _in_widest(scope, node, inputs):
     arrays = inputs if getattr(node, "mask", None) is None else (*inputs, node.mask)  # a user's, for F.dropout
-    if len({x.dtype for x in arrays if in_storage_dtype(x)}) > 1:
+    if len({x.dtype for x in arrays if x.dtype in STORAGE_DTYPES}) > 1:
         inputs = _cast(scope, inputs, FLOAT32)
     return _or_rounded(scope, node, inputs)
 
@@ -116,7 +117,7 @@ def _as_it_is(scope, node, inputs):
 
 def _or_rounded(scope, node, inputs):
     """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
-    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != FLOAT32), None)
+    narrow = next((x.dtype for x in inputs if x.dtype in STORAGE_DTYPES and x.dtype != FLOAT32), None)
     if narrow is None:
         return chainer_apply(node, inputs)
     name_lost_numbers(node, narrow)
@@ -135,7 +136,7 @@ def _or_rounded(scope, node, inputs):
 
 
 def _cast(scope, inputs, dtype):
-    return tuple(scope.cast(x, dtype) if in_storage_dtype(x) else x for x in inputs)
+    return tuple(scope.cast(x, dtype) if x.dtype in STORAGE_DTYPES else x for x in inputs)
 
 
 _RULES = (

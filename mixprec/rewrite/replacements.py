@@ -13,7 +13,7 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
-from mixprec.rewrite import dispatch, distributions, outside, parameters, scope
+from mixprec.rewrite import dispatch, distributions, outside, parameters
 from mixprec.rewrite.state import set_state, state_of
 
 _WHEN = "mixprec.convert"
@@ -28,7 +28,7 @@ def install(link_class):
             see of their model and what pickle finds.
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
-    scope.call.apply_to(owner, "__call__")
+    dispatch.call.apply_to(owner, "__call__")
     functions = dispatch.apply, outside.operand, outside.backward_passes
     for each in (*functions, serialize, device_resident_accept, copy, *distributions.REPLACEMENTS):
         each.apply()

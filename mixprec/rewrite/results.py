@@ -1,6 +1,7 @@
 """What leaves a converted model: variables in float32 and in the order of their axes, wherever a result holds them.
 
-:mod:`mixprec.rewrite.scope` calls :func:`outwards` with the result of the outermost link: tuples, lists, dicts and objects within one another, such as distributions, data classes and results of ChainerRL. What holds a
+:mod:`mixprec.rewrite.dispatch` calls :func:`outwards` with the result of the outermost link: tuples, lists, dicts and
+objects within one another, such as distributions, data classes and results of ChainerRL. What holds a
 variable that changes is copied, without a call of its constructor, and all else stays the same object. In what the
 model keeps for itself variables stay as they are: it may need their memory order, and a parameter stays the parameter.
 """

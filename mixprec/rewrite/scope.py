@@ -1,29 +1,22 @@
 """One call of a converted model: what is in force while it runs forward, in this thread.
 
-:func:`call` opens a scope when a converted link is called from outside. Rules of functions get it from
-:mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places that they
-compute.
+:mod:`mixprec.rewrite.dispatch` opens a scope when a converted link is called from outside, and hands it to the rules of
+functions. They ask it for inputs in the right dtype and memory order, and for the places that they compute.
 """
 
 import contextlib
 import copy
-import functools
 import gc
 
 import chainer
 import numpy as np
 
-from mixprec.compat.registry import patch
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
-from mixprec.rewrite import float32_links
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.operands import name_lost_array
 from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
-from mixprec.rewrite.results import outwards
 from mixprec.rewrite.state import active
-from mixprec.rewrite.trace import TRACED_CALLS, Trace
-from mixprec.without_masters import CONVERSION
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
 
@@ -88,6 +81,11 @@ class Scope:
         if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not know
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
+
+    def to_compute(self, inputs):
+        """Returns variables and arrays in the compute dtype, a tuple."""
+        dtype = self.compute
+        return tuple([x if x.dtype == dtype else self.cast(x, dtype) for x in inputs])
 
     def _look_at(self, x, dtype):
         if (self._names_lost or not x.ndim) and is_half(dtype):
@@ -250,7 +248,7 @@ class Scope:
     def _compute_kept(self, relus_only=False):
         for reference in reversed(self.deferred):
             variable = reference()
-            if type(variable) is Deferred and (variable.is_relu or not relus_only):
+            if type(variable) is Deferred and (variable.fusion is not None or not relus_only):
                 compute(variable, KEPT)
 
     def move_statistics(self):
@@ -261,32 +259,6 @@ class Scope:
                     if normalization.moves:
                         normalization.compute()
             self.pending.clear()
-
-
-@patch("*:*.__call__", when="mixprec.convert")
-def call(original):
-    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
-
-    The outermost converted link runs under a scope, the others tell it where the model is.
-    """
-
-    @functools.wraps(original)
-    def call(self, *args, **kwargs):
-        state = self.__dict__.get(CONVERSION)
-        if state is None:
-            return original(self, *args, **kwargs)
-        scope = active.scope
-        if scope is None or scope.conversion is not state.conversion:
-            return call_from_outside(state, functools.partial(original, self), args, kwargs)
-        outer, scope.link, scope.has_called = scope.link, state, True
-        try:
-            if state.keeps_float32:
-                return float32_links.call(scope, functools.partial(original, self), args, kwargs)
-            return original(self, *args, **kwargs)
-        finally:
-            scope.link = outer
-
-    return call
 
 
 @contextlib.contextmanager
@@ -306,31 +278,3 @@ def calling(scope):
         scope.settle()
     finally:
         active.scope = outer
-
-
-def call_from_outside(state, function, args, kwargs):
-    """Calls a converted link that no other link of its conversion has called.
-
-    Args:
-        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
-        function: what Chainer calls.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        the link's result, with its variables in float32 and in the order of their axes.
-    """
-    conversion, config = state.conversion, chainer.config
-    traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
-    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
-    with calling(scope):
-        # Held until the end, as a result is something that is kept.
-        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
-        if isinstance(inside, chainer.Variable):
-            result = scope.leaf(inside)
-            variables = [result]
-        else:
-            result, variables = outwards(inside, scope)
-    if traced:
-        scope.trace.finish(conversion, [*args, *kwargs.values()], variables)
-    return result

@@ -20,7 +20,7 @@ from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
 from mixprec.backends.geometry import Pooling
-from mixprec.dtypes import FLOAT32
+from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW
@@ -29,7 +29,6 @@ from mixprec.rewrite.memory_order import (
     TO_NHWC,
     channels_first,
     channels_last,
-    in_storage_dtype,
     is_channels_last,
     is_only_channels_last,
 )
@@ -58,7 +57,7 @@ def _in_nhwc(value):
 
 def _flip(scope, node, inputs):
     (x,) = inputs
-    if not (is_only_channels_last(x) and in_storage_dtype(x)) or not -4 <= node.axis < 4:
+    if not (is_only_channels_last(x) and x.dtype in STORAGE_DTYPES) or not -4 <= node.axis < 4:
         return None
     (y,) = on_views(scope, Flip(TO_NHWC.index(node.axis % 4)), inputs)
     return (Dense().run(y),)  # it is a view, which all that follows would have to copy
@@ -131,14 +130,14 @@ def _regions(scope, node, inputs):
     In 16 bits either side is cast anyway, and the cast changes the order as well: that costs nothing more.
     """
     x, *regions = inputs
-    if not is_only_channels_last(x) or not in_storage_dtype(x) or x.dtype == FLOAT32:
+    if not is_only_channels_last(x) or x.dtype not in STORAGE_DTYPES or x.dtype == FLOAT32:
         return None
     (y,) = in_float32(scope, node, (channels_first(x, FLOAT32), *regions))
     return (scope.also_in_order_of_axes(channels_last(y, x.dtype), y),)
 
 
 def _are_in_nhwc(x):
-    return is_channels_last(x) and in_storage_dtype(x)
+    return is_channels_last(x) and x.dtype in STORAGE_DTYPES
 
 
 RULES = {
