@@ -81,8 +81,10 @@ def library():
 def raw(array):
     """Returns an array as the library takes it: C-contiguous and aligned; bfloat16, which has no buffers, as uint16.
 
-    It is ``array`` itself or a view, if that is contiguous and aligned, otherwise a copy.
+    It is ``array`` itself or a view, if that is contiguous and aligned, otherwise a copy; ``None`` stays ``None``.
     """
+    if array is None:
+        return None
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = np.array(array, order="C")
     return array.view(np.uint16) if array.dtype == BFLOAT16 else array
