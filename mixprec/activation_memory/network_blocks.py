@@ -203,7 +203,7 @@ class _Choice:
 
 def _is_there(variable):
     """Whether a variable is computed at the edge of a block as it is without it; a normalization may wait."""
-    if type(variable) is Deferred and variable.source is not None and variable.add is None:
+    if type(variable) is Deferred and variable.chain and variable.chain[-1] != "Add":
         compute(variable)  # it is complete, with its ReLU
     return type(variable) is not Deferred
 

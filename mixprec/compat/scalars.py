@@ -18,8 +18,21 @@ def python_hyperparameters(original):
     return __setattr__
 
 
+@after_import(f"{_NORMALIZATIONS}.batch_normalization:{{,Fixed}}BatchNormalization.forward")
+def python_constants_of_batch_normalizations(forward):
+    """Without it a NumPy scalar as eps or decay of a batch normalization raises a type error."""
+
+    @functools.wraps(forward)
+    def wrapped(self, inputs):
+        constants = self.__dict__.keys() & {"eps", "decay"}
+        self.__dict__.update({name: _python_scalar(self.__dict__[name]) for name in constants})
+        return forward(self, inputs)
+
+    return wrapped
+
+
 @after_import(
-    f"{_NORMALIZATIONS}.batch_normalization:{{,Fixed}}BatchNormalization{{,Grad}}.__init__",
+    f"{_NORMALIZATIONS}.batch_normalization:{{,Fixed}}BatchNormalizationGrad.__init__",
     f"{_NORMALIZATIONS}.batch_normalization:{{_BNMode,_CudnnBatchNormalizationImpl}}.__init__",
     f"{_NORMALIZATIONS}.batch_renormalization:BatchRenormalizationFunction.__init__",
     f"{_NORMALIZATIONS}.layer_normalization:LayerNormalization.__init__",

@@ -96,11 +96,6 @@ def attributes_of(function, eps, decay=0.9, relu=False):
     )
 
 
-def types_of(arrays):
-    """Returns shape and dtype of each array, a tuple; of ``None`` an empty one."""
-    return tuple([(array.shape, array.dtype) for array in arrays or ()])
-
-
 def check_batch(function, shape, alone=True):
     """A batch (..., C) must have elements to take statistics from; a single one in each channel is worth a warning.
 
@@ -132,14 +127,14 @@ class _Normalization(Node):
     image_inputs = (0, 3)  # x, and what is added
 
     def __init__(self, attributes, statistics):
-        self._attributes = attributes
-        self._statistics = statistics
-        self.options = types_of(statistics)
+        self.attributes = attributes
+        self.statistics = statistics
+        self.options = tuple([(array.shape, array.dtype) for array in statistics or ()])
 
     @property
     def label(self):
         added = " + add" if self.inputs is not None and len(self.inputs) == 4 else ""
-        return f"{self.name}{added}{' + relu' if self._attributes.relu else ''}"
+        return f"{self.name}{added}{' + relu' if self.attributes.relu else ''}"
 
     def check(self, x, gamma, beta, add=None):
         checks.dtype(self.name, "x", x)
@@ -147,87 +142,65 @@ class _Normalization(Node):
             raise ValueError(f"{self.name}: x must be (..., C); found shape {x.shape}")
         if x.ndim == 4 and (x.shape[1],) == gamma.shape != x.shape[3:]:
             checks.images(self.name, "x", x, len(gamma))
-        checks.normalization(self.name, gamma, beta, self._statistics, x.shape[-1])
+        checks.normalization(self.name, gamma, beta, self.statistics, x.shape[-1])
         if add is not None:
             checks.like(self.name, "add", add, "x", x)
 
-    def alone(self):
-        """Returns a node with what this one has retained, whose backward pass asks nothing of other processes."""
-        return self
-
 
 class BatchNormalization(_Normalization):
-    """See :func:`batch_normalization`."""
+    """See :func:`batch_normalization`; the attributes are for nodes that compute it together with more.
+
+    Args:
+        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
+        running: ``None`` or the running statistics ``(mean, variance)``, which move.
+        sums: ``None`` or those of a convolution.
+        ranks: ``None`` or the processes whose batches are one, see
+            :meth:`~mixprec.backends.primitives.Primitives.batch_norm`.
+        factors: ``None`` or those of stochastic depth.
+    """
 
     name = "batch_normalization"
     takes_two_terms = True
 
     def __init__(self, attributes, running, sums, ranks=None, factors=None):
         super().__init__(attributes, running)
-        self._sums = sums
-        self._ranks = ranks  # the processes whose batches are one, see Primitives.batch_norm
-        self.factors = factors  # of stochastic depth, see there
+        self.sums = sums
+        self._ranks = ranks
+        self.factors = factors
         if sums is not None:
             self.options = *self.options, sums.shape, sums.dtype
 
     def check(self, x, gamma, beta, add=None):
         super().check(x, gamma, beta, add)
-        if self._sums is not None and (self._sums.shape != (2, x.shape[-1]) or self._sums.dtype != np.float32):
+        if self.sums is not None and (self.sums.shape != (2, x.shape[-1]) or self.sums.dtype != np.float32):
             raise ValueError(
-                f"{self.name}: sums must be (2, {x.shape[-1]}) float32; found {self._sums.shape} {self._sums.dtype}"
+                f"{self.name}: sums must be (2, {x.shape[-1]}) float32; found {self.sums.shape} {self.sums.dtype}"
             )
 
     def compute(self, primitives, x, gamma, beta, add=None):
         check_batch(self.name, x.shape, alone=self._ranks is None)
         self.retain_inputs((0, 1, 2))
-        y, self._saved = primitives.batch_norm(
-            x,
-            gamma,
-            beta,
-            self._statistics,
-            self._attributes,
-            add=add,
-            sums=self._sums,
-            ranks=self._ranks,
-            factors=self.factors,
-        )
-        self._statistics = None  # they have moved, and belong to the link
+        options = {"add": add, "sums": self.sums, "ranks": self._ranks, "factors": self.factors}
+        y, self._saved = primitives.batch_norm(x, gamma, beta, self.statistics, self.attributes, **options)
+        self.statistics = None  # they have moved, and belong to the link
         return (y,)
 
     def again(self):
         return copy.copy(self) if self._ranks is None else None
 
-    def alone(self):
-        twin = copy.copy(self)
-        twin._ranks = None
-        return twin
-
     def gradients(self, primitives, indexes, dy, plus=None):
         x, gamma, beta = self.retained()
-        gradients = primitives.batch_norm_backward(
-            dy,
-            x,
-            gamma,
-            beta,
-            self._saved,
-            self._attributes,
-            add=len(self.inputs) == 4,
-            plus=plus,
-            ranks=self._ranks,
-            factors=self.factors,
-        )
-        if layer_gradients.now.observer is not None:
-            layer_gradients.tell_scales(
-                self.inputs[1:3],
-                x,
-                dy,
-                (gamma, beta),
-                self._saved,
-                self._attributes,
-                primitives=primitives,
-                plus=plus,
-                dadd=gradients[3] if self.factors is None else primitives.scale_rows(gradients[3], self.factors),
-            )
+        options = {"add": len(self.inputs) == 4, "plus": plus, "ranks": self._ranks, "factors": self.factors}
+        gradients = primitives.batch_norm_backward(dy, x, gamma, beta, self._saved, self.attributes, **options)
+        observer = layer_gradients.now.observer
+        if observer is not None:
+            *_, dadd = gradients  # that of the normalized batch, too, but for factors
+            relu = self.attributes.relu and dadd is None
+            if dadd is None:
+                dadd = dy if plus is None else primitives.add(dy, plus)
+            elif self.factors is not None:
+                dadd = primitives.scale_rows(dadd, self.factors)
+            observer.scales(self.inputs[1:3], x, dadd, (gamma, beta), self._saved, relu)
         return gradients[: len(self.inputs)]
 
 
@@ -238,31 +211,54 @@ class FixedBatchNormalization(_Normalization):
 
     def compute(self, primitives, x, gamma, beta, add=None):
         self.retain_inputs((0, 1, 2))
-        if add is not None and self._attributes.relu:
+        if add is not None and self.attributes.relu:
             self.retain_outputs((0,))
         if chainer.config.enable_backprop:  # running statistics may move before the backward pass
-            self._statistics = tuple(array.copy() for array in self._statistics)
+            self.statistics = tuple(array.copy() for array in self.statistics)
         y = primitives.batch_norm_inference(
             x,
             gamma,
             beta,
-            *self._statistics,
-            self._attributes,
+            *self.statistics,
+            self.attributes,
             add=add,
         )
         return (y,)
 
     def gradients(self, primitives, indexes, dy):
         x, gamma, beta = self.retained()
-        added_before_relu = len(self.inputs) == 4 and self._attributes.relu
+        added_before_relu = len(self.inputs) == 4 and self.attributes.relu
         dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
             dy,
             x,
             gamma,
             beta,
-            *self._statistics,
-            self._attributes,
+            *self.statistics,
+            self.attributes,
             y=self.retained_output() if added_before_relu else None,
         )
         # Without a ReLU nothing has to be known of an addition: its gradient is that of the result.
         return (dx, dgamma, dbeta, dadd if added_before_relu else dy)[: len(self.inputs)]
+
+
+class AdditionAndReLU(chainer.FunctionNode):
+    """The addition and the ReLU that a node has computed behind its batch normalization, going backward only.
+
+    What was added may have no array any more, so they cannot be computed again.
+
+    Args:
+        node: what has computed them.
+        operand: variable node of what was added to.
+    """
+
+    def __init__(self, node, operand):
+        self._node = copy.copy(node)
+        self._node._ranks = None  # other processes have no such function
+        self.inputs = operand, node.inputs[3]
+        self.rank = max(each.rank for each in self.inputs)
+        self.lazy_grad_sum = node.lazy_grad_sum
+
+    def backward(self, indexes, grad_outputs):
+        with layer_gradients.observing(None):  # the batch normalization itself goes backward elsewhere
+            gradient = self._node.backward((3,), grad_outputs)[3]
+        return (gradient,) * len(indexes)

@@ -302,5 +302,6 @@ def _check_predictions(y, t):
 def _share(y, t, ignore_label, top):
     labels = dense(t).astype(np.int32, copy=False)
     with chainer.using_device(chainer.backend.get_device_from_array(y)):
-        share = primitives_of(y).accuracy(dense(y), labels, top=top, ignore_label=ignore_label)
+        logits = dense(y)
+        share = primitives_of(y).accuracy(logits, labels, top=top, ignore_label=ignore_label)
     return chainer.Variable(share, requires_grad=False)

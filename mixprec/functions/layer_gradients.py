@@ -76,21 +76,3 @@ def tell_linear(inputs, x, dy):
     (rows, channels), outputs = x.shape, dy.shape[1]
     image, gradient = x.reshape(rows, 1, 1, channels), dy.reshape(rows, 1, 1, outputs)
     now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)
-
-
-def tell_scales(inputs, x, dy, arrays, saved, attributes, *, primitives, plus=None, dadd=None):
-    """Tells the observer of a batch normalization.
-
-    Args:
-        inputs, x, arrays, saved: see :meth:`Observer.scales`.
-        dy: gradient of the result of the node.
-        attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
-        primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
-        plus: another term of that gradient, or ``None``.
-        dadd: the gradient of what was added, which is that of the normalized batch; ``None`` without an addition.
-    """
-    if dadd is not None:
-        now.observer.scales(inputs, x, dadd, arrays, saved, False)
-    else:
-        dy = dy if plus is None else primitives.add(dy, plus)
-        now.observer.scales(inputs, x, dy, arrays, saved, attributes.relu)

@@ -16,6 +16,7 @@ from mixprec.backends import primitives_of
 from mixprec.functions import checks, sums, watching
 
 _MOST_CHECKED = 1 << 14
+_apply = chainer.FunctionNode.apply
 _checked = set()  # what has passed Node.check: classes with their options, shapes and dtypes
 
 
@@ -82,6 +83,11 @@ class Node(chainer.FunctionNode):
             if watching.now.watchers:
                 watching.report(self, results)
         return results
+
+    def run(self, *inputs):
+        """Applies the node to images (N, C, H, W), and returns its only output."""
+        self.channels_first = True
+        return self.apply(inputs)[0]
 
     def _variable_of(self, x, inputs):
         if not isinstance(x, chainer.get_array_types()):
@@ -233,6 +239,14 @@ class Node(chainer.FunctionNode):
         """Returns the array of the only output, which was retained."""
         (output,) = self._retained_output_data
         return as_nhwc(output) if self.channels_first and self.makes_images else output
+
+
+def chainer_apply(node, inputs):
+    """Applies a function node as Chainer does, whatever replaces that for a converted model."""
+    results = _apply(node, inputs)
+    if watching.now.watchers and node.inputs is not None:
+        watching.report(node, results)
+    return results
 
 
 def terms_of(dy):

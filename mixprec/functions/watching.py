@@ -1,7 +1,7 @@
 """Who wants to know of each function that becomes a part of a graph: :func:`watch` calls back after each.
 
 :meth:`Node.apply <mixprec.functions.node.Node.apply>` reports its nodes, a patch those that Chainer applies, and
-:func:`mixprec.rewrite.dtype_rules.chainer_apply` those of Chainer's in converted models.
+:func:`mixprec.functions.node.chainer_apply` those of Chainer's in converted models.
 """
 
 import contextlib

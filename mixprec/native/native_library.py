@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 from mixprec import variables
-from mixprec.dtypes import BFLOAT16
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
@@ -28,7 +28,7 @@ _BUILD = (
 _INSTALL = "to have it, install mixprec again where there is a C++ compiler; pip's -v shows what that says"
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # of the C library: see man mallopt
 _LOGGER = logging.getLogger("mixprec")
-_STORAGE = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)  # in the processor's order of bytes
+is_stored = STORAGE_DTYPES.__contains__  # of a dtype of NumPy; those are in the processor's order of bytes
 
 
 def load():
@@ -81,16 +81,13 @@ def library():
 def raw(array):
     """Returns an array as the library takes it: C-contiguous and aligned; bfloat16, which has no buffers, as uint16.
 
-    It is ``array`` itself or a view, if that is contiguous and aligned, otherwise a copy.
+    It is ``array`` itself or a view, if that is contiguous and aligned, otherwise a copy; ``None`` stays ``None``.
     """
+    if array is None:
+        return None
     if not (array.flags.c_contiguous and array.flags.aligned):
         array = np.array(array, order="C")
     return array.view(np.uint16) if array.dtype == BFLOAT16 else array
-
-
-def is_stored(dtype):
-    """Whether a dtype of NumPy is one of the storage dtypes, in the processor's order of bytes."""
-    return dtype in _STORAGE
 
 
 def are_stored_alike(first, *others):

@@ -23,14 +23,15 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
 from mixprec.backends.geometry import LocalResponseNorm, Pooling
-from mixprec.dtypes import BFLOAT16
+from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.functions.classification import accuracy_as_chainer
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
-from mixprec.rewrite.dtype_rules import chainer_apply, on_views, rule_of
+from mixprec.functions.node import chainer_apply
+from mixprec.rewrite.dtype_rules import on_views, rule_of
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
@@ -39,7 +40,6 @@ from mixprec.rewrite.memory_order import (
     is_dense,
     is_only_channels_last,
     is_part,
-    run,
     run_in_order_of,
 )
 
@@ -58,7 +58,7 @@ def _max_pooling(scope, node, inputs):
     if node.ndim != 2 or not _are_images(x) or node.ksize[0] * node.ksize[1] > pooling.LARGEST_WINDOW:
         return None
     ours = pooling.MaxPooling2D(_geometry(node.ksize, node.stride, node.pad, bool(node.cover_all)))
-    y = run(ours, scope.images(x))
+    y = ours.run(scope.images(x))
     if node.return_indices:
         node.indexes = ours.indexes()
     return (y,)
@@ -79,12 +79,12 @@ def _average(scope, inputs, geometry):
     if not _are_images(x):
         return None
     if geometry.window == x.shape[2:] and not any(geometry.pad):
-        return (run(pooling.GlobalAveragePooling2D(keepdims=True), scope.images(x)),)
-    return (run(pooling.AveragePooling2D(geometry), scope.images(x)),)
+        return (pooling.GlobalAveragePooling2D(keepdims=True).run(scope.images(x)),)
+    return (pooling.AveragePooling2D(geometry).run(scope.images(x)),)
 
 
 def _are_images(x):
-    return x.ndim == 4 and in_storage_dtype(x)
+    return x.ndim == 4 and x.dtype in STORAGE_DTYPES
 
 
 def _geometry(window, stride, pad, cover_all=False):
@@ -93,16 +93,16 @@ def _geometry(window, stride, pad, cover_all=False):
 
 def _mean(scope, node, inputs):
     (x,) = inputs
-    if x.ndim != 4 or not in_storage_dtype(x) or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
+    if x.ndim != 4 or x.dtype not in STORAGE_DTYPES or node.axis is None or {axis % 4 for axis in node.axis} != {2, 3}:
         return None
-    return (run(pooling.GlobalAveragePooling2D(node.keepdims), scope.images(x)),)
+    return (pooling.GlobalAveragePooling2D(node.keepdims).run(scope.images(x)),)
 
 
 def _local_response_normalization(scope, node, inputs):
     (x,) = inputs
-    if not (is_channels_last(x) and in_storage_dtype(x)) or node.n < 1:
+    if not (is_channels_last(x) and x.dtype in STORAGE_DTYPES) or node.n < 1:
         return None
-    return (run(OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)), x),)
+    return (OurLocalResponseNormalization(LocalResponseNorm(node.n, node.k, node.alpha, node.beta)).run(x),)
 
 
 def _prelu(scope, node, inputs):
@@ -117,14 +117,14 @@ def _prelu(scope, node, inputs):
 
 def _dropout(scope, node, inputs):
     (x,) = inputs
-    if node.mask is not None or node.return_mask or not (in_storage_dtype(x) and is_dense(x)):
+    if node.mask is not None or node.return_mask or not (x.dtype in STORAGE_DTYPES and is_dense(x)):
         return None
     return (run_in_order_of(x, OurDropout(node.dropout_ratio), x),)
 
 
 def _softmax_cross_entropy(scope, node, inputs):
     x, t = inputs
-    if not in_storage_dtype(x) or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
+    if x.dtype not in STORAGE_DTYPES or t.dtype.kind != "i" or not (x.ndim == 2 or is_channels_last(x)):
         return None
     if x.ndim == 4:
         (x,) = chainer_apply(Transpose(TO_NHWC), (x,))
@@ -134,7 +134,7 @@ def _softmax_cross_entropy(scope, node, inputs):
 
 def _accuracy(scope, node, inputs):
     y, t = inputs
-    if not in_storage_dtype(y) or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
+    if y.dtype not in STORAGE_DTYPES or y.ndim != 2 or t.ndim != 1 or t.dtype.kind != "i" or not len(y):
         return None
     if not (node.ignore_label is None or isinstance(node.ignore_label, numbers.Integral)):
         return None
@@ -147,12 +147,12 @@ def _concat(scope, node, inputs):
     if not any(is_channels_last(x) or is_part(x) for x in inputs) or any(x.ndim != 4 for x in inputs):
         return None
     images = [x if is_part(x) else scope.images(x) for x in inputs]  # a concatenation copies anyway
-    return (run(Concatenation(len(inputs)), *images),)
+    return (Concatenation(len(inputs)).run(*images),)
 
 
 def _reshape(scope, node, inputs):
     (x,) = inputs
-    if in_storage_dtype(x):
+    if x.dtype in STORAGE_DTYPES:
         x = scope.in_order_of_axes(x)  # Chainer's would copy element by element
     if x.dtype == BFLOAT16:
         return rule_of(Reshape)(scope, node, (x,))
@@ -179,7 +179,7 @@ def fence(scope, node, inputs):
     One that calls links, a checkpoint for instance, will call them again in its backward pass: as a part of this call.
     """
     outer, scope.has_called = scope.has_called, False
-    outputs = chainer_apply(node, tuple(scope.plain(x) if in_storage_dtype(x) else x for x in inputs))
+    outputs = chainer_apply(node, tuple(scope.plain(x) if x.dtype in STORAGE_DTYPES else x for x in inputs))
     if scope.has_called:
         backward, reference = type(node).backward, weakref.ref(node)  # no circle, which would hold activations
         node.backward = scope.joined(lambda *args: backward(reference(), *args))

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from mixprec.rewrite import parameters, trace
-from mixprec.rewrite.places import ADD_RELU, RELU
+from mixprec.rewrite.fusions import ADD_RELU, RELU
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 

@@ -1,9 +1,9 @@
-"""Batch normalizations that wait for an addition and a ReLU, to be computed together with them.
+"""Batch normalizations that wait for the functions after them, to be computed together with them.
 
 A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
-it is *deferred*. Stochastic depth of it, adding to it, and a ReLU of it, is deferred as well; any other function, or an
-access to its array or to its place in the graph, makes it compute all that it stands for, as one node. From then on it
-is a plain variable.
+it is *deferred*. So is what a function of it returns, as long as both begin a chain of
+:data:`~mixprec.rewrite.fusions.FUSIONS`. Any other function, or an access to its array or to its place in the graph,
+makes it compute all that it stands for, as one node. From then on it is a plain variable.
 
 The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
 takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
@@ -11,20 +11,24 @@ and neither is one that had to be computed alone; the report says which function
 """
 
 import copy
+import operator
 import weakref
 
 import chainer
 
 from mixprec.announcements import announce
-from mixprec.functions import layer_gradients
 from mixprec.functions.addition import Addition
+from mixprec.functions.batch_normalization import AdditionAndReLU
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
+from mixprec.rewrite.fusions import FUSIONS
 from mixprec.rewrite.memory_order import run_in_order_of
-from mixprec.rewrite.outside import marked
-from mixprec.rewrite.places import ADD_RELU, RELU, Unfused, of_sum
+from mixprec.rewrite.places import Unfused, of_sum
 
 _ASKED = "its value is asked for"
+_COMPLETE = {fusion.chain: fusion for fusion in FUSIONS}
+_OF_INPUT = "shape", "dtype", "ndim", "size", "device", "xp"  # attributes that are those of the input
+_OWN = "normalization", "source", "chain", "operand", "takers"  # attributes that a plain variable has not
 
 
 class Normalization:
@@ -61,42 +65,48 @@ class Normalization:
         self.counted = False
         self._build = build
 
-    def compute(self, add=None, relu=False, factors=None):
-        """Applies the node, and returns its output. Running statistics move when it is done first."""
-        node = self._build(relu, add is not None, not self.counted, factors)
+    def compute(self, fused="", add=None, factors=None):
+        """Applies the node, and returns its output. Running statistics move when it is done first.
+
+        Args:
+            fused: name of the :class:`~mixprec.rewrite.fusions.Fusion`, which ends with a ReLU; empty for none.
+            add: ``None``, or the variable that is added.
+            factors: ``None``, or those of stochastic depth (N,).
+        """
+        node = self._build(bool(fused), add is not None, not self.counted, factors)
         trace = self.scope.trace
         if trace is not None and not self.counted:
-            fused = ADD_RELU if add is not None else RELU if relu else ""
             trace.note_normalization(self.link, fused)
         self.counted = True
         self.scope.pending.pop(id(self), None)
+        node.channels_first = self.x.ndim == 4
         inputs = (self.x, *self.rest)
         return node.apply(inputs if add is None else (*inputs, add))[0]
 
 
 class Deferred(chainer.Variable):
-    """What a :class:`Normalization` will be, with an addition and a ReLU or without; see the text above.
+    """What a :class:`Normalization` will be, with functions after it or without; see the text above.
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
         normalization: :class:`Normalization`.
-        source: ``None``, or the :class:`Deferred` to which there is added, or of which the ReLU is taken, or whose
-            images are multiplied by factors.
-        add: ``None``, or the variable that is added to ``source``.
-        factors: ``None``, or those of stochastic depth (N,).
+        source: ``None``, or the :class:`Deferred` that a function is applied to.
+        function: name of its class.
+        operand: what it takes beside ``source``: the variable that is added, the factors of stochastic depth (N,).
 
     Attributes:
+        chain: names of the functions since the batch normalization, a tuple.
         takers: names of the functions that have taken it.
     """
 
-    def __init__(self, scope, normalization, source=None, add=None, factors=None):
+    def __init__(self, scope, normalization, source=None, function=None, operand=None):
         # Not those of Chainer's constructor, which wants an array: _data and _node come when they are needed.
-        inputs = (normalization.x, *normalization.rest) if add is None else (source, add)
+        inputs = (normalization.x, *normalization.rest) if source is None else (source, operand)
         self.__dict__.update(
             normalization=normalization,
             source=source,
-            add=add,
-            factors=factors,
+            chain=() if source is None else (*source.chain, function),
+            operand=operand,
             takers=[],
             _device=None,
             _grad_valid=True,
@@ -107,39 +117,9 @@ class Deferred(chainer.Variable):
         scope.deferred.append(weakref.ref(self))
 
     @property
-    def is_relu(self):
-        """Whether it is a ReLU, the last of what one node computes."""
-        return self.source is not None and self.add is None and self.factors is None
-
-    @property
-    def shape(self):
-        """That of the input of the batch normalization, as are the other attributes of this kind."""
-        return self.normalization.x.shape
-
-    @property
-    def dtype(self):
-        """See :attr:`shape`."""
-        return self.normalization.x.dtype
-
-    @property
-    def ndim(self):
-        """See :attr:`shape`."""
-        return self.normalization.x.ndim
-
-    @property
-    def size(self):
-        """See :attr:`shape`."""
-        return self.normalization.x.size
-
-    @property
-    def device(self):
-        """See :attr:`shape`."""
-        return self.normalization.x.device
-
-    @property
-    def xp(self):
-        """See :attr:`shape`."""
-        return self.normalization.x.xp
+    def fusion(self):
+        """The :class:`~mixprec.rewrite.fusions.Fusion` whose last function this is the result of, or ``None``."""
+        return _COMPLETE.get(self.chain)
 
     def __len__(self):
         return len(self.normalization.x)
@@ -160,9 +140,29 @@ class Deferred(chainer.Variable):
         compute(self, "an attribute of it is set")
         setattr(self, name, value)
 
+    def is_as_before(self):
+        """Whether a function that is applied to it now can be computed together with it."""
+        return chainer.config.enable_backprop == self.normalization.backprop and not chainer.get_function_hooks()
+
     def __copy__(self):
         compute(self, "it is copied")
         return copy.copy(self)
+
+
+for _name in _OF_INPUT:
+    setattr(Deferred, _name, property(operator.attrgetter(f"normalization.x.{_name}")))
+
+
+def can_follow(x, function):
+    """Whether a function, by the name of its class, can be computed together with a variable that is deferred."""
+    if type(x) is not Deferred or not x.is_as_before():
+        return False
+    chain, site = (*x.chain, function), x.normalization.site
+    for fusion in FUSIONS:
+        is_begun = fusion.chain[: len(chain)] == chain and (x.normalization.moves or not fusion.by_batch)
+        if is_begun and (fusion.chain == chain or site.fused in (None, fusion.name)):  # it waits only if it has before
+            return True
+    return False
 
 
 def taken(x, name):
@@ -178,19 +178,15 @@ def compute(deferred, why=None):
         deferred: :class:`Deferred`.
         why: the reason, if its batch normalization has to be computed alone; ``None`` for the functions that take it.
     """
-    backprop = deferred.normalization.backprop
-    if chainer.config.enable_backprop == backprop:
+    with chainer.using_config("enable_backprop", deferred.normalization.backprop):
         _compute(deferred, why)
-    else:
-        with chainer.using_config("enable_backprop", backprop):
-            _compute(deferred, why)
 
 
 def _compute(deferred, why, total=None):
-    normalization, source, add, factors = deferred.normalization, deferred.source, deferred.add, deferred.factors
+    normalization, source, chain, operand = deferred.normalization, deferred.source, deferred.chain, deferred.operand
     fused = None
-    if deferred.is_relu:
-        result = _relu(source)
+    if deferred.fusion is not None:
+        result = _fused(source, deferred.fusion)
     else:
         if normalization.fused is not None:
             node, *references = normalization.fused
@@ -199,13 +195,13 @@ def _compute(deferred, why, total=None):
             result = _alone(deferred, why, total)
         else:
             if type(source) is Deferred:
-                _compute(source, *((why, total) if add is None else (of_sum(why), deferred)))
-            result = _scaled(source, factors) if add is None else _sum(normalization, source, _plain(add))
+                _compute(source, *((of_sum(why), deferred) if chain[-1] == "Add" else (why, total)))
+            result = _scaled(source, operand) if chain[-1] != "Add" else _sum(normalization, source, _plain(operand))
     # It becomes the variable that the user expects.
     object.__setattr__(deferred, "__class__", chainer.Variable)
-    deferred.__dict__.clear()
+    for name in _OWN:
+        del deferred.__dict__[name]
     deferred.__dict__.update(result.__dict__)
-    marked((deferred,))
     deferred._node._variable = weakref.ref(deferred)
     if fused is not None:
         _split(deferred, normalization, *fused)
@@ -244,21 +240,25 @@ def _scaled(x, factors):
     return StochasticDepth(factors=factors).apply((x,))[0]
 
 
-def _relu(source):
-    """Returns the ReLU of a variable that was deferred when it was taken."""
+def _fused(source, fusion):
+    """Returns the result of a fusion, whose last function was applied to a variable that was deferred then."""
     if type(source) is not Deferred:
         return _relu_alone(source)
-    normalization, add, operand = source.normalization, source.add, source.source
+    normalization, operands, first = source.normalization, {}, source
+    while type(first.source) is Deferred:
+        operands[first.chain[-1]] = first.operand
+        first = first.source
+    add = operands.get("Add")
     if add is not None:
         add = _plain(add)
         if add.ndim == 4:
             add = normalization.scope.images(add)
     if normalization.counted:
         return _relu_alone(_plain(source))
-    normalization.site.fused = RELU if add is None else ADD_RELU
-    result = normalization.compute(add=add, relu=True, factors=None if operand is None else operand.factors)
+    normalization.site.fused = fusion.name
+    result = normalization.compute(fusion.name, add, operands.get("StochasticDepth"))
     if result.creator_node is not None:
-        held = source, source if operand is None else operand, result.node
+        held = source, source if add is None else source.source, result.node
         normalization.fused = result.creator_node, *map(weakref.ref, held)
     return result
 
@@ -289,7 +289,7 @@ def _split(variable, normalization, node, source, operand, y):
         return
     if source is None:
         operand = _scaled(variable, node.factors) if operand is None else _plain(operand)
-        last = _SumAndReLU(node, operand.node)
+        last = AdditionAndReLU(node, operand.node)
     else:
         result = _relu_alone(_plain(source))
         last = result.creator_node
@@ -298,28 +298,6 @@ def _split(variable, normalization, node, source, operand, y):
     _rank_after(node.rank, last)
     last.outputs = (weakref.ref(y),)
     y.creator_node = last
-
-
-class _SumAndReLU(chainer.FunctionNode):
-    """The addition and the ReLU that a node has computed behind its batch normalization, going backward only.
-
-    What was added may have no array any more, so they cannot be computed again.
-
-    Args:
-        node: what has computed them.
-        operand: variable node of what was added to.
-    """
-
-    def __init__(self, node, operand):
-        self._node = node.alone()  # other processes have no such function
-        self.inputs = operand, node.inputs[3]
-        self.rank = max(each.rank for each in self.inputs)
-        self.lazy_grad_sum = node.lazy_grad_sum
-
-    def backward(self, indexes, grad_outputs):
-        with layer_gradients.observing(None):  # the batch normalization itself goes backward elsewhere
-            gradient = self._node.backward((3,), grad_outputs)[3]
-        return (gradient,) * len(indexes)
 
 
 def _rank_after(rank, node):

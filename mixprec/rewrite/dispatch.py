@@ -1,7 +1,7 @@
-"""The rule that computes a function, while a converted model runs.
+"""The way of a converted model: a call of it opens a scope, and a rule computes each of its functions.
 
-:mod:`mixprec.rewrite.replacements` calls :func:`apply` for each function node of Chainer. The model's source stays as
-it is, and whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
+``convert`` puts :func:`call` and :func:`apply` in the place of Chainer's. The model's source stays as it is, and
+whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
 """
 
 import functools
@@ -11,19 +11,108 @@ import numpy as np
 from chainer import function
 from chainer.functions.array.cast import Cast
 
-from mixprec.dtypes import STORAGE_DTYPES
+from mixprec.compat.registry import patch
+from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
-from mixprec.rewrite.dtype_rules import chainer_apply
 from mixprec.rewrite.memory_order import in_storage_dtype
-from mixprec.rewrite.scope import active
-from mixprec.weight_copies import as_computed, is_wide
+from mixprec.rewrite.outside import COMPUTED, is_backward, widened
+from mixprec.rewrite.results import outwards
+from mixprec.rewrite.scope import Scope, calling
+from mixprec.rewrite.state import active
+from mixprec.rewrite.trace import TRACED_CALLS, Trace
+from mixprec.weight_copies import COMPUTE, as_computed
+from mixprec.without_masters import CONVERSION
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."
 
 
-def apply(scope, node, inputs):
+@patch("*:*.__call__", when="mixprec.convert")
+def call(original):
+    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
+
+    The outermost converted link runs under a scope, the others tell it where the model is.
+    """
+
+    @functools.wraps(original)
+    def call(self, *args, **kwargs):
+        state = self.__dict__.get(CONVERSION)
+        if state is None:
+            return original(self, *args, **kwargs)
+        scope = active.scope
+        if scope is None or scope.conversion is not state.conversion:
+            return call_from_outside(state, functools.partial(original, self), args, kwargs)
+        outer, scope.link, scope.has_called = scope.link, state, True
+        try:
+            if state.keeps_float32:
+                return float32_links.call(scope, functools.partial(original, self), args, kwargs)
+            return original(self, *args, **kwargs)
+        finally:
+            scope.link = outer
+
+    return call
+
+
+def call_from_outside(state, function, args, kwargs):
+    """Calls a converted link that no other link of its conversion has called.
+
+    Args:
+        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
+        function: what Chainer calls.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        the link's result, with its variables in float32 and in the order of their axes.
+    """
+    conversion, config = state.conversion, chainer.config
+    traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
+    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
+    with calling(scope):
+        # Held until the end, as a result is something that is kept.
+        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
+        if isinstance(inside, chainer.Variable):
+            result = scope.leaf(inside)
+            variables = [result]
+        else:
+            result, variables = outwards(inside, scope)
+    if traced:
+        scope.trace.finish(conversion, [*args, *kwargs.values()], variables)
+    return result
+
+
+# mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.
+@patch(
+    "chainer.function_node:FunctionNode.apply",
+    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
+    "chainer.functions.loss.triplet:Triplet.apply",
+    "chainer.functions.loss.contrastive:Contrastive.apply",
+    when="mixprec.convert",
+)
+def apply(original):
+    """Without it functions of converted models are not replaced: every function passes by here.
+
+    While a converted model runs, a rule is applied. At other times what is its own takes part in float32.
+    """
+
+    @functools.wraps(original)
+    def apply(self, inputs):
+        scope = active.scope
+        if scope is None:
+            return original(self, widened(self, inputs))
+        outputs = _computed(scope, self, inputs)
+        # Not gradients, which a backward pass in a call computes: sums of them stay in the compute dtype.
+        if active.backward is None or not is_backward():
+            for y in outputs:
+                y.__dict__[COMPUTED] = True  # setattr would compute what is deferred
+        return outputs
+
+    return apply
+
+
+def _computed(scope, node, inputs):
     """Computes a function.
 
     Args:
@@ -37,7 +126,9 @@ def apply(scope, node, inputs):
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
     for x in inputs:  # a loop, as every function of a step comes by here
-        if is_wide(x) if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
+        if type(x) is Deferred:  # which is in a storage dtype
+            continue
+        if COMPUTE in x.__dict__ and x.dtype == FLOAT32 if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
             inputs = _narrowed(scope, rule, cls, inputs)
             break
     if rule is _ours:

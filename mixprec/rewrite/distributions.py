@@ -13,7 +13,7 @@ import chainer.functions as F
 from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
 from mixprec.rewrite import dispatch
-from mixprec.rewrite.scope import active
+from mixprec.rewrite.state import active
 
 _WHEN = "mixprec.convert"
 _ROUNDING = 2.0**-8  # by which a sum may miss 1 since its numbers were rounded to 16 bits; others are meant as they are

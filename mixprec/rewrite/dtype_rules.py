@@ -17,30 +17,19 @@ they compute in float32, and results are rounded to where they would have been.
 
 import functools
 
-from chainer import function_node
 from chainer.functions.array.transpose import Transpose
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
 from mixprec.announcements import announce
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
-from mixprec.functions import watching
+from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
-from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC, in_storage_dtype
+from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
-
-_apply = function_node.FunctionNode.apply
-
-
-def chainer_apply(node, inputs):
-    """Applies a function node as Chainer does, whatever replaces that for a converted model."""
-    results = _apply(node, inputs)
-    if watching.now.watchers and node.inputs is not None:
-        watching.report(node, results)
-    return results
 
 
 def on_views(scope, node, inputs):
@@ -77,12 +66,12 @@ def _in_compute(scope, node, inputs):
 
 def _float32_inside(scope, node, inputs):
     outputs = in_float32(scope, node, inputs)
-    return tuple(scope.cast(y, inputs[0].dtype) if in_storage_dtype(y) else y for y in outputs)
+    return tuple(scope.cast(y, inputs[0].dtype) if y.dtype in STORAGE_DTYPES else y for y in outputs)
 
 
 def _in_widest(scope, node, inputs):
     arrays = inputs if getattr(node, "mask", None) is None else (*inputs, node.mask)  # a user's, for F.dropout
-    if len({x.dtype for x in arrays if in_storage_dtype(x)}) > 1:
+    if len({x.dtype for x in arrays if x.dtype in STORAGE_DTYPES}) > 1:
         inputs = _cast(scope, inputs, FLOAT32)
     return _or_rounded(scope, node, inputs)
 
@@ -128,7 +117,7 @@ def _as_it_is(scope, node, inputs):
 
 def _or_rounded(scope, node, inputs):
     """Applies a node; if it refuses 16-bit inputs, in float32, and rounds the outputs to their dtype."""
-    narrow = next((x.dtype for x in inputs if in_storage_dtype(x) and x.dtype != FLOAT32), None)
+    narrow = next((x.dtype for x in inputs if x.dtype in STORAGE_DTYPES and x.dtype != FLOAT32), None)
     if narrow is None:
         return chainer_apply(node, inputs)
     name_lost_numbers(node, narrow)
@@ -147,7 +136,7 @@ def _or_rounded(scope, node, inputs):
 
 
 def _cast(scope, inputs, dtype):
-    return tuple(scope.cast(x, dtype) if in_storage_dtype(x) else x for x in inputs)
+    return tuple(scope.cast(x, dtype) if x.dtype in STORAGE_DTYPES else x for x in inputs)
 
 
 _RULES = (

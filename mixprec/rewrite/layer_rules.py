@@ -26,17 +26,15 @@ from mixprec.functions.convolution import Convolution2D, convolution_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
-from mixprec.functions.node import as_nhwc, dense
+from mixprec.functions.node import as_nhwc, chainer_apply, dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
 from mixprec.rewrite.between_layers import elementwise
-from mixprec.rewrite.deferred import Deferred, compute, taken
-from mixprec.rewrite.dtype_rules import CHAINERS_OWN, chainer_apply, whose
-from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run, run_in_order_of
+from mixprec.rewrite.deferred import Deferred, can_follow, compute, taken
+from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
+from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run_in_order_of
 from mixprec.rewrite.multi_node_links import ranks_of
-from mixprec.rewrite.places import ADD_RELU
 
-_STOCHASTIC_DEPTH = StochasticDepth.__name__
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
 
 
@@ -66,14 +64,14 @@ def _convolution(scope, node, inputs):
     if x.shape[1] != W.shape[1] * node.groups and (_is_computed(x) or not is_channels_last(x)):
         return None  # Chainer's own error; images of a loader may be padded
     padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
-    W, following = _filters(scope, W), None
+    geometry, following = _geometry(node), None
+    W, b = _filters(scope, W), scope.to_compute(b)
     place = None if b else scope.place()
     if place is not None:
         following, place.following = place.following, None
     x = scope.images(x, scope.compute, padded)
-    ours = Convolution2D(_geometry(node), relu=False, statistics=following or False)
-    ours.channels_first = True
-    y = ours.apply((x, W, *_biases(scope, b)))[0]
+    ours = Convolution2D(geometry, relu=False, statistics=following or False)
+    y = ours.run(x, W, *b)
     if place is not None:
         scope.convolved[id(y)] = Convolved(y, ours.sums, place)
     return (y,)
@@ -84,7 +82,7 @@ def _deconvolution(scope, node, inputs):
     if not _are_images_and_filters(inputs):
         return None
     ours = Deconvolution2D(_geometry(node), None if node.outh is None else (node.outh, node.outw))
-    return (run(ours, scope.images(x, scope.compute), _filters(scope, W), *_biases(scope, b)),)
+    return (ours.run(scope.images(x, scope.compute), _filters(scope, W), *scope.to_compute(b)),)
 
 
 def _is_computed(x):
@@ -110,17 +108,13 @@ def _filters(scope, W):
             lay_out(W)  # Chainer and CuPy copy arrays into the order of their axes: Link.copy, to_device, pickle
         else:
             W = scope.images(W)
-    return W if W.dtype == scope.compute else scope.cast(W, scope.compute)
-
-
-def _biases(scope, b):
-    return [scope.cast(each, scope.compute) for each in b]
+    return scope.to_compute((W,))[0]
 
 
 def _linear(scope, node, inputs):
-    if inputs[0].ndim != 2 or not in_storage_dtype(*inputs):
+    if inputs[0].ndim != 2 or not all(x.dtype in STORAGE_DTYPES for x in inputs):
         return None
-    return Linear().apply(tuple(scope.cast(x, scope.compute) for x in inputs))
+    return Linear().apply(scope.to_compute(inputs))
 
 
 def _batch_normalization(scope, node, inputs):
@@ -141,7 +135,7 @@ def _batch_normalization(scope, node, inputs):
     if ranks is not None:  # now, in the order of the model: what is fused may be computed later, not so in each process
         with chainer.using_device(x.device):
             ranks.statistics(primitives_of(x.array), dense(as_nhwc(x.array)))
-    eps, decay, convolved = node.eps, node.decay, scope.convolved.get(id(x))
+    eps, decay, convolved = float(node.eps), float(node.decay), scope.convolved.get(id(x))
     if not is_chainers or (convolved is not None and not convolved.is_of(x)):
         convolved = None
 
@@ -149,9 +143,7 @@ def _batch_normalization(scope, node, inputs):
         sums = None
         if convolved is not None:
             convolved.place.following, sums = Following(relu, add), convolved.sums
-        ours = OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
-        ours.channels_first = x.ndim == 4
-        return ours
+        return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
 
     return (scope.normalization(x, rest, build, running or (), True),)
 
@@ -162,12 +154,10 @@ def _fixed_batch_normalization(scope, node, inputs):
     if x is None or any(map(_wants_gradient, (mean, var))):  # Chainer's has gradients of statistics
         return None
     statistics = tuple(dense(chainer.as_array(each).astype(FLOAT32, copy=False)) for each in (mean, var))
-    eps = node.eps
+    eps = float(node.eps)
 
     def build(relu, add, count, factors):
-        ours = OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
-        ours.channels_first = x.ndim == 4
-        return ours
+        return OurFixedBatchNormalization(BatchNorm(eps, relu=relu), statistics)
 
     return (scope.normalization(x, rest, build, statistics, False),)
 
@@ -188,9 +178,8 @@ def _normalized(scope, node, inputs):
     """Returns the input of a batch normalization over all axes but the channels, and float32 gamma and beta."""
     x, gamma, beta = inputs
     axes = {2: (0,), 4: (0, 2, 3)}.get(x.ndim)
-    if axes is None or gamma.ndim != 1 or node.axis not in (None, axes):
-        return None, None, None
-    if not all(each.dtype in STORAGE_DTYPES for each in inputs):
+    is_known = axes is not None and gamma.ndim == 1 and node.axis in (None, axes)
+    if not (is_known and all(each.dtype in STORAGE_DTYPES for each in inputs)):
         return None, None, None
     gamma, beta = [each if each.dtype == FLOAT32 else scope.cast(each, FLOAT32) for each in (gamma, beta)]
     if x.ndim == 4 and not is_channels_last(x):
@@ -202,69 +191,57 @@ def _normalized(scope, node, inputs):
 
 def _relu(scope, node, inputs):
     (x,) = inputs
-    if type(x) is Deferred and (x.source is None or x.add is not None) and _is_as_before(x):
+    if can_follow(x, "ReLU"):
         x.takers.append("ReLU")
-        return (Deferred(scope, x.normalization, x),)
+        return (Deferred(scope, x.normalization, x, "ReLU"),)
     if type(x) is Deferred:
         taken(x, "ReLU")
-    if not (in_storage_dtype(x) and is_dense(x)):
+    if not (x.dtype in STORAGE_DTYPES and is_dense(x)):
         return None
     return (run_in_order_of(x, OurReLU(), x),)
 
 
 def _stochastic_depth(scope, node, inputs):
     (x,) = inputs
+    name = StochasticDepth.__name__
+    if can_follow(x, name):
+        x.takers.append(name)
+        factors = row_factors(x.normalization.x.array, node.ratio)
+        return (Deferred(scope, x.normalization, x, name, factors),)
     if type(x) is Deferred:
-        # Statistics that are constant have no kernel with factors.
-        if x.source is None and x.normalization.moves and _can_wait(x):
-            x.takers.append(_STOCHASTIC_DEPTH)
-            factors = row_factors(x.normalization.x.array, node.ratio)
-            return (Deferred(scope, x.normalization, x, factors=factors),)
-        taken(x, _STOCHASTIC_DEPTH)
+        taken(x, name)
     return chainer_apply(node, (scope.images(x) if is_part(x) else x,))
 
 
 def _add(scope, node, inputs):
     x, other = inputs
-    if not _can_wait_for_relu(x, other) or (type(other) is Deferred and other.factors is not None):
+    if not _can_take(x, other) or (type(other) is Deferred and other.chain):
         x, other = other, x
-    can_wait = _can_wait_for_relu(x, other)
+    can_take = _can_take(x, other)
     for each in inputs:
         if type(each) is Deferred:
             each.takers.append("Add")
-    if can_wait:
-        return (Deferred(scope, x.normalization, x, other),)
+    if can_take:
+        return (Deferred(scope, x.normalization, x, "Add", other),)
     for each in inputs:
         if type(each) is Deferred:
             compute(each)
     alike = x.ndim == other.ndim == 4 and x.shape == other.shape and in_storage_dtype(x, other)
     if alike and (is_channels_last(x) or is_channels_last(other)):
         inputs = _cast_alike(scope, [scope.images(each) for each in inputs])
-        return (run(Addition(), *inputs),)
+        return (Addition().run(*inputs),)
     return elementwise(scope, node, inputs)
 
 
-def _can_wait_for_relu(x, other):
-    """Whether ``x`` is a deferred batch normalization, and its sum with ``other`` can be deferred as well."""
+def _can_take(x, other):
+    """Whether the sum of ``x``, a deferred batch normalization, with ``other`` can be deferred as well."""
     return (
-        type(x) is Deferred
-        and (x.source is None or x.factors is not None)
+        can_follow(x, "Add")
         and isinstance(other, chainer.Variable)
         and other is not x
         and other.shape == x.shape
         and other.dtype == x.dtype
-        and _can_wait(x)
     )
-
-
-def _can_wait(x):
-    """Whether a deferred batch normalization can wait for an addition and a ReLU."""
-    return x.normalization.site.fused in (None, ADD_RELU) and _is_as_before(x)
-
-
-def _is_as_before(x):
-    """Whether a function that is applied to a deferred variable now can be computed together with it."""
-    return chainer.config.enable_backprop == x.normalization.backprop and not chainer.get_function_hooks()
 
 
 def _cast_alike(scope, inputs):

@@ -43,12 +43,6 @@ def is_dense(x):
     return chainer.as_array(x).flags.c_contiguous or is_channels_last(x)
 
 
-def run(node, *inputs):
-    """Applies a node of :mod:`mixprec.functions` to images (N, C, H, W); returns its only output."""
-    node.channels_first = True
-    return node.apply(inputs)[0]
-
-
 def run_in_order_of(x, node, *inputs):
     """Applies an elementwise node of one output, which gets the memory order of ``x``."""
     node.channels_first = is_channels_last(x)
@@ -65,17 +59,17 @@ def channels_last(x, dtype=None, channels=None):
     """
     dtype = x.dtype if dtype is None else dtype
     if is_part(x) or (channels is None and not is_dense(x)):
-        x = run(Dense(), x)  # one copy, in the new order
+        x = Dense().run(x)  # one copy, in the new order
     if is_channels_last(x):
-        return x if x.dtype == dtype else run(Cast(dtype), x)
-    return run(ToNHWC(dtype, channels), x)
+        return x if x.dtype == dtype else Cast(dtype).run(x)
+    return ToNHWC(dtype, channels).run(x)
 
 
 def channels_first(x, dtype=None):
     """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
     dtype = x.dtype if dtype is None else dtype
     if is_only_channels_last(x):
-        return run(ToNCHW(dtype, None), x)
+        return ToNCHW(dtype, None).run(x)
     return x if x.dtype == dtype else cast(x, dtype)
 
 
@@ -86,5 +80,5 @@ def cast(x, dtype):
     if BFLOAT16 not in (x.dtype, dtype) and not is_dense(x):
         return chainer.functions.cast(x, dtype)  # of parts, in the order they have
     if is_part(x):
-        x = run(Dense(), x)
+        x = Dense().run(x)
     return run_in_order_of(x, Cast(dtype), x)

@@ -79,20 +79,17 @@ class NarrowResults:
         if any(type(each) is Deferred for each in (*inputs, *outputs)):  # to ask for its node would compute it
             return
         if cls.__name__ in _COMPARING or _meets_float32(node, cls, inputs):
-            self.look(list(inputs))
+            self.look(inputs)
         made = _Made(scope, node, cls, inputs, outputs)
         self._made.append(made)
         if self._overflowed is None and is_half(outputs[0].dtype) and not _is_finite(outputs[0].array):
             self._overflowed = made if all(_is_finite(each) for _, each in made.inputs) else None
 
-    def look(self, value):
-        """Looks at the variables of a (possibly nested) result that the model has rounded to 16 bits."""
-        if isinstance(value, (tuple, list)):
-            for each in value:
-                self.look(each)
-        elif isinstance(value, dict):
-            self.look(list(value.values()))
-        elif isinstance(value, chainer.Variable) and type(value) is not Deferred:
+    def look(self, values):
+        """Looks at the variables among results that the model has rounded to 16 bits."""
+        for value in values:
+            if not isinstance(value, chainer.Variable) or type(value) is Deferred:
+                continue
             if (y := _rounded(value)) is not None:
                 self._look(y)
             if self._overflowed is not None and not _is_finite(value.array):

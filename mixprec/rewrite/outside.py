@@ -9,7 +9,6 @@ they are.
 """
 
 import functools
-import threading
 
 import chainer
 from chainer.functions.array.cast import Cast
@@ -17,64 +16,58 @@ from chainer.functions.array.cast import Cast
 from mixprec.compat.registry import patch
 from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.functions.layout import cast
+from mixprec.functions.node import chainer_apply
 from mixprec.links.storage import Rounded
-from mixprec.rewrite.dtype_rules import chainer_apply
+from mixprec.rewrite import operands
+from mixprec.rewrite.state import active
 
-_COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables
-
-
-class _Backward(threading.local):
-    """Attribute ``enables``: ``chainer.config.enable_backprop`` of the pass under way in this thread, or ``None``."""
-
-    enables = None
-
-
-_backward = _Backward()
-
-
-def marked(outputs):
-    """Returns variables that a function has computed in a call of a converted model, marked as such.
-
-    Gradients, which a backward pass in a call computes, are not: sums of them stay in the compute dtype.
-    """
-    if _backward.enables is None or not _is_backward():
-        for y in outputs:
-            y.__dict__[_COMPUTED] = True  # setattr would compute what is deferred
-    return outputs
+COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables: a function has computed it in a call of a model
+_WHEN = "mixprec.convert"
 
 
 def widened(node, inputs):
     """Returns the inputs of a function node, all in float32 if a model's own in 16 bits is one of them."""
     for x in inputs:  # of all functions of the process: most are neither
-        if (hasattr(x, _COMPUTED) or isinstance(x, chainer.Parameter)) and _is_own(x):
+        if (hasattr(x, COMPUTED) or isinstance(x, chainer.Parameter)) and _is_own(x):
             break
     else:
         return inputs
-    if _is_backward() or type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
+    if is_backward() or type(node).__module__.startswith("mixprec."):  # our functions take parameters as they are
         return inputs
     return tuple(_in_float32(x) if is_half(x.dtype) else x for x in inputs)
 
 
-def operand(x, value, preprocess):
-    """Returns what an operator takes of a value beside a variable, see :func:`mixprec.rewrite.operands.operand`."""
-    if isinstance(value, chainer.get_array_types()) and _is_own(x) and not _is_backward():
-        return value.astype(FLOAT32, copy=False)
-    return preprocess(x, value)
+@patch("chainer.functions.math.basic_math:_preprocess_rhs", when=_WHEN)
+def operand(original):
+    """Without it operators cast float32 arrays to the 16 bits of a variable: -1e9 in a mask becomes -inf."""
+
+    @functools.wraps(original)
+    def operand(x, value):
+        scope = active.scope
+        if scope is not None:
+            return operands.operand(scope, x, value, original)
+        if isinstance(value, chainer.get_array_types()) and _is_own(x) and not is_backward():
+            return value.astype(FLOAT32, copy=False)
+        return original(x, value)
+
+    return operand
 
 
 def _is_own(x):
     """Whether ``x`` is a parameter of a converted model, or a variable that a call of one has computed, in 16 bits."""
+    if x.dtype == FLOAT32:
+        return False
     if isinstance(x, chainer.Parameter):
         return isinstance(x.initializer, Rounded) and is_half(x.dtype)
-    return hasattr(x, _COMPUTED) and is_half(x.dtype)
+    return hasattr(x, COMPUTED) and is_half(x.dtype)
 
 
-def _is_backward():
+def is_backward():
     """Whether a function is applied by a backward pass, and not by a forward pass that F.forget repeats in one.
 
     Such a forward pass switches on what the backward pass has switched off.
     """
-    return _backward.enables is not None and _backward.enables == chainer.config.enable_backprop
+    return active.backward is not None and active.backward == chainer.config.enable_backprop
 
 
 def _in_float32(x):
@@ -82,16 +75,16 @@ def _in_float32(x):
     return cast(x, FLOAT32) if x.dtype == BFLOAT16 else chainer_apply(Cast(FLOAT32), (x,))[0]
 
 
-@patch("chainer._backprop:_backprop_to_all", "chainer.function_node:_backprop", when="mixprec.convert")
+@patch("chainer._backprop:_backprop_to_all", "chainer.function_node:_backprop", when=_WHEN)
 def backward_passes(original):
     """Without it parameters are float32 in gradients of gradients, too, which are in the compute dtype."""
 
     @functools.wraps(original)
     def run(*args):
-        outer, _backward.enables = _backward.enables, chainer.config.enable_backprop
+        outer, active.backward = active.backward, chainer.config.enable_backprop
         try:
             return original(*args)
         finally:
-            _backward.enables = outer
+            active.backward = outer
 
     return run

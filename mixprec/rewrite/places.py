@@ -6,9 +6,6 @@ training or in evaluation. :class:`~mixprec.rewrite.conversion.LinkState` keeps 
 
 import weakref
 
-RELU = "ReLU"
-ADD_RELU = "add + ReLU"
-
 KEPT = "it is kept, or a result of the model"
 UNUSED = "it is not used"
 
@@ -17,8 +14,8 @@ class NormalizationPlace:
     """The place of a batch normalization.
 
     Attributes:
-        fused: :data:`RELU` or :data:`ADD_RELU`, what it was computed with in the last call; ``False`` if it is not
-            deferred any more, ``None`` before its first call.
+        fused: name of the :class:`~mixprec.rewrite.fusions.Fusion` of the last call; ``False`` if it is not deferred
+            any more, ``None`` before its first call.
         why: why it is not deferred any more.
     """
 

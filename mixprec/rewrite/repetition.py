@@ -9,8 +9,9 @@ import contextlib
 import chainer
 
 from mixprec.rewrite.deferred import Deferred, compute, taken
-from mixprec.rewrite.scope import Scope, active, call_from_outside, calling
-from mixprec.rewrite.state import state_of
+from mixprec.rewrite.dispatch import call_from_outside
+from mixprec.rewrite.scope import Scope, calling
+from mixprec.rewrite.state import active, state_of
 
 _RESULT = "it is a result of a part that is recomputed"
 

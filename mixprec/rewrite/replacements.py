@@ -1,4 +1,4 @@
-"""The attributes of Chainer that are replaced for converted models: each function below makes a replacement.
+"""The attributes of Chainer that are replaced for converted models: here those of links, but for calls of them.
 
 ``convert`` applies them, once in a process, and so does a converted link that is unpickled in another process. Links
 and functions that are not converted take the original way: one look into an attribute, or into a thread-local, is all
@@ -13,10 +13,8 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
-from mixprec.rewrite import dispatch, distributions, float32_links, operands, outside, parameters
-from mixprec.rewrite.scope import active, call_from_outside
+from mixprec.rewrite import dispatch, distributions, outside, parameters
 from mixprec.rewrite.state import set_state, state_of
-from mixprec.without_masters import CONVERSION
 
 _WHEN = "mixprec.convert"
 
@@ -30,78 +28,14 @@ def install(link_class):
             see of their model and what pickle finds.
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
-    call.apply_to(owner, "__call__")
-    replacements = apply, operand, outside.backward_passes, serialize, device_resident_accept, copy
-    for each in (*replacements, *distributions.REPLACEMENTS):
+    dispatch.call.apply_to(owner, "__call__")
+    functions = dispatch.apply, outside.operand, outside.backward_passes
+    for each in (*functions, serialize, device_resident_accept, copy, *distributions.REPLACEMENTS):
         each.apply()
     weight_copies.install()
     whole.compute_by(dispatch.compute_whole)
     widening.install()
     without_masters.look_again()
-
-
-@patch("*:*.__call__", when=_WHEN)
-def call(original):
-    """Without it links of converted models run as plain ones: this is ``chainer.Link.__call__``, or a class's own.
-
-    The outermost converted link runs under a scope, the others tell it where the model is.
-    """
-
-    @functools.wraps(original)
-    def call(self, *args, **kwargs):
-        state = self.__dict__.get(CONVERSION)
-        if state is None:
-            return original(self, *args, **kwargs)
-        scope = active.scope
-        if scope is None or scope.conversion is not state.conversion:
-            return call_from_outside(state, functools.partial(original, self), args, kwargs)
-        outer, scope.link, scope.has_called = scope.link, state, True
-        try:
-            if state.keeps_float32:
-                return float32_links.call(scope, functools.partial(original, self), args, kwargs)
-            return original(self, *args, **kwargs)
-        finally:
-            scope.link = outer
-
-    return call
-
-
-# mixprec.compat mends some losses in float16 by an `apply` of their own, which converted models do without.
-@patch(
-    "chainer.function_node:FunctionNode.apply",
-    "chainer.functions.loss.mean_squared_error:MeanSquaredError.apply",
-    "chainer.functions.loss.triplet:Triplet.apply",
-    "chainer.functions.loss.contrastive:Contrastive.apply",
-    when=_WHEN,
-)
-def apply(original):
-    """Without it functions of converted models are not replaced: every function passes by here.
-
-    While a converted model runs, a rule is applied. At other times what is its own takes part in float32.
-    """
-
-    @functools.wraps(original)
-    def apply(self, inputs):
-        scope = active.scope
-        if scope is None:
-            return original(self, outside.widened(self, inputs))
-        return outside.marked(dispatch.apply(scope, self, inputs))
-
-    return apply
-
-
-@patch("chainer.functions.math.basic_math:_preprocess_rhs", when=_WHEN)
-def operand(original):
-    """Without it operators cast float32 arrays to the 16 bits of a variable: -1e9 in a mask becomes -inf."""
-
-    @functools.wraps(original)
-    def operand(x, value):
-        scope = active.scope
-        if scope is None:
-            return outside.operand(x, value, original)
-        return operands.operand(scope, x, value, original)
-
-    return operand
 
 
 @patch("chainer.link:Link.serialize", when=_WHEN)

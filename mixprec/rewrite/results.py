@@ -1,7 +1,7 @@
 """What leaves a converted model: variables in float32 and in the order of their axes, wherever a result holds them.
 
-:mod:`mixprec.rewrite.scope` calls :func:`outwards` with the result of the outermost link: a variable, or tuples, lists,
-dicts and objects within one another, such as distributions, data classes and results of ChainerRL. What holds a
+:mod:`mixprec.rewrite.dispatch` calls :func:`outwards` with the result of the outermost link: tuples, lists, dicts and
+objects within one another, such as distributions, data classes and results of ChainerRL. What holds a
 variable that changes is copied, without a call of its constructor, and all else stays the same object. In what the
 model keeps for itself variables stay as they are: it may need their memory order, and a parameter stays the parameter.
 """
@@ -18,9 +18,6 @@ import types
 import chainer
 
 from mixprec.announcements import announce
-from mixprec.dtypes import STORAGE_DTYPES, is_half
-from mixprec.rewrite.deferred import Deferred, compute
-from mixprec.rewrite.places import KEPT
 
 LARGEST = 1000  # so many things in objects are looked at: a result has a few, a replay buffer behind it many
 _CONTAINERS = (tuple, list, dict, collections.deque)
@@ -64,7 +61,7 @@ def _look(result, scope):
             continue
         seen[id(x)] = x  # held, so that its id stays its own
         if isinstance(x, arrays):
-            leaves[id(x)] = x, _leaf(x, scope)
+            leaves[id(x)] = x, scope.leaf(x)
             continue
         if not _may_hold(type(x)):
             continue
@@ -79,14 +76,6 @@ def _look(result, scope):
                 holders.setdefault(id(part), []).append(x)
                 waiting.append((part, is_inside))
     return leaves, holders
-
-
-def _leaf(x, scope):
-    if not isinstance(x, chainer.Variable):
-        return scope.plain(chainer.Variable(x, requires_grad=False)).array if is_half(x.dtype) else x
-    if type(x) is Deferred:
-        compute(x, KEPT)
-    return scope.plain(x) if x.array is not None and x.dtype in STORAGE_DTYPES else x
 
 
 @functools.cache

@@ -1,37 +1,24 @@
 """One call of a converted model: what is in force while it runs forward, in this thread.
 
-:mod:`mixprec.rewrite.replacements` opens a scope when a converted link is called from outside. Rules of functions get
-it from :mod:`mixprec.rewrite.dispatch`, and ask it for inputs in the right dtype and memory order, and for the places
-that they compute.
+:mod:`mixprec.rewrite.dispatch` opens a scope when a converted link is called from outside, and hands it to the rules of
+functions. They ask it for inputs in the right dtype and memory order, and for the places that they compute.
 """
 
 import contextlib
 import copy
 import gc
-import threading
 
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
-from mixprec.rewrite import float32_links
+from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.rewrite.deferred import Deferred, Normalization, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.operands import name_lost_array
 from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
-from mixprec.rewrite.results import outwards
-from mixprec.rewrite.trace import TRACED_CALLS, Trace
+from mixprec.rewrite.state import active
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
-
-
-class _Active(threading.local):
-    """Attribute ``scope``: the :class:`Scope` of the call that is under way in this thread, or ``None``."""
-
-    scope = None
-
-
-active = _Active()
 
 
 class Scope:
@@ -73,6 +60,7 @@ class Scope:
         self.noted = ()
         self.repeated = None
         self._turns = {}
+        self._names_lost = trace is not None or conversion.on_example
         self._compute = np.dtype(conversion.policy.compute)
 
     @property
@@ -89,11 +77,19 @@ class Scope:
         """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
         if x.dtype == dtype:
             return x
-        if is_half(dtype):
-            name_lost_array(self, x, dtype)
+        self._look_at(x, dtype)
         if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not know
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
+
+    def to_compute(self, inputs):
+        """Returns variables and arrays in the compute dtype, a tuple."""
+        dtype = self.compute
+        return tuple([x if x.dtype == dtype else self.cast(x, dtype) for x in inputs])
+
+    def _look_at(self, x, dtype):
+        if (self._names_lost or not x.ndim) and is_half(dtype):
+            name_lost_array(self, x, dtype)
 
     def from_float64(self, x):
         """Returns a variable or array of float64 in float32."""
@@ -103,8 +99,8 @@ class Scope:
         """Returns images in the memory order of (N, H, W, C); those from outside of the model are converted once."""
         if is_channels_last(x) and dtype in (None, x.dtype):
             return x
-        if dtype not in (None, x.dtype) and is_half(dtype):
-            name_lost_array(self, x, dtype)
+        if dtype not in (None, x.dtype):
+            self._look_at(x, dtype)
         return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
 
     def _to_nhwc(self, x, dtype, channels):
@@ -128,6 +124,14 @@ class Scope:
     def plain(self, x):
         """Returns a variable or array as plain Chainer would have it: in float32, in the order of its axes."""
         return self.in_order_of_axes(x, FLOAT32) if self.nhwc else self.cast(x, FLOAT32)
+
+    def leaf(self, x):
+        """Returns a variable or array of a result as it leaves the model."""
+        if not isinstance(x, chainer.Variable):
+            return self.plain(chainer.Variable(x, requires_grad=False)).array if is_half(x.dtype) else x
+        if type(x) is Deferred:
+            compute(x, KEPT)
+        return self.plain(x) if x.array is not None and x.dtype in STORAGE_DTYPES else x
 
     def _once(self, x, key, convert):
         # Where no gradients are wanted, the user may fill the same buffer again and again.
@@ -244,7 +248,7 @@ class Scope:
     def _compute_kept(self, relus_only=False):
         for reference in reversed(self.deferred):
             variable = reference()
-            if type(variable) is Deferred and (variable.is_relu or not relus_only):
+            if type(variable) is Deferred and (variable.fusion is not None or not relus_only):
                 compute(variable, KEPT)
 
     def move_statistics(self):
@@ -274,27 +278,3 @@ def calling(scope):
         scope.settle()
     finally:
         active.scope = outer
-
-
-def call_from_outside(state, function, args, kwargs):
-    """Calls a converted link that no other link of its conversion has called.
-
-    Args:
-        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
-        function: what Chainer calls.
-        args: positional arguments.
-        kwargs: keyword arguments.
-
-    Returns:
-        the link's result, with its variables in float32 and in the order of their axes.
-    """
-    conversion, config = state.conversion, chainer.config
-    traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
-    scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
-    with calling(scope):
-        # Held until the end, as a result is something that is kept.
-        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
-        result, variables = outwards(inside, scope)
-    if traced:
-        scope.trace.finish(conversion, [*args, *kwargs.values()], variables)
-    return result

@@ -20,7 +20,7 @@ from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
 from mixprec.backends.geometry import Pooling
-from mixprec.dtypes import FLOAT32
+from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW
@@ -29,10 +29,8 @@ from mixprec.rewrite.memory_order import (
     TO_NHWC,
     channels_first,
     channels_last,
-    in_storage_dtype,
     is_channels_last,
     is_only_channels_last,
-    run,
 )
 
 _OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
@@ -59,10 +57,10 @@ def _in_nhwc(value):
 
 def _flip(scope, node, inputs):
     (x,) = inputs
-    if not (is_only_channels_last(x) and in_storage_dtype(x)) or not -4 <= node.axis < 4:
+    if not (is_only_channels_last(x) and x.dtype in STORAGE_DTYPES) or not -4 <= node.axis < 4:
         return None
     (y,) = on_views(scope, Flip(TO_NHWC.index(node.axis % 4)), inputs)
-    return (run(Dense(), y),)  # it is a view, which all that follows would have to copy
+    return (Dense().run(y),)  # it is a view, which all that follows would have to copy
 
 
 def _repeat(scope, node, inputs):
@@ -76,7 +74,7 @@ def _resize_images(scope, node, inputs):
     (x,) = inputs
     if not _are_in_nhwc(x):
         return None
-    return (run(resizing.ResizeImages((node.out_H, node.out_W), node.mode, node.align_corners), x),)
+    return (resizing.ResizeImages((node.out_H, node.out_W), node.mode, node.align_corners).run(x),)
 
 
 def _unpooling(scope, node, inputs):
@@ -95,7 +93,7 @@ def _unpool(inputs, window, stride, pad, node, given):
     size = _out_size(x, geometry, given)
     if size is None or geometry.stride != geometry.window or any(geometry.pad):
         return None
-    return (run(resizing.Unpooling2D(size, geometry), x),)
+    return (resizing.Unpooling2D(size, geometry).run(x),)
 
 
 def _upsampling(scope, node, inputs):
@@ -105,7 +103,7 @@ def _upsampling(scope, node, inputs):
     if size is None or node.indexes.shape != x.shape or node.kh * node.kw > LARGEST_WINDOW:
         return None
     where = node.indexes.transpose(TO_NHWC).astype(np.uint8, order="C")
-    return (run(resizing.Upsampling2D(size, geometry, where), x),)
+    return (resizing.Upsampling2D(size, geometry, where).run(x),)
 
 
 def _out_size(x, geometry, given):
@@ -132,14 +130,14 @@ def _regions(scope, node, inputs):
     In 16 bits either side is cast anyway, and the cast changes the order as well: that costs nothing more.
     """
     x, *regions = inputs
-    if not is_only_channels_last(x) or not in_storage_dtype(x) or x.dtype == FLOAT32:
+    if not is_only_channels_last(x) or x.dtype not in STORAGE_DTYPES or x.dtype == FLOAT32:
         return None
     (y,) = in_float32(scope, node, (channels_first(x, FLOAT32), *regions))
     return (scope.also_in_order_of_axes(channels_last(y, x.dtype), y),)
 
 
 def _are_in_nhwc(x):
-    return is_channels_last(x) and in_storage_dtype(x)
+    return is_channels_last(x) and x.dtype in STORAGE_DTYPES
 
 
 RULES = {

@@ -1,9 +1,23 @@
-"""The attribute of a link that makes it a converted one.
+"""What a call of a link looks at first: whether the link is converted, and what is under way in this thread."""
 
-``convert`` and ``revert`` set it. The replaced ``Link.__call__`` looks at it in each call of a link.
-"""
+import threading
 
 from mixprec.without_masters import CONVERSION
+
+
+class _Active(threading.local):
+    """What is under way in this thread.
+
+    Attributes:
+        scope: the :class:`~mixprec.rewrite.scope.Scope` of the call of a converted model, or ``None``.
+        backward: ``chainer.config.enable_backprop`` of the backward pass, or ``None``.
+    """
+
+    scope = None
+    backward = None
+
+
+active = _Active()
 
 
 def state_of(link):

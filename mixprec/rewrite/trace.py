@@ -1,7 +1,7 @@
 """The trace of a call of a converted model, for the report: what was converted, fused, left as it was, and is kept.
 
 The first two calls in training mode are traced: in the second one it is known what is fused.
-:mod:`mixprec.rewrite.scope` opens and ends a trace, :mod:`mixprec.rewrite.dispatch` notes functions in it.
+:mod:`mixprec.rewrite.dispatch` opens and ends a trace, and notes functions in it.
 """
 
 import collections
@@ -214,7 +214,7 @@ def _leaves_nhwc(cls, inputs, outputs):
 def sizes_kept(results):
     """Returns the bytes of each array that the graph behind variables keeps for the backward pass, but parameters."""
     arrays, seen = {}, set()
-    nodes = [v.creator_node for v in _variables(results) if v.creator_node is not None]
+    nodes = [y.creator_node for y in results if y.creator_node is not None]
     while nodes:
         node = nodes.pop()
         if id(node) in seen:
@@ -236,13 +236,3 @@ def _root(array):
     while isinstance(getattr(array, "base", None), (np.ndarray, *chainer.get_array_types())):
         array = array.base
     return array
-
-
-def _variables(result):
-    if isinstance(result, chainer.Variable):
-        return [result]
-    if isinstance(result, dict):
-        result = result.values()
-    elif not isinstance(result, (tuple, list)):
-        return []
-    return [variable for item in result for variable in _variables(item)]

@@ -7,7 +7,7 @@ import pytest
 
 import mixprec
 from mixprec.functions import reset_dropout, stochastic_depth
-from mixprec.rewrite.places import ADD_RELU
+from mixprec.rewrite.fusions import ADD_RELU
 from tests.cases import in_turn
 from tests.rewrite.twins import assert_same, fusions, new, site, step
 

@@ -57,11 +57,11 @@ class BatchNorms:
     ):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_backward`."""
         affine = _affine(gamma, beta, saved.mean, saved.invstd)
+        count, processes = _count(x), 1
         of_images = factors is not None
         reduce = functools.partial(self._reduce_images, factors) if of_images else self._reduce
         g, dgamma, dbeta = reduce(dy, plus, x, saved.mean, affine, attributes.relu, add, saved.mask)
         dgamma *= saved.invstd
-        count, processes = _count(x), 1
         if ranks is not None:
             dgamma, dbeta = ranks.sum(np.stack([dgamma, dbeta]))
             count, processes = saved.count, ranks.size

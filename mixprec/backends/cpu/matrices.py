@@ -3,6 +3,7 @@
 import numpy as np
 
 from mixprec.backends.cpu.blocks import Rows, narrow, read, target, widen, write
+from mixprec.dtypes import FLOAT32
 
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
@@ -58,7 +59,7 @@ class Losses:
     @_quiet
     def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy`."""
-        x = widen(x)
+        x = self.cast(x, FLOAT32)
         largest = np.maximum.reduce(x, axis=1, keepdims=True)
         shifted = x - largest  # at most 0: exponentials do not overflow
         log_sum = np.log(np.add.reduce(np.exp(shifted), axis=1))
@@ -90,7 +91,7 @@ class Losses:
         of_all = np.float32(smoothing / classes) * weights
         of_each_row = sum([of_label for _, of_label in of_labels]) + np.add.reduce(of_all)
         by_row = _by_row(dlosses, factor, t.shape)
-        dx = np.exp(widen(x) - log_z[:, None])
+        dx = np.exp(self.cast(x, FLOAT32) - log_z[:, None])
         # The derivative of -sum_k q_k log(p_k) is p * sum_k q_k - q, where q holds the weights of the classes, too.
         dx *= of_each_row[:, None]
         if smoothing:
@@ -99,13 +100,13 @@ class Losses:
             dx[np.arange(len(t)), labels] -= of_label
         dx *= by_row
         dx[~counted] = 0
-        return narrow(dx, x.dtype)
+        return self.cast(dx, x.dtype)
 
     @_quiet
     def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.binary_cross_entropy`."""
         counted = t != ignore_label
-        x, q = widen(x), _distribution(x.shape, t, counted, smoothing, threshold, mixed)
+        x, q = self.cast(x, FLOAT32), _distribution(x.shape, t, counted, smoothing, threshold, mixed)
         losses = np.add.reduce(np.maximum(x, 0) - x * q + np.log1p(np.exp(-np.abs(x))), axis=1)
         return np.where(counted, losses * np.float32(1 / x.shape[1]), np.float32(0))
 
@@ -116,10 +117,10 @@ class Losses:
         """See :meth:`~mixprec.backends.primitives.Primitives.binary_cross_entropy_backward`."""
         counted = t != ignore_label
         q = _distribution(x.shape, t, counted, smoothing, threshold, mixed)
-        dx = (1 / (1 + np.exp(-widen(x))) - q) * np.float32(1 / x.shape[1])
+        dx = (1 / (1 + np.exp(-self.cast(x, FLOAT32))) - q) * np.float32(1 / x.shape[1])
         dx *= _by_row(dlosses, factor, t.shape)
         dx[~counted] = 0
-        return narrow(dx, x.dtype)
+        return self.cast(dx, x.dtype)
 
     @_quiet
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
@@ -131,7 +132,7 @@ class Losses:
 
     def accuracy(self, x, t, *, top=None, ignore_label=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.accuracy`."""
-        x = widen(x)
+        x = self.cast(x, FLOAT32)
         known = (t >= 0) & (t < x.shape[1])
         labels = np.where(known, t, 0)[:, None]
         if top is None:

@@ -7,11 +7,10 @@ from mixprec.backends.cpu import Cpu
 from mixprec.backends.native.native_batch_norm import NativeBatchNorms
 from mixprec.backends.native.native_convolution import NativeConvolutions
 from mixprec.backends.native.native_elementwise import NativeElementwise
-from mixprec.backends.native.native_linear import NativeLinears
 from mixprec.backends.native.native_pooling import NativePoolings
 
 
-class Native(NativeConvolutions, NativeLinears, NativeBatchNorms, NativeElementwise, NativePoolings, Cpu):
+class Native(NativeConvolutions, NativeBatchNorms, NativeElementwise, NativePoolings, Cpu):
     """All of :class:`~mixprec.backends.primitives.Primitives`."""
 
 

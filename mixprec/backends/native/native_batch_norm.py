@@ -11,8 +11,8 @@ class _Again(NamedTuple):
     """A gradient that is computed again where it is read: ``dy + plus`` behind the ReLU of ``affine``."""
 
     dy: Any
-    plus: Any
-    affine: Any
+    plus: Any = None
+    affine: Any = (None, None)
 
 
 class NativeBatchNorms:
@@ -32,49 +32,42 @@ class NativeBatchNorms:
         y, mask = (np.empty(x.shape, x.dtype), None) if out is None else out
         if out is None and relu and add is not None and keep_mask:
             mask = np.empty(x.shape, bool)
-        scale, bias = map(_float32, affine)
-        library().affine(raw(x), x.shape[-1], scale, bias, _raw(add), int(relu), mask, raw(y))
+        library().affine(raw(x), x.shape[-1], *affine, raw(add), int(relu), mask, raw(y))
         return y, mask
 
     def _reduce(self, dy, plus, x, mean, affine, relu, add, mask, out=None):
+        center = _float32(mean)
         if not are_stored_alike(dy, plus, x):
             return super()._reduce(dy, plus, x, mean, affine, relu, add, mask, out)
         is_new = relu or plus is not None
         g = (np.empty(dy.shape, dy.dtype) if out is None else out) if add and is_new else None
-        again = _Again(dy, plus, affine if relu and not add else None)
+        again = _Again(dy, plus, affine) if relu and not add else _Again(dy, plus)
         products, sums = np.empty((2, x.shape[-1]))
         mask = raw(mask) if relu and add else None
-        library().gradient_sums(*_arguments(again, mask), raw(x), _float32(mean), _raw(g), products, sums)
+        library().gradient_sums(*_raw(again), mask, raw(x), center, raw(g), products, sums)
         return (dy if not is_new else again if g is None else g), products, sums
 
     def _combine(self, g, scale, x, mean, slope, offset, reuse, out=None):
-        if not are_stored_alike(_array(g), x):
+        vectors = [*map(_float32, (scale, mean, slope, offset))]
+        again = g if isinstance(g, _Again) else _Again(g)
+        if not are_stored_alike(again.dy, x):
             return super()._combine(g, scale, x, mean, slope, offset, reuse, out)
         dx = np.empty(x.shape, x.dtype) if out is None else out
-        library().combine(*_arguments(g), raw(x), *map(_float32, (scale, mean, slope, offset)), raw(dx))
+        library().combine(*_raw(again), None, raw(x), *vectors, raw(dx))
         return dx
 
     def _scaled(self, g, x, scale):
-        if not are_stored_alike(_array(g), x):
+        again = g if isinstance(g, _Again) else _Again(g)
+        if not are_stored_alike(again.dy, x):
             return super()._scaled(g, x, scale)
         dx = np.empty(x.shape, x.dtype)
-        library().combine(*_arguments(g), raw(x), _float32(scale), None, None, None, raw(dx))
+        library().combine(*_raw(again), None, raw(x), scale, None, None, None, raw(dx))
         return dx
 
 
-def _array(g):
-    return g.dy if isinstance(g, _Again) else g
-
-
-def _arguments(g, mask=None):
-    """Returns what the library takes of a gradient: an array, or _Again, with the mask of an addition."""
-    dy, plus, affine = g if isinstance(g, _Again) else (g, None, None)
-    scale, bias = (None, None) if affine is None else map(_float32, affine)
-    return raw(dy), dy.shape[-1], _raw(plus), scale, bias, mask
-
-
-def _raw(array):
-    return None if array is None else raw(array)
+def _raw(again):
+    """Returns what the library takes of a gradient, but the mask of an addition."""
+    return raw(again.dy), again.dy.shape[-1], raw(again.plus), *again.affine
 
 
 def _float32(vector):

@@ -1,9 +1,11 @@
-"""Convolutions by the native library; see :mod:`mixprec.backends.native`."""
+"""Convolutions by the native library, and linear layers as such of pixels; see :mod:`mixprec.backends.native`."""
 
 import numpy as np
 
-from mixprec.backends.geometry import Following
+from mixprec.backends.geometry import Convolution, Following
 from mixprec.native.native_library import is_stored, library, raw
+
+_POINTWISE = Convolution()
 
 
 class NativeConvolutions:
@@ -29,6 +31,24 @@ class NativeConvolutions:
             return super().conv_wgrad(x, dy, convolution, w_shape)
         return wgrad(x, dy, convolution, w_shape)
 
+    def linear(self, x, w, b=None):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear`."""
+        if not computes(x, w):
+            return super().linear(x, w, b)
+        return fprop(x[None, None], w[:, None, None], _POINTWISE, b)[0, 0]
+
+    def linear_dgrad(self, dy, w):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear_dgrad`."""
+        if not computes(dy, w):
+            return super().linear_dgrad(dy, w)
+        return dgrad(dy[None, None], w[:, None, None], _POINTWISE, (1, 1, len(dy), w.shape[1]))[0, 0]
+
+    def linear_wgrad(self, x, dy):
+        """See :meth:`~mixprec.backends.primitives.Primitives.linear_wgrad`."""
+        if not computes(x, dy):
+            return super().linear_wgrad(x, dy)
+        return wgrad(x[None, None], dy[None, None], _POINTWISE, (dy.shape[1], 1, 1, x.shape[1]))[:, 0, 0]
+
 
 def _is_depthwise(w_shape, convolution):
     """Whether each channel has a filter of its own: NumPy has that without a product of matrices."""
@@ -42,9 +62,10 @@ def computes(a, b):
 
 def fprop(x, w, convolution, b=None, relu=False):
     """Returns y (N, OH, OW, K) for x (N, H, W, C), w (K, R, S, C / groups) and b ``None`` or (K,)."""
+    moves = _moves(convolution)
     y = np.empty(convolution.y_shape(x.shape, w.shape), x.dtype)
     bias = None if b is None else raw(b.astype(np.float32, copy=False))
-    library().conv_fprop(x.shape, w.shape, _moves(convolution), raw(x), raw(w), bias, int(relu), raw(y))
+    library().conv_fprop(x.shape, w.shape, moves, raw(x), raw(w), bias, int(relu), raw(y))
     return y
 
 
