@@ -17,11 +17,12 @@ class LAMBRule(OwnRule):
     def update_on_cpu(self, p, grad):
         """The formula in NumPy."""
         hp, m, v = self.hyperparam, self.state["m"], self.state["v"]
+        fix1, fix2 = (1.0 - math.pow(beta, self.t) for beta in (hp.beta1, hp.beta2))
         m += (1.0 - hp.beta1) * (grad - m)
         v += (1.0 - hp.beta2) * (grad * grad - v)
-        root = np.sqrt(v / (1.0 - math.pow(hp.beta2, self.t)))
+        root = np.sqrt(v / fix2)
         root += hp.eps
-        step = m / (1.0 - math.pow(hp.beta1, self.t))
+        step = m / fix1
         step /= root
         step += hp.weight_decay * p
         trust = 1.0

@@ -38,7 +38,10 @@ class Hyperparameter:
         return self.default if instance is None else getattr(instance.hyperparam, self._name)
 
     def __set__(self, instance, value):
-        setattr(instance.hyperparam, self._name, value)
+        hyperparam = instance.hyperparam
+        if self._name not in vars(hyperparam):  # by the constructor; later values are taken as they are, as in Chainer
+            value = self.checked(value)
+        setattr(hyperparam, self._name, value)
 
     def checked(self, value):
         """Returns a value for it, as Python's number or bool.
@@ -156,10 +159,6 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
         self = object.__new__(cls)
         chainer.GradientMethod.__init__(self)
         return self
-
-    def __post_init__(self) -> None:
-        for name, declared in self.declared().items():
-            setattr(self, name, declared.checked(getattr(self, name)))
 
     @classmethod
     def declared(cls) -> dict[str, Hyperparameter]:
