@@ -9,7 +9,7 @@ import numpy as np
 
 from mixprec import working_folder
 from mixprec.bounds import MANY
-from mixprec.data.data_error import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
 from mixprec.data.sources.folders import ImageFiles, check_files, listing, size_in
@@ -54,27 +54,24 @@ def scan_list(path, root=None, on_error="stop"):
 def _read(path):
     """(paths, labels, numbers of the lines)."""
     files, labels, numbers = [], [], []
-    try:
-        with open_regular(path) as file:
-            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
-            # A line has an end: what has none may be of any size.
-            lines = iter(lambda: text.readline(_LONGEST + 1), "")
-            for number, line in enumerate(lines, start=1):
-                if len(line) > _LONGEST:
-                    raise DataError(f"{printable(path)}:{number}: more than {_LONGEST} characters in a line")
-                words = line.strip().rsplit(None, 1)
-                if not words:
-                    continue
-                if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
-                    raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
-                file, label = words[0], int(words[1])
-                if not 0 <= label < _LARGEST:
-                    raise DataError(f"{printable(path)}:{number}: label {label}: must be 0 to {_LARGEST - 1}")
-                files.append(file)
-                labels.append(label)
-                numbers.append(number)
-    except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read as a list of images ({error.strerror})") from error
+    with file_errors(printable(path), "cannot be read as a list of images"), open_regular(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
+        # A line has an end: what has none may be of any size.
+        lines = iter(lambda: text.readline(_LONGEST + 1), "")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > _LONGEST:
+                raise DataError(f"{printable(path)}:{number}: more than {_LONGEST} characters in a line")
+            words = line.strip().rsplit(None, 1)
+            if not words:
+                continue
+            if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
+                raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
+            name, label = words[0], int(words[1])
+            if not 0 <= label < _LARGEST:
+                raise DataError(f"{printable(path)}:{number}: label {label}: must be 0 to {_LARGEST - 1}")
+            files.append(name)
+            labels.append(label)
+            numbers.append(number)
     if not files:
         raise DataError(f"{printable(path)}: no images; each line must be 'path label'")
     return tuple(files), np.array(labels, np.int32), np.array(numbers, np.int32)

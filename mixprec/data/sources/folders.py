@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mixprec import working_folder
-from mixprec.data.data_error import DataError, printable
+from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
@@ -69,11 +69,8 @@ class ImageFiles:
 
     def read(self, index):
         """Returns the bytes of an image's file, or raises :class:`DataError` that names it."""
-        try:
-            with open_regular(self.path(index)) as file:
-                return file.read()
-        except OSError as error:
-            raise DataError(f"{self.name(index)}: {error.strerror}") from error
+        with file_errors(self.name(index)), open_regular(self.path(index)) as file:
+            return file.read()
 
     @functools.cached_property
     def fingerprint(self):
@@ -163,21 +160,16 @@ def check_files(images, digests, on_error):
     )
 
 
-def visible(folder):
-    """Returns the entries (``os.DirEntry``) of a folder that are not hidden, sorted by name."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be read as a folder of images ({error.strerror})") from error
+def visible(folder, content="images"):
+    """Returns the entries (``os.DirEntry``) of a folder of ``content`` that are not hidden, sorted by name."""
+    with file_errors(printable(folder), f"cannot be read as a folder of {content}"), os.scandir(folder) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def is_folder(entry):
     """Whether an entry (``os.DirEntry``) is a folder or a link to one, or raises :class:`DataError` that names it."""
-    try:
+    with file_errors(printable(entry.path)):  # such as of a link to itself
         return entry.is_dir()
-    except OSError as error:  # such as a link to itself
-        raise DataError(f"{printable(entry.path)}: {error.strerror}") from error
 
 
 def size_in(status):

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mixprec import working_folder
 from mixprec.announcements import announce
 from mixprec.bounds import MIB
-from mixprec.data.data_error import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, is_whole, read_manifest
 from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
@@ -133,10 +133,8 @@ def _sizes(source):
         return source.sizes
     sizes = np.empty(len(source), np.int64)
     for index in range(len(source)):
-        try:
+        with file_errors(source.name(index)):
             sizes[index] = os.path.getsize(source.path(index))
-        except OSError as error:
-            raise DataError(f"{source.name(index)}: {error.strerror}") from error
     return sizes
 
 

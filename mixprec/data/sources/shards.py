@@ -12,7 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mixprec import working_folder
-from mixprec.data.data_error import DataError, printable
+from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.folders import sha256_of
@@ -66,16 +66,10 @@ class ImageShards:
 
     def read(self, index):
         """Returns the encoded image, or raises :class:`DataError` that names it."""
-        return self._read(index, int(self.offsets[index]), int(self.sizes[index]))
-
-    def _read(self, index, offset, size):
-        try:
-            with open_regular(self.shards[self.parts[index]]) as file:
-                file.seek(offset)
-                content = file.read(size)
-        except OSError as error:
-            raise DataError(f"{self.name(index)}: {error.strerror}") from error
-        if len(content) < size:
+        with file_errors(self.name(index)), open_regular(self.shards[self.parts[index]]) as file:
+            file.seek(self.offsets[index])
+            content = file.read(self.sizes[index])
+        if len(content) < self.sizes[index]:
             raise DataError(f"{self.name(index)}: the shard has been truncated since it was scanned")
         return content
 
@@ -177,11 +171,9 @@ def _images(root, form, paths, manifest):
     read = FORMATS[form].read_index
 
     def index(path):
-        try:
+        with file_errors(printable(path)):
             status = os.stat(path)
             return status, cached_index(path, status, read)
-        except OSError as error:
-            raise DataError(f"{printable(path)}: {error.strerror}") from error
 
     indices, digests, parts = [], [], []
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
