@@ -12,7 +12,8 @@ from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
-from mixprec.data.sources.folders import ImageFiles, check_files, listing, size_in
+from mixprec.data.sources.folders import ImageFiles, check_files, size_in
+from mixprec.data.sources.progress import bar
 from mixprec.files import open_regular
 from mixprec.messages import encoding_hint
 
@@ -112,7 +113,7 @@ def _check_folders(images):
 def _digests(images):
     """Digests for the check, and sizes, of all files."""
     digests, sizes = np.empty(len(images), np.uint64), np.empty(len(images), np.int64)
-    for index, path in enumerate(listing(images.paths(), images.root)):
+    for index, path in enumerate(bar("Listing", images.root, images.paths(), delay=2)):
         status = _status(path)
         digests[index], sizes[index] = scan.digest(path, status), size_in(status)
     if not digests.any():

@@ -6,15 +6,14 @@ import hashlib
 import os
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec import working_folder
 from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.progress import bar
 from mixprec.files import open_regular
-from mixprec.standard_streams import bars_are_off
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +112,7 @@ def scan_folders(root, on_error="stop"):
     if not classes:
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
     files, labels, digests, sizes = [], [], [], []
-    for label, name in enumerate(listing(classes, root)):
+    for label, name in enumerate(bar("Listing", root, classes, delay=2)):
         entries = visible(os.path.join(root, name))
         if not entries:
             raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
@@ -125,11 +124,6 @@ def scan_folders(root, on_error="stop"):
             sizes.append(size_in(status))
     images = ImageFiles(root, classes, tuple(files), np.array(labels, np.int32), sizes=np.array(sizes, np.int64))
     return check_files(images, digests, on_error)
-
-
-def listing(items, root):
-    """Iterates with a progress bar, for file systems that take their time to list a folder."""
-    return tqdm(items, desc=f"Listing {printable(root)}", delay=2, leave=False, disable=bars_are_off())
 
 
 def check_files(images, digests, on_error):

@@ -3,16 +3,14 @@
 import hashlib
 import os
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec.archives import Damaged, read_array
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
+from mixprec.data.sources.progress import bar, threads
 from mixprec.files import cache_folder, replacing
-from mixprec.standard_streams import bars_are_off
 
 _CHUNK = 64
 
@@ -79,27 +77,24 @@ def _problems(root, digests, problem):
 
     chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
     # Threads are as fast as processes: Pillow releases the GIL while it decodes.
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        with warnings.catch_warnings(), _bar(root, len(todo)) as bar:
+        with (
+            threads() as pool,
+            warnings.catch_warnings(),
+            bar("Checking", root, total=len(todo), unit="img", delay=2) as progress,
+        ):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # of huge pictures, and of odd metadata
             for chunk, found in zip(chunks, pool.map(check_chunk, chunks), strict=True):
                 good[chunk] = True
                 good[[index for index, _ in found]] = False
                 problems.update(found)
-                bar.update(len(chunk))
+                progress.update(len(chunk))
     finally:
-        pool.shutdown(cancel_futures=True)
         # Also after Ctrl-C or with broken images: what is known to be good need not be decoded again.
         fresh = np.unique(digests[good & (digests != 0)])
         if not np.array_equal(fresh, known):
             _write_cache(cache, fresh)
     return problems
-
-
-def _bar(root, total):
-    description = f"Checking {printable(root)}"
-    return tqdm(total=total, desc=description, unit="img", delay=2, leave=False, disable=bars_are_off())
 
 
 def _cache_file(root):

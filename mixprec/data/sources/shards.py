@@ -6,10 +6,8 @@ import hashlib
 import io
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec import working_folder
 from mixprec.data.data_error import DataError, file_errors, printable
@@ -17,10 +15,10 @@ from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.folders import sha256_of
 from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import MANIFEST, read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cached_index
 from mixprec.files import cache_folder, open_regular, write_text
-from mixprec.standard_streams import bars_are_off
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 
@@ -176,18 +174,9 @@ def _images(root, form, paths, manifest):
             return status, cached_index(path, status, read)
 
     indices, digests, parts = [], [], []
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        bar = tqdm(
-            pool.map(index, paths),
-            total=len(paths),
-            desc=f"Listing {printable(root)}",
-            unit="shard",
-            delay=2,
-            leave=False,
-            disable=bars_are_off(),
-        )
-        for part, (path, (status, found)) in enumerate(zip(paths, bar, strict=True)):
+    with threads() as pool:
+        listed = bar("Listing", root, pool.map(index, paths), total=len(paths), unit="shard", delay=2)
+        for part, (path, (status, found)) in enumerate(zip(paths, listed, strict=True)):
             if not len(found):
                 raise DataError(f"{printable(path)}: no samples in this shard")
             indices.append(found)
@@ -196,8 +185,6 @@ def _images(root, form, paths, manifest):
                 digests += [scan.digest(path, status, str(offset)) for offset in found.offsets]
             elif len(found) != manifest["shards"][os.path.basename(path)]["images"] or any(found.problems):
                 raise DataError(f"{printable(path)}: not as it was packed; scripts/pack_dataset.py --verify tells more")
-    finally:
-        pool.shutdown(cancel_futures=True)
 
     def all_of(field):
         return [value for found in indices for value in getattr(found, field)]
