@@ -1,6 +1,5 @@
 """Lists of images as in Chainer's ImageNet example: ``path label`` in each line of a text file."""
 
-import dataclasses
 import io
 import os
 import re
@@ -10,10 +9,8 @@ import numpy as np
 from mixprec import working_folder
 from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
-from mixprec.data.sources import scan
 from mixprec.data.sources.classes import class_folders
-from mixprec.data.sources.folders import ImageFiles, check_files, size_in
-from mixprec.data.sources.progress import bar
+from mixprec.data.sources.folders import ImageFiles, check_files, with_sizes
 from mixprec.files import open_regular
 from mixprec.messages import encoding_hint
 
@@ -48,8 +45,14 @@ def scan_list(path, root=None, on_error="stop"):
     images = ImageFiles(path, classes, files, labels, folder=folder, line_numbers=numbers)
     _check_one_label(images)
     _check_folders(images)
-    digests, sizes = _digests(images)
-    return check_files(dataclasses.replace(images, sizes=sizes), digests, on_error)
+    images, digests = with_sizes(images)
+    if not digests.any():
+        name = images.name(0)
+        raise DataError(
+            f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
+            f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
+        )
+    return check_files(images, digests, on_error)
 
 
 def _read(path):
@@ -108,25 +111,3 @@ def _check_folders(images):
             f"{images.where(odd[0])}: label {images.labels[odd[0]]} for {printable(file)}{and_more(len(odd))}, but its "
             f"folder has label {label_of[folder]}, as in line {images.line_numbers[other]}"
         )
-
-
-def _digests(images):
-    """Digests for the check, and sizes, of all files."""
-    digests, sizes = np.empty(len(images), np.uint64), np.empty(len(images), np.int64)
-    for index, path in enumerate(bar("Listing", images.root, images.paths(), delay=2)):
-        status = _status(path)
-        digests[index], sizes[index] = scan.digest(path, status), size_in(status)
-    if not digests.any():
-        name = images.name(0)
-        raise DataError(
-            f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
-            f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
-        )
-    return digests, sizes
-
-
-def _status(path):
-    try:
-        return os.stat(path)
-    except (OSError, UnicodeError, ValueError):  # missing, or no path at all: the check says so
-        return None

@@ -1,5 +1,6 @@
 """Images in files of their own, and ImageNet's layout: ``root/<class>/<image>``."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -111,19 +112,28 @@ def scan_folders(root, on_error="stop"):
     classes = tuple(entry.name for entry in visible(root) if is_folder(entry))
     if not classes:
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
-    files, labels, digests, sizes = [], [], [], []
-    for label, name in enumerate(bar("Listing", root, classes, delay=2)):
+    files, labels = [], []
+    for label, name in enumerate(classes):
         entries = visible(os.path.join(root, name))
         if not entries:
             raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
-        for entry in entries:
-            files.append(f"{name}/{entry.name}")
-            labels.append(label)
-            status = _status(entry)
-            digests.append(scan.digest(entry.path, status))
-            sizes.append(size_in(status))
-    images = ImageFiles(root, classes, tuple(files), np.array(labels, np.int32), sizes=np.array(sizes, np.int64))
+        files += [f"{name}/{entry.name}" for entry in entries]
+        labels += [label] * len(entries)
+    images, digests = with_sizes(ImageFiles(root, classes, tuple(files), np.array(labels, np.int32)))
     return check_files(images, digests, on_error)
+
+
+def with_sizes(images):
+    """Looks at every file: returns the :class:`ImageFiles` with their sizes, and the digests for the check.
+
+    What cannot be looked at has a size of -1 and a digest of 0: the check says what it is.
+    """
+    digests, sizes = np.zeros(len(images), np.uint64), np.full(len(images), -1, np.int64)
+    for index, path in enumerate(bar("Listing", images.root, images.paths(), delay=2)):
+        with contextlib.suppress(OSError, ValueError):  # missing, or no path at all
+            status = os.stat(path)
+            digests[index], sizes[index] = scan.digest(path, status), status.st_size
+    return dataclasses.replace(images, sizes=sizes), digests
 
 
 def check_files(images, digests, on_error):
@@ -164,15 +174,3 @@ def is_folder(entry):
     """Whether an entry (``os.DirEntry``) is a folder or a link to one, or raises :class:`DataError` that names it."""
     with file_errors(printable(entry.path)):  # such as of a link to itself
         return entry.is_dir()
-
-
-def size_in(status):
-    """Returns the size in an ``os.stat_result``, or -1 for ``None``: the check refuses that file."""
-    return -1 if status is None else status.st_size
-
-
-def _status(entry):
-    try:
-        return entry.stat()
-    except OSError:  # a broken link: the check says so
-        return None

@@ -20,14 +20,12 @@ def digest(path, status, part=""):
 
     Args:
         path (str): Absolute path.
-        status (os.stat_result or None): None, if it cannot be had, gives 0, which is never taken for checked.
+        status (os.stat_result): Of the file.
         part (str): Which part of the file, if it holds several images.
 
     Returns:
         int: 0 to 2^64 - 1.
     """
-    if status is None:
-        return 0
     key = f"{CHECK_VERSION}\0{status.st_size}\0{status.st_mtime_ns}\0".encode() + os.fsencode(f"{part}\0{path}")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
@@ -40,7 +38,7 @@ def check(root, digests, problem, name, on_error="stop"):
 
     Args:
         root (str): Where the images lie; there is one cache for each.
-        digests (array): uint64, (N,): one :func:`digest` an image.
+        digests (array): uint64, (N,): one :func:`digest` an image; 0 is never taken for checked.
         problem (callable): From an index to what is wrong with the image, in one line, or None; called by threads.
         name (callable): From an index to the name of the image for messages.
         on_error (str): ``'stop'`` or ``'skip'``.
