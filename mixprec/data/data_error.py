@@ -1,6 +1,7 @@
 """Errors of data, in one line."""
 
 import contextlib
+import os
 
 from mixprec.messages import OneLineError, printable
 
@@ -16,13 +17,14 @@ def file_errors(name, what=""):
     """Around work with a file: an :class:`OSError` becomes a :class:`DataError` with the reason of the system.
 
     Args:
-        name (str): The file, as it is to appear in the message.
+        name (path): The file, or what in it, for the message.
         what (str): What is wrong with it, if the reason alone does not say so.
     """
     try:
         yield
     except OSError as error:
-        raise DataError(f"{name}: {what} ({error.strerror})" if what else f"{name}: {error.strerror}") from error
+        reason = f"{what} ({error.strerror})" if what else error.strerror
+        raise DataError(f"{printable(os.fspath(name))}: {reason}") from error
 
 
 def and_more(count):

@@ -158,7 +158,7 @@ _WORDS = st.text(st.characters(exclude_categories=("Cc", "Cs", "Z")), min_size=1
 @given(st.lists(st.tuples(st.lists(_WORDS, min_size=1, max_size=3).map(" ".join), st.integers(0, 50)), min_size=1))
 def test_what_is_written_is_what_is_read(tmp_path_factory, pairs):
     path = write(tmp_path_factory.mktemp("list"), *(f"{file} {label}" for file, label in pairs))
-    files, labels, numbers = _read(str(path))
+    files, labels, numbers = _read(path)
     assert [*zip(files, labels, strict=True)] == pairs
     assert [*numbers] == [*range(1, len(pairs) + 1)]
 

@@ -58,7 +58,7 @@ def scan_list(path, root=None, on_error="stop"):
 def _read(path):
     """(paths, labels, numbers of the lines)."""
     files, labels, numbers = [], [], []
-    with file_errors(printable(path), "cannot be read as a list of images"), open_regular(path) as file:
+    with file_errors(path, "cannot be read as a list of images"), open_regular(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
         # A line has an end: what has none may be of any size.
         lines = iter(lambda: text.readline(_LONGEST + 1), "")

@@ -69,7 +69,7 @@ class ImageFiles:
 
     def read(self, index):
         """Returns the bytes of an image's file, or raises :class:`DataError` that names it."""
-        with file_errors(self.name(index)), open_regular(self.path(index)) as file:
+        with file_errors(self.path(index)), open_regular(self.path(index)) as file:
             return file.read()
 
     @functools.cached_property
@@ -166,11 +166,11 @@ def check_files(images, digests, on_error):
 
 def visible(folder, content="images"):
     """Returns the entries (``os.DirEntry``) of a folder of ``content`` that are not hidden, sorted by name."""
-    with file_errors(printable(folder), f"cannot be read as a folder of {content}"), os.scandir(folder) as entries:
+    with file_errors(folder, f"cannot be read as a folder of {content}"), os.scandir(folder) as entries:
         return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def is_folder(entry):
     """Whether an entry (``os.DirEntry``) is a folder or a link to one, or raises :class:`DataError` that names it."""
-    with file_errors(printable(entry.path)):  # such as of a link to itself
+    with file_errors(entry.path):  # such as of a link to itself
         return entry.is_dir()

@@ -18,7 +18,7 @@ from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, is_whole, read_manifest
-from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
+from mixprec.data.sources.shards import FORMATS, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 
 SKIPPED = "skipped.txt"
@@ -91,7 +91,7 @@ def verify(folder):
     shards = manifest["shards"]
     total = sum(shard["bytes"] for shard in shards.values())
     with (
-        file_errors(printable(root), "a shard cannot be read"),
+        file_errors(root, "a shard cannot be read"),
         threads() as pool,
         bar("Comparing", root, total=total, unit="B", unit_scale=True) as progress,
     ):
@@ -110,7 +110,7 @@ def verify(folder):
 
 def _plan(source, shard_mib, seed):
     """The indices of the images in each shard: a list of int64 arrays; and a SHA-256 of that and of the sizes."""
-    sizes = _sizes(source)
+    sizes = source.sizes
     order = np.random.default_rng(seed).permutation(len(source))
     before = np.cumsum(sizes[order]) - sizes[order]
     total = int(sizes.sum())
@@ -121,17 +121,6 @@ def _plan(source, shard_mib, seed):
     for numbers in (order, starts, sizes):
         digest.update(numbers.astype("<i8").tobytes())
     return np.split(order, starts[1:]), digest.hexdigest()
-
-
-def _sizes(source):
-    """Number of bytes of each image, int64 (N,)."""
-    if isinstance(source, ImageShards):
-        return source.sizes
-    sizes = np.empty(len(source), np.int64)
-    for index in range(len(source)):
-        with file_errors(source.name(index)):
-            sizes[index] = os.path.getsize(source.path(index))
-    return sizes
 
 
 def _settings(source, form, plan, shard_mib, seed):

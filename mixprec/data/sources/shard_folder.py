@@ -143,8 +143,8 @@ def _check_listed(root, paths, listed):
     if foreign:
         raise DataError(f"{printable(os.path.join(root, foreign[0]))}: a shard that {MANIFEST} does not list")
     for name, expected in listed.items():
-        path = printable(os.path.join(root, name))
+        path = os.path.join(root, name)
         with file_errors(path, "this shard is missing"):
-            size = os.path.getsize(os.path.join(root, name))
+            size = os.path.getsize(path)
         if size != expected["bytes"]:
-            raise DataError(f"{path}: has {size} bytes; {expected['bytes']} were written when it was packed")
+            raise DataError(f"{printable(path)}: has {size} bytes; {expected['bytes']} were written when it was packed")

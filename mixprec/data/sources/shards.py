@@ -169,7 +169,7 @@ def _images(root, form, paths, manifest):
     read = FORMATS[form].read_index
 
     def index(path):
-        with file_errors(printable(path)):
+        with file_errors(path):
             status = os.stat(path)
             return status, cached_index(path, status, read)
 
