@@ -8,7 +8,7 @@ import os
 
 from mixprec import files
 from mixprec.config.config_error import ConfigError, hint, nearest, shown
-from mixprec.config.declaration import keys, sections, switch_of
+from mixprec.config.declaration import Pairs, keys, sections, switch_of
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
 from mixprec.messages import encoding_hint
@@ -140,7 +140,7 @@ def _switched(section, known, others=()):
 
 
 def _setting(key, entry):
-    value = entry.scalars() if key.is_mapping else entry.value()
+    value = entry.scalars() if key.type is Pairs else entry.value()
     try:
         return _Setting(key.convert(value), entry.where)
     except ValueError:
