@@ -220,9 +220,7 @@ class _Part:
         self._masters = masters
         self._names = names
 
-    def params(self, include_uninit=True):
-        for _, master in self.namedparams(include_uninit):
-            yield master
+    params = Masters.params
 
     def namedparams(self, include_uninit=True):
         for name, master in self._masters.namedparams(include_uninit):
