@@ -165,15 +165,13 @@ def _pack(source, out, form, plan, settings):
     }
     todo = [name for name in indices if name not in done or not _is_there(os.path.join(out, name), done[name])]
     if not todo and os.path.exists(os.path.join(out, MANIFEST)):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(notes)
+        Path(notes).unlink(missing_ok=True)
         return manifest, False
     for entry in os.scandir(out):
         if entry.name.startswith(TEMPORARY):  # of a process that was killed
             os.remove(entry)
     _write_json(notes, manifest)
-    with contextlib.suppress(FileNotFoundError):  # a shard has been lost since: not complete any more
-        os.remove(os.path.join(out, MANIFEST))
+    Path(out, MANIFEST).unlink(missing_ok=True)  # a shard has been lost since: not complete any more
     numbers = dict(zip(indices, np.cumsum([0, *map(len, plan[0])]).tolist(), strict=False))
     before = len(source) - sum(len(indices[name]) for name in todo)
     with threads(2) as pool, bar("Packing", out, total=len(source), initial=before, unit="img") as progress:
