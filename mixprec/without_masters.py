@@ -67,10 +67,8 @@ def _look(optimizer, target):
 
 
 def _lacks_a_master(param):
-    if param.array is None or not is_half(param.dtype):
-        return False
     rule = param.update_rule
-    if rule is None or not rule.enabled:
+    if param.array is None or not is_half(param.dtype) or rule is None or not rule.enabled:
         return False
     chainers_own = getattr(rule, "_use_fp32_update", False) and param.dtype == np.float16
     return not chainers_own

@@ -153,8 +153,7 @@ def _build(path, settings, known):
     missing = [name for name, key in known.items() if key.required and name not in settings]
     if missing:
         raise ConfigError(path, f"missing keys: {', '.join(missing)}; they have no default")
-    values = {name: key.default for name, key in known.items()}
-    values.update({name: setting.value for name, setting in settings.items()})
+    values = {name: settings[name].value if name in settings else key.default for name, key in known.items()}
     config = Config(
         **{
             section: declaration(**{key: values[f"{section}.{key}"] for key in _names(section, known)})

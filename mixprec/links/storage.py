@@ -68,13 +68,24 @@ def filter_sizes(name, in_channels, out_channels, ksize):
     )
 
 
-def check_filters(name, stride, pad, nobias, initialW, initial_bias, dilate, groups):
+def check_filters(name, stride, pad, nobias, dilate, groups):
     """Raises TypeError or ValueError if a link of this name cannot have such filters."""
     for argument, value, least in (("stride", stride, 1), ("pad", pad, 0), ("dilate", dilate, 1)):
         checks.pair(name, argument, value, least)
     checks.whole(name, "groups", groups, 1)
     checks.flag(name, "nobias", nobias)
+
+
+def rounded(name, initialW, initial_bias, dtype):
+    """Returns the initializers of W and b of a link of this name, each a :class:`Rounded`.
+
+    Raises:
+        TypeError: an argument is no initializer.
+        ValueError: ``dtype`` is none of the storage dtypes.
+    """
     check_initializers(name, initialW=initialW, initial_bias=initial_bias)
+    weights = Rounded(initialW, dtype, f"{name}: dtype")
+    return weights, Rounded(0 if initial_bias is None else initial_bias, dtype)
 
 
 def check_initializers(name, **initializers):

@@ -34,7 +34,7 @@ class Shards:
     root: str = "/shards"
     named: bool = False
 
-    def name(self, index):
+    def where(self, index):
         return f"/shards/a.tar: {index}"
 
 

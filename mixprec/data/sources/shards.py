@@ -62,6 +62,8 @@ class ImageShards:
         """Returns ``"<path of the shard>: <name>"`` for messages, in one line."""
         return printable(f"{self.shards[self.parts[index]]}: {self.names[index]}")
 
+    where = name  # of what gives it its label
+
     def read(self, index):
         """Returns the encoded image, or raises :class:`DataError` that names it."""
         with file_errors(self.name(index)), open_regular(self.shards[self.parts[index]]) as file:
@@ -142,7 +144,11 @@ def scan_shards(folder, on_error="stop"):
     images, problems, digests = _images(root, form, paths, manifest)
     if manifest is not None:
         return images
-    good, skipped = scan.check(root, digests, lambda index: _problem(images, problems, index), images.name, on_error)
+
+    def problem(index):
+        return problems[index] or sample_problem(images, index)
+
+    good, skipped = scan.check(root, digests, problem, images.name, on_error)
     labelled = images.labels >= 0
     of_labelled = tuple(pair for pair, known in zip(skipped, labelled[~good], strict=True) if known)
     require_every_class(_kept(images, labelled), good[labelled], of_labelled)
@@ -158,10 +164,6 @@ def sample_problem(images, index):
         return error.strerror
     except DataError as error:
         return str(error).removeprefix(f"{images.name(index)}: ")
-
-
-def _problem(images, problems, index):
-    return problems[index] or sample_problem(images, index)
 
 
 def _images(root, form, paths, manifest):

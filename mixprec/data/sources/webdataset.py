@@ -4,6 +4,8 @@ A sample is an image (``000000012.jpg``) and its label in decimal digits (``0000
 are ignored. See https://github.com/webdataset/webdataset.
 """
 
+import itertools
+import operator
 import os
 import re
 import tarfile
@@ -74,22 +76,15 @@ def read_index(path):
         DataError: It is not a tar archive, or truncated, or empty.
         OSError: It cannot be read.
     """
-    samples, key, components = [], None, []
+    samples = []
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise DataError(f"{printable(path)}: the file is empty")
-        for member in _members(path, file, size):
-            member_key, extension = _split(member.name)
-            if not member_key or member_key.endswith("/"):
-                continue  # hidden
-            if member_key != key:
-                if components:
-                    samples.append(_sample(file, key, components))
-                key, components = member_key, []
-            components.append((extension, member))
-        if components:
-            samples.append(_sample(file, key, components))
+        members = ((*_split(member.name), member) for member in _members(path, file, size))
+        visible = (each for each in members if each[0] and not each[0].endswith("/"))
+        for key, group in itertools.groupby(visible, key=operator.itemgetter(0)):
+            samples.append(_sample(file, key, [(extension, member) for _, extension, member in group]))
     return ShardIndex.of(samples)
 
 
