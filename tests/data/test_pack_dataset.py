@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.data_error import DataError
 from mixprec.data.sources import pack as pack_module
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
@@ -24,6 +23,7 @@ from mixprec.data.sources.shards import FORMATS, scan_shards
 from scripts import pack_dataset
 from tests import ROOT
 from tests.called import call
+from tests.data.refusal import refused
 
 SCRIPT = ROOT / "scripts" / "pack_dataset.py"
 FORM = "tfrecord"  # where the format makes no difference
@@ -89,14 +89,6 @@ def run(*arguments):
 
 
 run_here = functools.partial(call, pack_dataset.main)
-
-
-def refused(function, *arguments, **options):
-    with pytest.raises(DataError) as caught:
-        function(*arguments, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_every_image_is_packed_once_with_its_label_and_class(source, form, tmp_path):
