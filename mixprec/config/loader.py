@@ -134,9 +134,7 @@ def _switched(section, known, others=()):
             return {key.name: _Setting(key.convert_switch(value), section.where)}
         except ValueError:
             others = (f"true, false, {key.allowed}", *others)
-    near = nearest(value, key.choices) if key is not None and isinstance(value, str) else None
-    message = f"{section.key!r} is {shown(value)}; allowed: {', or '.join(others)}{hint(near)}"
-    raise ConfigError(section.where, message)
+    raise _not_allowed(section.key, value, section.where, ", or ".join(others), () if key is None else key.choices)
 
 
 def _setting(key, entry):
@@ -144,9 +142,12 @@ def _setting(key, entry):
     try:
         return _Setting(key.convert(value), entry.where)
     except ValueError:
-        near = nearest(value, key.choices) if isinstance(value, str) else None
-        message = f"{key.name!r} is {shown(value)}; allowed: {key.allowed}{hint(near)}"
-        raise ConfigError(entry.where, message) from None
+        raise _not_allowed(key.name, value, entry.where, key.allowed, key.choices) from None
+
+
+def _not_allowed(name, value, where, allowed, choices):
+    near = nearest(value, choices) if isinstance(value, str) else None
+    return ConfigError(where, f"{name!r} is {shown(value)}; allowed: {allowed}{hint(near)}")
 
 
 def _build(path, settings, known):
