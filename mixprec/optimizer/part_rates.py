@@ -100,14 +100,9 @@ class Factors:
         factor, rule = self(param), param.update_rule
         if rule is not None and factor == 0:
             rule.enabled = False
-        elif rule is not None and rule.hyperparam.parent is not None:
-            self._scale(rule, factor)
-
-    def _scale(self, rule, factor):
-        parent = rule.hyperparam.parent
-        if isinstance(parent, ScaledRate):
-            parent = parent.parent
-        rule.hyperparam._parent = parent if factor == 1 else self._scaled(parent, factor, rule)
+        elif rule is not None and (parent := rule.hyperparam.parent) is not None:
+            parent = parent.parent if isinstance(parent, ScaledRate) else parent
+            rule.hyperparam._parent = parent if factor == 1 else self._scaled(parent, factor, rule)
 
     def _scaled(self, parent, factor, rule):
         """Returns one object for all rules of a factor, so that they are updated together."""

@@ -51,9 +51,7 @@ def check(root, digests, problem, name, on_error="stop"):
     """
     if on_error not in ("stop", "skip"):
         raise DataError(f"on_error {on_error!r}: must be 'stop' or 'skip'")
-    problems = _problems(root, np.asarray(digests, np.uint64), problem)
-    good = np.ones(len(digests), bool)
-    good[list(problems)] = False
+    good, problems = _problems(root, np.asarray(digests, np.uint64), problem)
     if problems and (on_error == "stop" or not good.any()):
         first = min(problems)
         nothing_left = "" if on_error == "stop" else "; no image is left"
@@ -62,7 +60,7 @@ def check(root, digests, problem, name, on_error="stop"):
 
 
 def _problems(root, digests, problem):
-    """{index: what is wrong} of the images that are bad."""
+    """Which images are good: bool (N,), and {index: what is wrong} of the others."""
     cache = _cache_file(root)
     known = _read_cache(cache)
     good = np.isin(digests, known)
@@ -92,7 +90,7 @@ def _problems(root, digests, problem):
         fresh = np.unique(digests[good & (digests != 0)])
         if not np.array_equal(fresh, known):
             _write_cache(cache, fresh)
-    return problems
+    return good, problems
 
 
 def _cache_file(root):

@@ -129,12 +129,10 @@ def _sample(file, key, components):
     image, cls = images[0], labels[0]
     file.seek(cls.offset_data)
     text = file.read(min(cls.size, _LONGEST_LABEL))
-    label, problem = None, None
-    if re.fullmatch(rb"\s*[+-]?[0-9]+\s*", text) and cls.size <= _LONGEST_LABEL:
-        label = int(text)
-        problem = label_problem(label)
-    else:
-        problem = f"its label (.cls) is {text.decode('utf-8', 'replace')!r}; must be a number"
+    is_number = re.fullmatch(rb"\s*[+-]?[0-9]+\s*", text) and cls.size <= _LONGEST_LABEL
+    label = int(text) if is_number else None
+    said = text.decode("utf-8", "replace")
+    problem = label_problem(label) if is_number else f"its label (.cls) is {said!r}; must be a number"
     # DALI splits lines at spaces, and what it says of a sample is split at colons; the names are for messages only.
     line = " ".join(
         f"{extension} {member.offset_data} {member.size} {re.sub(r'[^!-9;-~]', '_', member.name)}"
