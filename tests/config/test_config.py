@@ -14,6 +14,7 @@ import yaml
 from mixprec.config import ConfigError, dump, flat, load, reference
 from models import MODELS
 from tests import ROOT
+from tests.config.refusal import refusal
 
 REQUIRED = {
     "model": {"arch": "resnet50", "classes": 10},
@@ -43,14 +44,6 @@ def write(tmp_path, monkeypatch):
         return name
 
     return write
-
-
-def refusal(path, overrides=(), **keywords):
-    with pytest.raises(ConfigError) as caught:
-        load(path, overrides, **keywords)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 # What loads
