@@ -5,8 +5,14 @@ import os
 
 import numpy as np
 
+from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.files import read, write_text
+
+
+def label_problem(label):
+    """Returns the fault of a label that was found (int), in one line, or None; a name is made for each up to it."""
+    return None if 0 <= label < MANY else f"label {label}: must be 0 to {MANY - 1}"
 
 
 def check_labels(source, classes):

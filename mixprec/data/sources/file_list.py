@@ -7,14 +7,12 @@ import re
 import numpy as np
 
 from mixprec import working_folder
-from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
-from mixprec.data.sources.classes import class_folders
+from mixprec.data.sources.classes import class_folders, label_problem
 from mixprec.data.sources.folders import ImageFiles, check_files, with_sizes
 from mixprec.files import open_regular
 from mixprec.messages import encoding_hint
 
-_LARGEST = MANY  # label; a name is made for each
 _LONGEST = 8192  # characters of a line: twice as many as a path may have
 
 
@@ -71,8 +69,8 @@ def _read(path):
             if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
                 raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
             name, label = words[0], int(words[1])
-            if not 0 <= label < _LARGEST:
-                raise DataError(f"{printable(path)}:{number}: label {label}: must be 0 to {_LARGEST - 1}")
+            if problem := label_problem(label):
+                raise DataError(f"{printable(path)}:{number}: {problem}")
             files.append(name)
             labels.append(label)
             numbers.append(number)

@@ -13,8 +13,9 @@ import os
 import struct
 
 from mixprec.data.data_error import DataError, printable
+from mixprec.data.sources.classes import label_problem
 from mixprec.data.sources.crc32c import crc32c
-from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.data.sources.shard_index import ShardIndex
 from mixprec.files import open_regular
 
 SUFFIX = ".tfrecord"

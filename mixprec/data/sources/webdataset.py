@@ -12,7 +12,8 @@ import tarfile
 
 from mixprec.archives import Damaged, reading
 from mixprec.data.data_error import DataError, printable
-from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.data.sources.classes import label_problem
+from mixprec.data.sources.shard_index import ShardIndex
 from mixprec.files import open_regular
 
 SUFFIX = ".tar"
