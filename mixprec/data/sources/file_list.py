@@ -100,11 +100,8 @@ def _check_folders(images):
     if odd:
         file = images.files[odd[0]]
         folder = os.path.dirname(file)
-        other = next(
-            index
-            for index, other in enumerate(images.files)
-            if os.path.dirname(other) == folder and images.labels[index] == label_of[folder]
-        )
+        in_folder = (index for index, other in enumerate(images.files) if os.path.dirname(other) == folder)
+        other = next(index for index in in_folder if images.labels[index] == label_of[folder])
         raise DataError(
             f"{images.where(odd[0])}: label {images.labels[odd[0]]} for {printable(file)}{and_more(len(odd))}, but its "
             f"folder has label {label_of[folder]}, as in line {images.line_numbers[other]}"
