@@ -4,7 +4,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import ChannelsLast, check_filters, filter_sizes, rounded
+from mixprec.links.storage import ChannelsLast, filter_sizes, rounded
 
 
 class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
@@ -48,8 +48,9 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         groups=1,
         dtype=None,
     ):
-        in_channels, out_channels, ksize = filter_sizes("Deconvolution2D", in_channels, out_channels, ksize)
-        check_filters("Deconvolution2D", stride, pad, nobias, dilate, groups)
+        in_channels, out_channels, ksize = filter_sizes(
+            "Deconvolution2D", in_channels, out_channels, ksize, stride, pad, nobias, dilate, groups
+        )
         if outsize is not None:
             checks.pair("Deconvolution2D", "outsize", outsize, 1)
         filters, bias = rounded("Deconvolution2D", initialW, initial_bias, dtype)
