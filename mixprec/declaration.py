@@ -7,6 +7,7 @@ are imported.
 import dataclasses
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -115,22 +116,17 @@ class Key:
     type: typing.Any
     default: typing.Any
     help: str
-    limit: Limit | None
-    choices: tuple[str, ...]
-    other: Limit | None
-    synonyms: dict[str, str]
-    aliases: tuple[str, ...]
-    switch: tuple[str, str] | None
+    limit: Limit | None = None
+    choices: tuple[str, ...] = ()
+    other: Limit | None = None
+    synonyms: dict[str, str] = dataclasses.field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    switch: tuple[str, str] | None = None
 
     @property
     def required(self):
         """Whether the key has no default."""
         return self.default is dataclasses.MISSING
-
-    @property
-    def is_mapping(self):
-        """Whether its values are mappings in YAML."""
-        return self.type is Pairs
 
     @property
     def allowed(self):
@@ -151,10 +147,10 @@ class Key:
         if value is None and optional:
             return None
         converted = _converted(value, kind)
-        converted = self.synonyms.get(converted, converted) if self.choices else converted
-        if self.choices and converted not in self.choices and not (self.other and self.other.holds(converted)):
-            raise ValueError(value)
-        if self.limit and not self.limit.holds(converted):
+        if self.choices:
+            converted = self.synonyms.get(converted, converted)
+        is_allowed = not self.choices or converted in self.choices or (self.other and self.other.holds(converted))
+        if not is_allowed or (self.limit and not self.limit.holds(converted)):
             raise ValueError(value)
         return converted
 
@@ -163,21 +159,9 @@ class Key:
         return self.convert(self.switch[value] if isinstance(value, bool) else value)
 
 
-def key(
-    help,
-    default=dataclasses.MISSING,
-    *,
-    limit=None,
-    choices=(),
-    other=None,
-    synonyms=None,
-    aliases=(),
-    switch=None,
-):
-    """Declares a key in a section's dataclass; see :class:`Key` for the arguments."""
-    metadata = {"help": help, "limit": limit, "choices": choices, "other": other, "switch": switch}
-    metadata |= {"synonyms": synonyms or {}, "aliases": aliases}
-    return dataclasses.field(default=default, metadata=metadata)
+def key(help, default=dataclasses.MISSING, **more):
+    """Declares a key in a section's dataclass; see :class:`Key` for the arguments, of which ``more`` are the others."""
+    return dataclasses.field(default=default, metadata={"help": help, **more})
 
 
 def sections(schema):
@@ -223,27 +207,16 @@ def _described(kind):
 def _converted(value, kind):
     if isinstance(kind, tuple):  # one of several
         return _converted(value, str if type(value) is str else next(each for each in kind if each is not str))
-    if kind is Pairs:
-        if not isinstance(value, dict):
-            raise ValueError(value)
+    if kind is Pairs and isinstance(value, dict):
         return Pairs((text, _converted(number, float)) for text, number in value.items())
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(value)
+    if typing.get_origin(kind) is tuple and isinstance(value, list):
         kinds = typing.get_args(kind)
         if ... in kinds:
             kinds = kinds[:1] * len(value)
-        if len(value) != len(kinds):
-            raise ValueError(value)
         return tuple(_converted(item, kind) for item, kind in zip(value, kinds, strict=True))
-    if kind is float and type(value) in (int, float):
-        try:
-            number = float(value)
-        except OverflowError:
-            raise ValueError(value) from None
-        if not math.isfinite(number):
-            raise ValueError(value)
-        return number
-    if type(value) is not kind:  # not isinstance: True is no integer here
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
+        value = float(value)
+    # Not isinstance: True is no integer here.
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise ValueError(value)
     return value

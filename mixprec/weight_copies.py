@@ -201,9 +201,9 @@ def copydata(original):
         if self.array is None and var.array is None:
             return
         has_master = master_of(self) is not None or (self.array is None and OWNER in self.__dict__)
-        if self.array is None and var.array is not None:
+        if self.array is None:
             self.initialize(var.shape)
-        elif var.array is None and self.array is not None:
+        elif var.array is None:
             var.initialize(self.shape)
         narrows = is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some
         # Else 16 bits are written into 16 bits: as with other writes, what does not change keeps its master's bits.

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 
 from mixprec.announcements import announce
-from mixprec.compat.registry import Patch
+from mixprec.compat.registry import patch
 from mixprec.dtypes import is_half
 
 # Attribute of a link: the mixprec.rewrite.conversion.LinkState of a converted one.
@@ -29,33 +29,25 @@ _looked = weakref.WeakKeyDictionary()  # optimizer -> weak reference to the mode
 def look_again():
     """Looks at each optimizer after its next update; called when parameters of a model are given 16 bits."""
     _looked.clear()
-    _WATCHED.apply()  # again, if other code has replaced the method since
+    _watched.apply()  # again, if other code has replaced the method since
 
 
-def _watch(optimizer):
-    target = optimizer.target
-    looked = _looked.get(optimizer)
-    if looked is None or looked() is not target:
-        _looked[optimizer] = weakref.ref(target)
-        _look(optimizer, target)
-
-
+@patch("chainer.optimizer:GradientMethod.update", when="mixprec.links")
 def _watched(original):
+    """Without it a plain optimizer updates FP16 weights that have no masters, and small steps are lost in silence."""
+
     @functools.wraps(original)
     def update(self, lossfun=None, *args, **kwds):
         original(self, lossfun, *args, **kwds)
-        _watch(self)
+        target, looked = self.target, _looked.get(self)
+        if looked is None or looked() is not target:
+            _looked[self] = weakref.ref(target)
+            _look(self, target)
 
     return update
 
 
-_WATCHED = Patch(
-    "chainer.optimizer:GradientMethod.update",
-    _watched,
-    "Without it a plain optimizer updates FP16 weights that have no masters, and small steps are lost in silence.",
-    "mixprec.links",
-)
-_WATCHED.apply()
+_watched.apply()
 
 
 def _look(optimizer, target):
@@ -75,10 +67,8 @@ def _look(optimizer, target):
 
 
 def _lacks_a_master(param):
-    if param.array is None or not is_half(param.dtype):
-        return False
     rule = param.update_rule
-    if rule is None or not rule.enabled:
+    if param.array is None or not is_half(param.dtype) or rule is None or not rule.enabled:
         return False
     chainers_own = getattr(rule, "_use_fp32_update", False) and param.dtype == np.float16
     return not chainers_own

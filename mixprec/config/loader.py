@@ -10,7 +10,7 @@ from mixprec import files
 from mixprec.config.config_error import ConfigError, hint, nearest, shown
 from mixprec.config.schema import Config
 from mixprec.config.yaml_source import read_file, read_value
-from mixprec.declaration import keys, sections, switch_of
+from mixprec.declaration import Pairs, keys, sections, switch_of
 from mixprec.messages import encoding_hint
 from mixprec.recipes import config_names, config_path
 
@@ -134,27 +134,27 @@ def _switched(section, known, others=()):
             return {key.name: _Setting(key.convert_switch(value), section.where)}
         except ValueError:
             others = (f"true, false, {key.allowed}", *others)
-    near = nearest(value, key.choices) if key is not None and isinstance(value, str) else None
-    message = f"{section.key!r} is {shown(value)}; allowed: {', or '.join(others)}{hint(near)}"
-    raise ConfigError(section.where, message)
+    raise _not_allowed(section.key, value, section.where, ", or ".join(others), () if key is None else key.choices)
 
 
 def _setting(key, entry):
-    value = entry.scalars() if key.is_mapping else entry.value()
+    value = entry.scalars() if key.type is Pairs else entry.value()
     try:
         return _Setting(key.convert(value), entry.where)
     except ValueError:
-        near = nearest(value, key.choices) if isinstance(value, str) else None
-        message = f"{key.name!r} is {shown(value)}; allowed: {key.allowed}{hint(near)}"
-        raise ConfigError(entry.where, message) from None
+        raise _not_allowed(key.name, value, entry.where, key.allowed, key.choices) from None
+
+
+def _not_allowed(name, value, where, allowed, choices):
+    near = nearest(value, choices) if isinstance(value, str) else None
+    return ConfigError(where, f"{name!r} is {shown(value)}; allowed: {allowed}{hint(near)}")
 
 
 def _build(path, settings, known):
     missing = [name for name, key in known.items() if key.required and name not in settings]
     if missing:
         raise ConfigError(path, f"missing keys: {', '.join(missing)}; they have no default")
-    values = {name: key.default for name, key in known.items()}
-    values.update({name: setting.value for name, setting in settings.items()})
+    values = {name: settings[name].value if name in settings else key.default for name, key in known.items()}
     config = Config(
         **{
             section: declaration(**{key: values[f"{section}.{key}"] for key in _names(section, known)})

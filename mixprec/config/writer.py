@@ -13,11 +13,11 @@ from mixprec.messages import one_line
 
 def flat(config):
     """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``."""
-    values = {}
-    for section, keys_of_section in dataclasses.asdict(config).items():
-        for key, value in keys_of_section.items():
-            values[f"{section}.{key}"] = _plain(value)
-    return values
+    return {
+        f"{section}.{key}": _plain(value)
+        for section, values in dataclasses.asdict(config).items()
+        for key, value in values.items()
+    }
 
 
 def defaults():

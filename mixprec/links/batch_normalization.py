@@ -62,19 +62,11 @@ class BatchNormalization(L.BatchNormalization):
         decay = checks.number(name, "decay", decay)
         eps = checks.number(name, "eps", eps, 0.0)
         use_gamma, use_beta = checks.flag(name, "use_gamma", use_gamma), checks.flag(name, "use_beta", use_beta)
-        check_initializers(
-            name,
-            initial_gamma=initial_gamma,
-            initial_beta=initial_beta,
-            initial_avg_mean=initial_avg_mean,
-            initial_avg_var=initial_avg_var,
-        )
-        super().__init__(
-            *(size, decay, eps, np.float32, use_gamma, use_beta, initial_gamma, initial_beta),
-            axis=(0, 1, 2) if axis is None else axis,
-            initial_avg_mean=initial_avg_mean,
-            initial_avg_var=initial_avg_var,
-        )
+        initial = {"initial_gamma": initial_gamma, "initial_beta": initial_beta}
+        initial |= {"initial_avg_mean": initial_avg_mean, "initial_avg_var": initial_avg_var}
+        check_initializers(name, **initial)
+        axis = (0, 1, 2) if axis is None else axis
+        super().__init__(size, decay, eps, np.float32, use_gamma, use_beta, axis=axis, **initial)
 
     @property
     def printable_specs(self):
@@ -118,19 +110,12 @@ class BatchNormalization(L.BatchNormalization):
             return functions.fixed_batch_normalization(
                 x, gamma, beta, self.avg_mean, self.avg_var, self.eps, add=add, relu=relu
             )
-        running, decay = (self.avg_mean, self.avg_var), self.decay
+        running, decay = {"running_mean": self.avg_mean, "running_var": self.avg_var}, self.decay
         if chainer.config.in_recomputing:  # by F.forget: this batch has been counted
-            running = None, None
+            running = {}
         elif finetune:
             self.N += 1
             decay = 1 - 1 / self.N
         return functions.batch_normalization(
-            *(x, gamma, beta),
-            eps=self.eps,
-            running_mean=running[0],
-            running_var=running[1],
-            decay=decay,
-            add=add,
-            relu=relu,
-            stochastic_depth=stochastic_depth,
+            x, gamma, beta, eps=self.eps, decay=decay, **running, add=add, relu=relu, stochastic_depth=stochastic_depth
         )

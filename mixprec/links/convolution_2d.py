@@ -4,7 +4,7 @@ import chainer
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import ChannelsLast, Rounded, check_filters, filter_sizes
+from mixprec.links.storage import ChannelsLast, filter_sizes, rounded
 
 
 class Convolution2D(ChannelsLast, L.Convolution2D):
@@ -46,10 +46,10 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
         groups=1,
         dtype=None,
     ):
-        in_channels, out_channels, ksize = filter_sizes("Convolution2D", in_channels, out_channels, ksize)
-        check_filters("Convolution2D", stride, pad, nobias, initialW, initial_bias, dilate, groups)
-        filters = Rounded(initialW, dtype, "Convolution2D: dtype")
-        bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
+        in_channels, out_channels, ksize = filter_sizes(
+            "Convolution2D", in_channels, out_channels, ksize, stride, pad, nobias, dilate, groups
+        )
+        filters, bias = rounded("Convolution2D", initialW, initial_bias, dtype)
         with chainer.using_config("compute_mode", None):  # Chainer's own NHWC mode gives W another shape
             super().__init__(
                 in_channels, out_channels, ksize, stride, pad, nobias, filters, bias, dilate=dilate, groups=groups

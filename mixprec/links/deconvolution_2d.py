@@ -4,7 +4,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import ChannelsLast, Rounded, check_filters, filter_sizes
+from mixprec.links.storage import ChannelsLast, filter_sizes, rounded
 
 
 class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
@@ -48,12 +48,12 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         groups=1,
         dtype=None,
     ):
-        in_channels, out_channels, ksize = filter_sizes("Deconvolution2D", in_channels, out_channels, ksize)
-        check_filters("Deconvolution2D", stride, pad, nobias, initialW, initial_bias, dilate, groups)
+        in_channels, out_channels, ksize = filter_sizes(
+            "Deconvolution2D", in_channels, out_channels, ksize, stride, pad, nobias, dilate, groups
+        )
         if outsize is not None:
             checks.pair("Deconvolution2D", "outsize", outsize, 1)
-        filters = Rounded(initialW, dtype, "Deconvolution2D: dtype")
-        bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
+        filters, bias = rounded("Deconvolution2D", initialW, initial_bias, dtype)
         super().__init__(
             *(in_channels, out_channels, ksize, stride, pad, nobias, outsize, filters, bias),
             dilate=dilate,

@@ -6,7 +6,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import Rounded, StoredInFloat32, check_initializers
+from mixprec.links.storage import StoredInFloat32, rounded
 
 
 class Linear(StoredInFloat32, L.Linear):
@@ -33,9 +33,7 @@ class Linear(StoredInFloat32, L.Linear):
         in_size = None if in_size is None else checks.whole("Linear", "in_size", in_size, 1)
         out_size = checks.whole("Linear", "out_size", out_size, 1)
         checks.flag("Linear", "nobias", nobias)
-        check_initializers("Linear", initialW=initialW, initial_bias=initial_bias)
-        weights = Rounded(initialW, dtype, "Linear: dtype")
-        bias = Rounded(0 if initial_bias is None else initial_bias, dtype)
+        weights, bias = rounded("Linear", initialW, initial_bias, dtype)
         super().__init__(in_size, out_size, nobias, weights, bias)
 
     @property

@@ -51,30 +51,35 @@ class Rounded(chainer.initializer.Initializer):
         array[...] = primitives_of(array).cast(values, array.dtype)
 
 
-def filter_sizes(name, in_channels, out_channels, ksize):
-    """Returns these three arguments of a link of this name as Chainer wants them, with Python's numbers.
+def filter_sizes(name, in_channels, out_channels, ksize, stride, pad, nobias, dilate, groups):
+    """Returns the first three arguments of a link of this name as Chainer wants them, with Python's numbers.
 
     Raises:
-        ValueError: one is out of its range.
+        TypeError: ``nobias`` is no bool.
+        ValueError: another argument is out of its range.
     """
     if ksize is None:  # then Chainer takes the first two for out_channels and ksize
         in_channels, out_channels, ksize = None, in_channels, out_channels
     in_channels = None if in_channels is None else checks.whole(name, "in_channels", in_channels, 1)
     both = checks.pair(name, "ksize", ksize, 1)
-    return (
-        in_channels,
-        checks.whole(name, "out_channels", out_channels, 1),
-        both if hasattr(ksize, "__len__") else both[0],
-    )
-
-
-def check_filters(name, stride, pad, nobias, initialW, initial_bias, dilate, groups):
-    """Raises TypeError or ValueError if a link of this name cannot have such filters."""
+    out_channels = checks.whole(name, "out_channels", out_channels, 1)
     for argument, value, least in (("stride", stride, 1), ("pad", pad, 0), ("dilate", dilate, 1)):
         checks.pair(name, argument, value, least)
     checks.whole(name, "groups", groups, 1)
     checks.flag(name, "nobias", nobias)
+    return in_channels, out_channels, both if hasattr(ksize, "__len__") else both[0]
+
+
+def rounded(name, initialW, initial_bias, dtype):
+    """Returns the initializers of W and b of a link of this name, each a :class:`Rounded`.
+
+    Raises:
+        TypeError: an argument is no initializer.
+        ValueError: ``dtype`` is none of the storage dtypes.
+    """
     check_initializers(name, initialW=initialW, initial_bias=initial_bias)
+    weights = Rounded(initialW, dtype, f"{name}: dtype")
+    return weights, Rounded(0 if initial_bias is None else initial_bias, dtype)
 
 
 def check_initializers(name, **initializers):

@@ -41,10 +41,8 @@ def describe(masters, statistics, lossfun, args, kwds, rank=None):
 
 
 def _gradients(masters):
-    counts = []
-    for name, array in gradients.unscaled(masters):
-        if (count := _Count.of(array)).bad:
-            counts.append((name, count))
+    found = ((name, _Count.of(array)) for name, array in gradients.unscaled(masters))
+    counts = [(name, count) for name, count in found if count.bad]
     counts.sort(key=lambda item: -item[1].bad)  # stable: among equals the order of the model
     if not counts and any(param._loss_scale is ZERO for param in masters.model.params()):
         return "gradients have been set to zero already (zero_gradients=True)"

@@ -15,11 +15,9 @@ from mixprec.backends.transfers import on_host
 from mixprec.dtypes import is_half
 from mixprec.master_arrays import MASTER, OWNER, written
 from mixprec.optimizer.model_index import ModelIndex
-from mixprec.optimizer.no_decay import NoDecay
-from mixprec.optimizer.part_rates import PartRates
+from mixprec.optimizer.part_rates import Factors
 from mixprec.weight_copies import narrow
 
-_NO_DECAY, _NO_RATES = NoDecay(), PartRates()
 _NO_LINKS = (
     "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"
 )
@@ -37,16 +35,16 @@ class Masters(chainer.Link):
         model: the user's model.
         no_decay: :class:`~mixprec.optimizer.no_decay.NoDecay`: which parameters go without weight decay. Their masters
             have a true attribute ``no_decay``.
-        rates: :class:`~mixprec.optimizer.part_rates.PartRates`: by what the learning rates of parts are multiplied.
+        rates: by what the learning rates of parts are multiplied, of :func:`mixprec.optimizer.part_rates.checked`.
 
     Attributes:
         factors: :class:`~mixprec.optimizer.part_rates.Factors` of the parameters of the model.
     """
 
-    def __init__(self, model, no_decay=_NO_DECAY, rates=_NO_RATES):
+    def __init__(self, model, no_decay, rates):
         super().__init__()
         self.model = model
-        self.factors = rates.of(model)
+        self.factors = Factors(model, rates)
         self._no_decay = no_decay
         self._excluded = no_decay.of(model)
         self.index = ModelIndex(model)

@@ -1,5 +1,6 @@
 """Exponential moving averages of many arrays, on a device by two launches a step."""
 
+import functools
 import operator
 
 import numpy as np
@@ -34,7 +35,7 @@ class MovingAverage:
         self._decay = float(decay)
         self._arrays = {}
         self._steps = np.zeros((), np.int64)
-        self._batch = None
+        self._move = None  # function of the next update, made by the first one for these arrays
         self.averages = {}
 
     @property
@@ -56,7 +57,7 @@ class MovingAverage:
             if name in before and before[name].shape == array.shape:
                 _assign(self.averages[name], before[name])
         self._arrays = dict(arrays)
-        self._batch = None
+        self._move = None
 
     def restart(self):
         """Begins anew, with the values that the arrays have now."""
@@ -71,7 +72,7 @@ class MovingAverage:
         """
         for name, average in self.averages.items():
             _assign(average, values[name])
-        self._steps, self._batch = np.array(steps, np.int64), None
+        self._steps, self._move = np.array(steps, np.int64), None
 
     def update(self, skipped):
         """Moves the averages.
@@ -82,25 +83,22 @@ class MovingAverage:
         """
         if (on_host(skipped) and skipped) or not self.averages:
             return
-        if self._batch is None:
+        if self._move is None:
             launcher = launcher_of(next(iter(self._arrays.values())))
             pairs = list(zip(self._arrays.values(), self.averages.values(), strict=True))
-            self._batch = _OnHost(pairs) if launcher is None else _OnDevice(pairs, launcher)
-        self._steps = self._batch.update(self._decay, self._steps, skipped)
+            self._move = functools.partial(_on_host, pairs) if launcher is None else _OnDevice(pairs, launcher)
+        self._steps = self._move(self._decay, self._steps, skipped)
 
 
-class _OnHost:
-    def __init__(self, pairs):
-        self._pairs = pairs
-
-    def update(self, decay, steps, skipped):
-        weight = np.float32(1 - min(decay, (1 + int(steps)) / (10 + int(steps))))
-        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which says so itself
-            for value, average in self._pairs:
-                difference = value - average
-                difference *= weight
-                average += difference
-        return np.array(steps + 1, np.int64)
+def _on_host(pairs, decay, steps, skipped):
+    del skipped  # it is not
+    weight = np.float32(1 - min(decay, (1 + int(steps)) / (10 + int(steps))))
+    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which says so itself
+        for value, average in pairs:
+            difference = value - average
+            difference *= weight
+            average += difference
+    return np.array(steps + 1, np.int64)
 
 
 class _OnDevice:
@@ -116,7 +114,7 @@ class _OnDevice:
         self._blocks = len(parts)
         self._table = table_of(np.array(parts, _PART), launcher)
 
-    def update(self, decay, steps, skipped):
+    def __call__(self, decay, steps, skipped):
         launcher, address = self._launcher, self._launcher.address
         if on_host(steps):
             steps = launcher.full((), int(steps), "int64")

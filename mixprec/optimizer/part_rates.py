@@ -1,6 +1,6 @@
 """Learning rates of parts of a model: factors on the rate of the optimizer, by patterns for names; 0 freezes.
 
-The wrapper makes :class:`PartRates` of its argument ``rates``, and :class:`~mixprec.optimizer.masters.Masters` asks the
+The wrapper's argument ``rates`` goes through :func:`checked`, and :class:`~mixprec.optimizer.masters.Masters` asks the
 :class:`Factors` of its model for each parameter.
 """
 
@@ -22,8 +22,8 @@ class NothingToTrain(ValueError):
     """All parameters are frozen."""
 
 
-class PartRates:
-    """Factors by pattern.
+def checked(rates):
+    """Returns a dict from patterns to factors, which are floats.
 
     Args:
         rates: ``None``, or a dict from patterns to factors, which are finite and 0 or more. A pattern is one of
@@ -33,28 +33,12 @@ class PartRates:
         TypeError: it is something else.
         ValueError: a factor is not such a number.
     """
-
-    def __init__(self, rates=None):
-        if rates is not None and not isinstance(rates, dict):
-            raise arguments.not_a("rates", rates, "a dict from patterns to numbers, or None")
-        for pattern in rates or ():
-            arguments.instance("a pattern of rates", pattern, str, 'a text such as "/fc/*"')
-        self._rates = {pattern: arguments.number(f"rates[{pattern!r}]", f, 0.0) for pattern, f in (rates or {}).items()}
-
-    def __str__(self):
-        return str(self._rates)
-
-    def __bool__(self):
-        return bool(self._rates)
-
-    def of(self, model):
-        """Returns :class:`Factors`, which answers for the parameters of a model.
-
-        Raises:
-            UnknownName: a pattern matches none of them.
-            NothingToTrain: all of them are frozen.
-        """
-        return Factors(model, self._rates)
+    if rates is None:
+        return {}
+    arguments.instance("rates", rates, dict, "a dict from patterns to numbers, or None")
+    for pattern in rates:
+        arguments.instance("a pattern of rates", pattern, str, 'a text such as "/fc/*"')
+    return {pattern: arguments.number(f"rates[{pattern!r}]", factor, 0.0) for pattern, factor in rates.items()}
 
 
 class Factors:
@@ -65,7 +49,11 @@ class Factors:
 
     Args:
         model: the link with the parameters.
-        rates: dict from patterns to factors.
+        rates: dict from patterns to factors, of :func:`checked`.
+
+    Raises:
+        UnknownName: a pattern matches none of the parameters.
+        NothingToTrain: all of them are frozen.
     """
 
     def __init__(self, model, rates):
@@ -112,14 +100,9 @@ class Factors:
         factor, rule = self(param), param.update_rule
         if rule is not None and factor == 0:
             rule.enabled = False
-        elif rule is not None and rule.hyperparam.parent is not None:
-            self._scale(rule, factor)
-
-    def _scale(self, rule, factor):
-        parent = rule.hyperparam.parent
-        if isinstance(parent, ScaledRate):
-            parent = parent.parent
-        rule.hyperparam._parent = parent if factor == 1 else self._scaled(parent, factor, rule)
+        elif rule is not None and (parent := rule.hyperparam.parent) is not None:
+            parent = parent.parent if isinstance(parent, ScaledRate) else parent
+            rule.hyperparam._parent = parent if factor == 1 else self._scaled(parent, factor, rule)
 
     def _scaled(self, parent, factor, rule):
         """Returns one object for all rules of a factor, so that they are updated together."""

@@ -76,7 +76,7 @@ class Ranks:
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
             scaler: the loss scale.
             preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
-            rates: :class:`~mixprec.optimizer.part_rates.PartRates`.
+            rates: of :func:`mixprec.optimizer.part_rates.checked`.
 
         Raises:
             ValueError: parameters or settings are not the same on all ranks; on all ranks, naming the first difference.

@@ -15,12 +15,11 @@ from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.kfac.preconditioner import KFAC
 from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import grad_scales, gradients, masters, model_files, pass_scales, scaled_loss
+from mixprec.optimizer import grad_scales, gradients, masters, model_files, part_rates, pass_scales, scaled_loss
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
 from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
-from mixprec.optimizer.part_rates import PartRates
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
@@ -127,7 +126,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._masters = None
         self._statistics = None
         self._no_decay = NoDecay(no_decay)
-        self._rates = PartRates(rates)
+        self._rates = part_rates.checked(rates)
         self._evaluation = Evaluation()
         self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}

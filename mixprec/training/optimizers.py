@@ -12,7 +12,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 import mixprec
 from mixprec.config import ConfigError
 from mixprec.name_patterns import UnknownName, no_match
-from mixprec.optimizer.part_rates import NothingToTrain, PartRates, factors_of
+from mixprec.optimizer.part_rates import Factors, NothingToTrain, factors_of
 from mixprec.optimizer_names import DECAYS, FIXED, OWN, RATES, WITH_KEY
 
 NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
@@ -101,7 +101,7 @@ def check_parts(settings, model):
         ConfigError: a pattern of ``optimizer.rates`` or ``optimizer.freeze`` fits no parameter, or nothing is trained.
     """
     try:
-        PartRates(_rates(settings)).of(model)
+        Factors(model, _rates(settings))
     except UnknownName as error:
         key = "freeze" if error.pattern.removeprefix(NETWORK) in settings.freeze else "rates"
         raise unknown(f"optimizer.{key}", error) from error

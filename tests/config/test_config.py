@@ -15,6 +15,7 @@ from mixprec.config import ConfigError, dump, flat, load, reference
 from mixprec.data.loaders.operations import EXTRA
 from models import MODELS
 from tests import ROOT
+from tests.config.refusal import refusal
 
 REQUIRED = {
     "model": {"arch": "resnet50", "classes": 10},
@@ -44,14 +45,6 @@ def write(tmp_path, monkeypatch):
         return name
 
     return write
-
-
-def refusal(path, overrides=(), **keywords):
-    with pytest.raises(ConfigError) as caught:
-        load(path, overrides, **keywords)
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    return message
 
 
 # What loads

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mixprec.config import ConfigError, load
+from tests.config.refusal import refusal
 from tests.config.test_bounds import SMALL
 from tests.guard import guarded
 
@@ -22,15 +22,6 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(SMALL)
     return tmp_path
-
-
-def refusal(path, overrides=()):
-    with pytest.raises(ConfigError) as caught:
-        load(path, overrides)
-    message = str(caught.value)
-    assert message.isprintable()
-    assert len(message) <= 1000
-    return message
 
 
 def test_a_config_that_is_no_file_is_refused(work):

@@ -6,10 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from mixprec.data.data_error import DataError
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, class_folders, write_classes
 from mixprec.data.sources.folders import ImageFiles
 from mixprec.training.images import write_records
+from tests.data.refusal import refused
 
 CAT_DOG = ("cat", "dog")
 
@@ -34,16 +34,8 @@ class Shards:
     root: str = "/shards"
     named: bool = False
 
-    def name(self, index):
+    def where(self, index):
         return f"/shards/a.tar: {index}"
-
-
-def refused(function, *arguments):
-    with pytest.raises(DataError) as caught:
-        function(*arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_class_folders_must_be_as_many_as_the_model_has_classes():

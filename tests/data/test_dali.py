@@ -29,11 +29,6 @@ PLAIN = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 COUNT = 21
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture
 def make():
     return dali_iterator

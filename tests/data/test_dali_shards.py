@@ -14,7 +14,6 @@ from tests.data.test_dali import (
     COUNT,
     PLAIN,
     assert_same,
-    cache_home,  # noqa: F401 (fixture)
     epochs_of,
     images_of,
     make,  # noqa: F401 (fixture)
@@ -51,7 +50,7 @@ def write(folder, form, images=encoded):
 
 
 @pytest.fixture
-def flat_shards(tmp_path, form, cache_home):  # noqa: F811
+def flat_shards(tmp_path, form, cache_home):
     write(tmp_path, form)
     return scan_shards(tmp_path)
 

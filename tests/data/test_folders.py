@@ -11,13 +11,7 @@ from mixprec.data.data_error import DataError
 from mixprec.data.sources import folders
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
-
-
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    home = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    return home
+from tests.data.refusal import refused
 
 
 @pytest.fixture
@@ -37,14 +31,6 @@ def decoded(monkeypatch):
     original = folders.image_problem
     monkeypatch.setattr(folders, "image_problem", lambda path: seen.append(path) or original(path))
     return seen
-
-
-def refused(root, on_error="stop"):
-    with pytest.raises(DataError) as caught:
-        scan_folders(root, on_error)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_classes_and_files_are_sorted_and_labels_count_classes(root):
@@ -69,24 +55,24 @@ def test_hidden_entries_and_files_beside_the_class_folders_are_left_out(root):
 def test_empty_class_folder_is_named(root):
     (root / "eel").mkdir()
     (root / "eel" / ".gitkeep").touch()
-    assert refused(root).startswith(f"{root}/eel: no images")
+    assert refused(scan_folders, root).startswith(f"{root}/eel: no images")
 
 
 def test_folder_inside_a_class_folder_is_named(root):
     (root / "cat" / "more").mkdir()
-    assert refused(root) == f"{root}/cat/more: a folder, where an image should be"
+    assert refused(scan_folders, root) == f"{root}/cat/more: a folder, where an image should be"
 
 
 def test_folder_of_sets_instead_of_a_set_is_named(root, tmp_path_factory):
     above = tmp_path_factory.mktemp("imagenet")
     root.rename(above / "train")
     for on_error, end in (("stop", "(and 1 more)"), ("skip", "(and 1 more); no image is left")):
-        assert refused(above, on_error) == f"{above}/train/cat: a folder, where an image should be {end}"
+        assert refused(scan_folders, above, on_error) == f"{above}/train/cat: a folder, where an image should be {end}"
 
 
 def test_class_folder_that_is_a_link_to_itself_is_named(root):
     (root / "loop").symlink_to(root / "loop")
-    assert refused(root) == f"{root}/loop: {os.strerror(errno.ELOOP)}"
+    assert refused(scan_folders, root) == f"{root}/loop: {os.strerror(errno.ELOOP)}"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY cut off", b"garbage"])
@@ -153,7 +139,7 @@ def test_class_of_which_no_image_is_left_is_named(root):
     (root / "dog" / "a.jpg").write_bytes(b"")
     (root / "dog" / "b.jpg").write_bytes(b"")
     (root / "cat" / "a.jpg").write_bytes(b"")
-    assert refused(root, "skip") == (
+    assert refused(scan_folders, root, "skip") == (
         f"{root}: no image is left of class 'dog': {root}/dog/a.jpg: the file is empty (and 1 more)"
     )
 
@@ -180,7 +166,7 @@ def test_names_with_spaces_newlines_and_other_alphabets_are_names(root):
 
 def test_bad_file_with_a_newline_in_its_name_is_named_in_one_line(root):
     (root / "cat" / "a\nb.jpg").touch()
-    assert refused(root) == f"{root}/cat/a\\nb.jpg: the file is empty"
+    assert refused(scan_folders, root) == f"{root}/cat/a\\nb.jpg: the file is empty"
 
 
 def test_order_of_classes_is_that_of_code_points_whatever_the_locale(tmp_path):

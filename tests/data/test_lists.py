@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mixprec.data.data_error import DataError
 from mixprec.data.sources.file_list import _read, scan_list
 from mixprec.data.sources.opening import open_images
-
-
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+from tests.data.refusal import refused
 
 
 @pytest.fixture
@@ -34,14 +29,6 @@ def write(root, *lines):
     path = root / "list.txt"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
     return path
-
-
-def refused(path, *arguments, scan=scan_list):
-    with pytest.raises(DataError) as caught:
-        scan(path, *arguments)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_list_is_read_in_its_order(root):
@@ -94,24 +81,25 @@ def test_empty_lines_spaces_in_paths_windows_lines_and_byte_order_mark(root):
 )
 def test_line_that_is_not_path_and_label_is_named(root, line):
     path = write(root, "b.jpg 0", "", line)
-    assert refused(path) == f"{path}:3: {line!r}: a line must be 'path label'"
+    assert refused(scan_list, path) == f"{path}:3: {line!r}: a line must be 'path label'"
 
 
 @pytest.mark.parametrize("label", [-1, 10**30])
 def test_label_that_cannot_be_is_named(root, label):
     path = write(root, "b.jpg 0", f"a.jpg {label}")
-    assert refused(path) == f"{path}:2: label {label}: must be 0 to 999999"
+    assert refused(scan_list, path) == f"{path}:2: label {label}: must be 0 to 999999"
 
 
 def test_file_that_is_no_list_is_refused_in_one_short_line(root):
-    message = refused(root / "a.jpg")
+    message = refused(scan_list, root / "a.jpg")
     assert message.startswith(f"{root}/a.jpg:1: ")
     assert message.isprintable()
     assert len(message) < 400
-    assert refused(write(root, "", " ")) == f"{root}/list.txt: no images; each line must be 'path label'"
-    assert refused(root) == f"{root}: cannot be read as a list of images (Is a directory)"
+    assert refused(scan_list, write(root, "", " ")) == f"{root}/list.txt: no images; each line must be 'path label'"
+    assert refused(scan_list, root) == f"{root}: cannot be read as a list of images (Is a directory)"
     assert (
-        refused(root / "gone.txt") == f"{root}/gone.txt: cannot be read as a list of images (No such file or directory)"
+        refused(scan_list, root / "gone.txt")
+        == f"{root}/gone.txt: cannot be read as a list of images (No such file or directory)"
     )
 
 
@@ -121,17 +109,17 @@ def test_image_may_be_listed_twice_with_one_label(root):
 
 def test_image_with_two_labels_is_refused(root):
     path = write(root, "a.jpg 1", "b.jpg 0", "./a.jpg 2")
-    assert refused(path) == f"{path}:3: label 2 for ./a.jpg, which has label 1 in line 1"
+    assert refused(scan_list, path) == f"{path}:3: label 2 for ./a.jpg, which has label 1 in line 1"
 
 
 def test_line_that_disagrees_with_the_class_folders_is_refused(root):
     path = write(root, "cat/0.jpg 0", "dog/0.jpg 1", "cat/1.jpg 1", "dog/1.jpg 1")
-    assert refused(path) == f"{path}:3: label 1 for cat/1.jpg, but its folder has label 0, as in line 1"
+    assert refused(scan_list, path) == f"{path}:3: label 1 for cat/1.jpg, but its folder has label 0, as in line 1"
 
 
 def test_missing_file_is_named(root):
     path = write(root, "a.jpg 1", "gone.jpg 0", "b.jpg 0", "gone_too.jpg 0")
-    assert refused(path) == f"{root}/gone.jpg: No such file or directory (and 1 more)"
+    assert refused(scan_list, path) == f"{root}/gone.jpg: No such file or directory (and 1 more)"
     images = scan_list(path, None, "skip")
     assert images.files == ("a.jpg", "b.jpg")
     assert images.skipped == tuple((f"{root}/{name}.jpg", "No such file or directory") for name in ("gone", "gone_too"))
@@ -140,7 +128,7 @@ def test_missing_file_is_named(root):
 
 def test_root_that_is_wrong_is_said(root, tmp_path_factory):
     path = write(tmp_path_factory.mktemp("lists"), "a.jpg 1", "b.jpg 0")
-    message = refused(path)
+    message = refused(scan_list, path)
     assert message.startswith(f"{path}:1: {path.parent}/a.jpg: no such file, nor any other of the list")
     assert f"looked for in {path.parent}, root says where else" in message
 
@@ -190,7 +178,7 @@ def test_open_images_opens_shards(root):
         np.testing.assert_array_equal(images.labels, [3, 3])
         assert images.read(1) == (root / "a.jpg").read_bytes()
     expected = f"{folder}: the shards in it are of format 'webdataset', not 'tfrecord'"
-    assert refused(folder, "tfrecord", scan=open_images) == expected
+    assert refused(open_images, folder, "tfrecord") == expected
 
 
 @pytest.mark.parametrize(
@@ -208,4 +196,4 @@ def test_open_images_opens_shards(root):
 def test_open_images_says_what_is_wrong(root, arguments, expected):
     write(root, "a.jpg 0")
     name, *rest = arguments
-    assert refused(root / name, *rest, scan=open_images) == expected.format(root=root)
+    assert refused(open_images, root / name, *rest) == expected.format(root=root)

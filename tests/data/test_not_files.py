@@ -11,6 +11,7 @@ from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from scripts import pack_dataset
 from tests.called import call
+from tests.data.refusal import refused
 from tests.guard import guarded
 
 NO_FILE = "a device, pipe or socket, not a file"
@@ -83,9 +84,7 @@ def test_a_file_is_read_up_to_a_size(tmp_path):
 @pytest.mark.parametrize("form", ["auto", "list", "folders", "tfrecord", "webdataset"])
 def test_data_that_are_no_file_and_no_folder_are_refused(make, form, tmp_path):
     make(tmp_path / "odd")
-    with pytest.raises(DataError) as caught:
-        open_images(tmp_path / "odd", form)
-    assert str(caught.value).startswith(f"{tmp_path}/odd: cannot be read as a ")
+    assert refused(open_images, tmp_path / "odd", form).startswith(f"{tmp_path}/odd: cannot be read as a ")
 
 
 @ODD

@@ -1,5 +1,6 @@
 """scripts/pack_dataset.py: what is written, that a killed run goes on to the same bytes, and --verify."""
 
+import dataclasses
 import errno
 import functools
 import hashlib
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.data_error import DataError
 from mixprec.data.sources import pack as pack_module
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
@@ -23,6 +23,7 @@ from mixprec.data.sources.shards import FORMATS, scan_shards
 from scripts import pack_dataset
 from tests import ROOT
 from tests.called import call
+from tests.data.refusal import refused
 
 SCRIPT = ROOT / "scripts" / "pack_dataset.py"
 FORM = "tfrecord"  # where the format makes no difference
@@ -88,14 +89,6 @@ def run(*arguments):
 
 
 run_here = functools.partial(call, pack_dataset.main)
-
-
-def refused(function, *arguments, **options):
-    with pytest.raises(DataError) as caught:
-        function(*arguments, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_every_image_is_packed_once_with_its_label_and_class(source, form, tmp_path):
@@ -235,7 +228,7 @@ def test_lost_shard_is_written_again(source, tmp_path, loss):
     assert contents(out) == whole
 
 
-def test_other_settings_or_another_source_are_refused(source, tmp_path, monkeypatch):
+def test_other_settings_or_another_source_are_refused(source, tmp_path):
     out = tmp_path / "out"
     pack(source, out, form=FORM, shard_mib=MIB)
     before = contents(out)
@@ -245,10 +238,9 @@ def test_other_settings_or_another_source_are_refused(source, tmp_path, monkeypa
     assert refused(pack, source, out, form=FORM, shard_mib=1) == f"{say}shard_mib 0.02, not 1{choose}"
     message = refused(pack, source, out, form="webdataset", shard_mib=MIB)
     assert message == f"{say}format {FORM}, not webdataset{choose}"
-    with monkeypatch.context() as patch:
-        patch.setattr(pack_module, "_sizes", lambda source: np.full(60, 1500))
-        message = refused(pack, source, out, form=FORM, shard_mib=MIB)
-        assert message.startswith(f"{say}order and sizes of the images (SHA-256) ")
+    resized = dataclasses.replace(source, sizes=np.full(60, 1500))
+    message = refused(pack, resized, out, form=FORM, shard_mib=MIB)
+    assert message.startswith(f"{say}order and sizes of the images (SHA-256) ")
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "cat").symlink_to(os.path.join(source.root, "cat"))
     message = refused(pack, scan_folders(tmp_path / "source"), out, form=FORM, shard_mib=MIB)

@@ -29,7 +29,7 @@ from tests.data.loader_settings import dali_iterator, objects, pillow_iterator  
 from tests.data.test_dali import COUNT, PLAIN, assert_same, fake_scan, one_pass, take
 from tests.data.test_image_check import GOOD
 
-cache_home, flat, noise = test_data_dali.cache_home, test_data_dali.flat, test_data_dali.noise
+flat, noise = test_data_dali.flat, test_data_dali.noise
 
 _NOT_HERE = {
     "test_images_of_the_batch_are_named_when_none_is_broken",  # about DALI itself

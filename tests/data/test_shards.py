@@ -19,6 +19,7 @@ from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import FORMATS, scan_shards
 from tests.cases import tries
+from tests.data.refusal import refused
 
 
 def encoded(seed, kind="JPEG"):
@@ -30,13 +31,6 @@ def encoded(seed, kind="JPEG"):
 
 IMAGES = tuple(encoded(seed, "PNG" if seed % 3 == 0 else "JPEG") for seed in range(8))
 LABELS = (2, 0, 1, 0, 2, 1, 1, 0)
-
-
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    home = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    return home
 
 
 @pytest.fixture
@@ -68,14 +62,6 @@ def write(path, form, numbers, images=IMAGES, labels=LABELS):
 
 def first_shard(folder):
     return min(path for path in folder.iterdir() if path.name != "manifest.json")
-
-
-def refused(folder, on_error="stop"):
-    with pytest.raises(DataError) as caught:
-        scan_shards(folder, on_error)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # CRC-32C and the framing of TFRecord
@@ -267,7 +253,7 @@ def test_path_that_is_not_utf8(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"\xff.tar")
     with open(path, "wb") as file:
         file.write(webdataset.encode(0, IMAGES[0], 0, "a")[0] + webdataset.END)
-    assert refused(tmp_path) == f"{tmp_path}/\\udcff.tar: the path is not valid UTF-8"
+    assert refused(scan_shards, tmp_path) == f"{tmp_path}/\\udcff.tar: the path is not valid UTF-8"
 
 
 def read_by_dali(images):
@@ -390,14 +376,14 @@ def test_truncated_shard_is_an_error_in_either_mode(folder, cut, on_error):
     """1,100 bytes are more than what ends an archive; of that, one zero block is enough."""
     shard = first_shard(folder)
     shard.write_bytes(shard.read_bytes()[:-cut])
-    message = refused(folder, on_error)
+    message = refused(scan_shards, folder, on_error)
     assert message.startswith(f"{shard}: ")
     assert "truncated" in message or "not an intact, uncompressed tar archive" in message
 
 
 def test_archive_cut_between_two_samples_is_not_taken_for_a_short_one(tmp_path):
     (tmp_path / "x.tar").write_bytes(webdataset.encode(0, IMAGES[0], 1, "a")[0])
-    assert refused(tmp_path).endswith("x.tar: truncated: the blocks that end an archive are missing")
+    assert refused(scan_shards, tmp_path).endswith("x.tar: truncated: the blocks that end an archive are missing")
 
 
 def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
@@ -406,7 +392,7 @@ def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
     content = bytearray(shard.read_bytes())
     content[start + 1] ^= 255
     shard.write_bytes(content)
-    assert refused(folder, "skip").startswith(f"{shard}: damaged at byte {start}: ")
+    assert refused(scan_shards, folder, "skip").startswith(f"{shard}: damaged at byte {start}: ")
 
 
 @pytest.mark.parametrize(
@@ -416,25 +402,25 @@ def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
 def test_shard_that_is_none(folder, content, reason):
     shard = first_shard(folder)
     shard.write_bytes(content)
-    assert refused(folder).startswith(f"{shard}: {reason}")
+    assert refused(scan_shards, folder).startswith(f"{shard}: {reason}")
 
 
 def test_archive_of_nothing(tmp_path):
     (tmp_path / "x.tar").write_bytes(bytes(1024))
     for _ in range(2):  # the second time from the cache
-        assert refused(tmp_path) == f"{tmp_path}/x.tar: no samples in this shard"
+        assert refused(scan_shards, tmp_path) == f"{tmp_path}/x.tar: no samples in this shard"
 
 
 def test_missing_shard_is_named(folder):
     shard = first_shard(folder)
     shard.unlink()
-    assert refused(folder) == f"{shard}: this shard is missing"
+    assert refused(scan_shards, folder) == f"{shard}: this shard is missing"
 
 
 def test_missing_shards_are_counted_from_one_if_the_others_are(tmp_path):
     write(tmp_path / "train-2-of-3.tar", "webdataset", range(2))
     write(tmp_path / "train-3-of-3.tar", "webdataset", range(2, 4))
-    assert refused(tmp_path) == f"{tmp_path}/train-1-of-3.tar: this shard is missing"
+    assert refused(scan_shards, tmp_path) == f"{tmp_path}/train-1-of-3.tar: this shard is missing"
     write(tmp_path / "train-1-of-3.tar", "webdataset", range(4, 8))
     assert len(scan_shards(tmp_path)) == 8
 
@@ -448,7 +434,7 @@ def test_names_of_tensorflow_without_a_suffix(tmp_path):
 def test_two_sets_in_a_folder(folder, form):
     suffix = FORMATS[form].SUFFIX
     write(folder / f"validation-00000-of-00001{suffix}", form, range(2))
-    assert refused(folder) == (
+    assert refused(scan_shards, folder) == (
         f"{folder}: holds two sets of shards, train-*-of-00002{suffix} and validation-*-of-00001{suffix}; must be one"
     )
 
@@ -456,12 +442,15 @@ def test_two_sets_in_a_folder(folder, form):
 def test_two_formats_in_a_folder(folder):
     write(folder / "x.tar", "webdataset", range(2))
     write(folder / "x.tfrecord", "tfrecord", range(2))
-    assert refused(folder) == f"{folder}: holds both TFRecord and WebDataset shards; must be one of them"
+    assert refused(scan_shards, folder) == f"{folder}: holds both TFRecord and WebDataset shards; must be one of them"
 
 
 def test_folder_without_shards_and_no_folder(tmp_path):
-    assert refused(tmp_path) == f"{tmp_path}: no shards; must be *.tar, *.tfrecord, or like train-00003-of-00010"
-    assert refused(tmp_path / "no") == (
+    assert (
+        refused(scan_shards, tmp_path)
+        == f"{tmp_path}: no shards; must be *.tar, *.tfrecord, or like train-00003-of-00010"
+    )
+    assert refused(scan_shards, tmp_path / "no") == (
         f"{tmp_path}/no: cannot be read as a folder of shards (No such file or directory)"
     )
 
@@ -494,7 +483,7 @@ def tar_of(path, members):
 )
 def test_bad_sample_of_an_archive(tmp_path, members, reason):
     tar_of(tmp_path / "x.tar", [*members, ("b.jpg", IMAGES[2]), ("b.cls", b"2")])
-    message = refused(tmp_path)
+    message = refused(scan_shards, tmp_path)
     assert message.startswith(f"{tmp_path}/x.tar: a")
     assert f": {reason}" in message
     images = scan_shards(tmp_path, "skip")
@@ -522,7 +511,7 @@ def test_bad_record(tmp_path, features, reason):
         (feature.bytes_list if isinstance(values[0], bytes) else feature.int64_list).value.extend(values)
     good = tfrecord.encode(0, IMAGES[2], 2, "good.jpg")[0]
     (tmp_path / "x.tfrecord").write_bytes(framed(example.SerializeToString()) + good)
-    assert refused(tmp_path).startswith(f"{tmp_path}/x.tfrecord: record 0: {reason}")
+    assert refused(scan_shards, tmp_path).startswith(f"{tmp_path}/x.tfrecord: record 0: {reason}")
     images = scan_shards(tmp_path, "skip")
     assert read_by_dali(images) == ([IMAGES[2]], [2])
 
@@ -533,7 +522,7 @@ def test_flipped_bit_in_a_record_is_noticed_by_its_checksum(tmp_path):
     record = bytearray(tfrecord.encode(0, image, 1, "a.bmp")[0])
     record[-100] ^= 1
     (tmp_path / "x.tfrecord").write_bytes(record)
-    assert refused(tmp_path) == f"{tmp_path}/x.tfrecord: a.bmp: wrong checksum of the record"
+    assert refused(scan_shards, tmp_path) == f"{tmp_path}/x.tfrecord: a.bmp: wrong checksum of the record"
 
 
 def test_image_whose_shard_is_gone_or_cut_after_the_scan_is_named(folder):

@@ -13,7 +13,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
 from mixprec.name_patterns import UnknownName
-from mixprec.optimizer.part_rates import PartRates, factors_of
+from mixprec.optimizer.part_rates import Factors, checked, factors_of
 from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same
 from tests.stand_ins import device_stand_in
@@ -31,7 +31,7 @@ def setup(model, rates, inner=None, **settings):
 
 
 def factors(model, rates):
-    answers = PartRates(rates).of(model)
+    answers = Factors(model, checked(rates))
     return {name: answers(param) for name, param in model.namedparams()}
 
 

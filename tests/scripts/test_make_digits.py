@@ -26,11 +26,6 @@ SHA256_OF_THE_NAMES = "4f21a43057458eea979577afa3a86d35fbfc70a8911f3e0643731ea01
 SCRIPT = ROOT / "scripts" / "make_digits.py"
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     """The set at the default size, made by the script."""

@@ -26,11 +26,6 @@ SHA256_OF_THE_NAMES = "ef245880920a7788dc74424d281ec4db23c1e501a16decc177e2e2f25
 SCRIPT = ROOT / "scripts" / "make_textures.py"
 
 
-@pytest.fixture(autouse=True)
-def cache_home(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory):
     """The smallest set but for four pictures more, so that classes differ in size."""

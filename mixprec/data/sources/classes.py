@@ -1,11 +1,18 @@
 """Labels and the names of classes, which must agree between a model, its data, and an earlier run."""
 
+import collections
 import os
 
 import numpy as np
 
+from mixprec.bounds import MANY
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.files import read, write_text
+
+
+def label_problem(label):
+    """Returns the fault of a label that was found (int), in one line, or None; a name is made for each up to it."""
+    return None if 0 <= label < MANY else f"label {label}: must be 0 to {MANY - 1}"
 
 
 def check_labels(source, classes):
@@ -27,7 +34,7 @@ def check_labels(source, classes):
         label = source.labels[wrong[0]]
         from_one = "; the smallest label is 1, but they count from 0" if source.labels.min() == 1 else ""
         raise DataError(
-            f"{_where(source, wrong[0])}: label {label}{and_more(len(wrong))}, but model.classes is {classes}: "
+            f"{source.where(wrong[0])}: label {label}{and_more(len(wrong))}, but model.classes is {classes}: "
             f"labels are 0 to {classes - 1}{from_one}"
         )
 
@@ -115,10 +122,9 @@ def class_folders(files, labels):
         tuple: ``(label by folder, indices of the images that have another label)``, or ``({}, [])``.
     """
     folders = [os.path.dirname(file) for file in files]
-    counts = {}
+    counts = collections.defaultdict(collections.Counter)
     for folder, label in zip(folders, labels.tolist(), strict=True):
-        counts.setdefault(folder, {})
-        counts[folder][label] = counts[folder].get(label, 0) + 1
+        counts[folder][label] += 1
     label_of = {folder: max(found, key=found.get) for folder, found in counts.items()}
     odd = [index for index, folder in enumerate(folders) if label_of[folder] != labels[index]]
     one_label_each = len(label_of) == len(set(label_of.values())) > 1
@@ -134,7 +140,3 @@ def _labels_by_name(source):
         return {}
     label_of, odd = class_folders(source.files, source.labels)
     return {} if odd else {os.path.basename(folder): label for folder, label in label_of.items()}
-
-
-def _where(source, index):
-    return source.where(index) if hasattr(source, "where") else source.name(index)

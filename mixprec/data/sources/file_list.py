@@ -1,6 +1,5 @@
 """Lists of images as in Chainer's ImageNet example: ``path label`` in each line of a text file."""
 
-import dataclasses
 import io
 import os
 import re
@@ -8,15 +7,12 @@ import re
 import numpy as np
 
 from mixprec import working_folder
-from mixprec.bounds import MANY
-from mixprec.data.data_error import DataError, and_more, printable
-from mixprec.data.sources import scan
-from mixprec.data.sources.classes import class_folders
-from mixprec.data.sources.folders import ImageFiles, check_files, listing, size_in
+from mixprec.data.data_error import DataError, and_more, file_errors, printable
+from mixprec.data.sources.classes import class_folders, label_problem
+from mixprec.data.sources.folders import ImageFiles, check_files, with_sizes
 from mixprec.files import open_regular
 from mixprec.messages import encoding_hint
 
-_LARGEST = MANY  # label; a name is made for each
 _LONGEST = 8192  # characters of a line: twice as many as a path may have
 
 
@@ -47,34 +43,37 @@ def scan_list(path, root=None, on_error="stop"):
     images = ImageFiles(path, classes, files, labels, folder=folder, line_numbers=numbers)
     _check_one_label(images)
     _check_folders(images)
-    digests, sizes = _digests(images)
-    return check_files(dataclasses.replace(images, sizes=sizes), digests, on_error)
+    images, digests = with_sizes(images)
+    if not digests.any():
+        name = images.name(0)
+        raise DataError(
+            f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
+            f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
+        )
+    return check_files(images, digests, on_error)
 
 
 def _read(path):
     """(paths, labels, numbers of the lines)."""
     files, labels, numbers = [], [], []
-    try:
-        with open_regular(path) as file:
-            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
-            # A line has an end: what has none may be of any size.
-            lines = iter(lambda: text.readline(_LONGEST + 1), "")
-            for number, line in enumerate(lines, start=1):
-                if len(line) > _LONGEST:
-                    raise DataError(f"{printable(path)}:{number}: more than {_LONGEST} characters in a line")
-                words = line.strip().rsplit(None, 1)
-                if not words:
-                    continue
-                if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
-                    raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
-                file, label = words[0], int(words[1])
-                if not 0 <= label < _LARGEST:
-                    raise DataError(f"{printable(path)}:{number}: label {label}: must be 0 to {_LARGEST - 1}")
-                files.append(file)
-                labels.append(label)
-                numbers.append(number)
-    except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read as a list of images ({error.strerror})") from error
+    with file_errors(path, "cannot be read as a list of images"), open_regular(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
+        # A line has an end: what has none may be of any size.
+        lines = iter(lambda: text.readline(_LONGEST + 1), "")
+        for number, line in enumerate(lines, start=1):
+            if len(line) > _LONGEST:
+                raise DataError(f"{printable(path)}:{number}: more than {_LONGEST} characters in a line")
+            words = line.strip().rsplit(None, 1)
+            if not words:
+                continue
+            if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
+                raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
+            name, label = words[0], int(words[1])
+            if problem := label_problem(label):
+                raise DataError(f"{printable(path)}:{number}: {problem}")
+            files.append(name)
+            labels.append(label)
+            numbers.append(number)
     if not files:
         raise DataError(f"{printable(path)}: no images; each line must be 'path label'")
     return tuple(files), np.array(labels, np.int32), np.array(numbers, np.int32)
@@ -101,34 +100,9 @@ def _check_folders(images):
     if odd:
         file = images.files[odd[0]]
         folder = os.path.dirname(file)
-        other = next(
-            index
-            for index, other in enumerate(images.files)
-            if os.path.dirname(other) == folder and images.labels[index] == label_of[folder]
-        )
+        in_folder = (index for index, other in enumerate(images.files) if os.path.dirname(other) == folder)
+        other = next(index for index in in_folder if images.labels[index] == label_of[folder])
         raise DataError(
             f"{images.where(odd[0])}: label {images.labels[odd[0]]} for {printable(file)}{and_more(len(odd))}, but its "
             f"folder has label {label_of[folder]}, as in line {images.line_numbers[other]}"
         )
-
-
-def _digests(images):
-    """Digests for the check, and sizes, of all files."""
-    digests, sizes = np.empty(len(images), np.uint64), np.empty(len(images), np.int64)
-    for index, path in enumerate(listing(images.paths(), images.root)):
-        status = _status(path)
-        digests[index], sizes[index] = scan.digest(path, status), size_in(status)
-    if not digests.any():
-        name = images.name(0)
-        raise DataError(
-            f"{images.where(0)}: {name}: no such file, nor any other of the list; its paths are looked for in "
-            f"{printable(images.folder)}, root says where else{encoding_hint(name)}"
-        )
-    return digests, sizes
-
-
-def _status(path):
-    try:
-        return os.stat(path)
-    except (OSError, UnicodeError, ValueError):  # missing, or no path at all: the check says so
-        return None

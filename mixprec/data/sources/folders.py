@@ -1,20 +1,20 @@
 """Images in files of their own, and ImageNet's layout: ``root/<class>/<image>``."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec import working_folder
-from mixprec.data.data_error import DataError, printable
+from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.progress import bar
 from mixprec.files import open_regular
-from mixprec.standard_streams import bars_are_off
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,11 +69,8 @@ class ImageFiles:
 
     def read(self, index):
         """Returns the bytes of an image's file, or raises :class:`DataError` that names it."""
-        try:
-            with open_regular(self.path(index)) as file:
-                return file.read()
-        except OSError as error:
-            raise DataError(f"{self.name(index)}: {error.strerror}") from error
+        with file_errors(self.path(index)), open_regular(self.path(index)) as file:
+            return file.read()
 
     @functools.cached_property
     def fingerprint(self):
@@ -115,24 +112,28 @@ def scan_folders(root, on_error="stop"):
     classes = tuple(entry.name for entry in visible(root) if is_folder(entry))
     if not classes:
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
-    files, labels, digests, sizes = [], [], [], []
-    for label, name in enumerate(listing(classes, root)):
+    files, labels = [], []
+    for label, name in enumerate(classes):
         entries = visible(os.path.join(root, name))
         if not entries:
             raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
-        for entry in entries:
-            files.append(f"{name}/{entry.name}")
-            labels.append(label)
-            status = _status(entry)
-            digests.append(scan.digest(entry.path, status))
-            sizes.append(size_in(status))
-    images = ImageFiles(root, classes, tuple(files), np.array(labels, np.int32), sizes=np.array(sizes, np.int64))
+        files += [f"{name}/{entry.name}" for entry in entries]
+        labels += [label] * len(entries)
+    images, digests = with_sizes(ImageFiles(root, classes, tuple(files), np.array(labels, np.int32)))
     return check_files(images, digests, on_error)
 
 
-def listing(items, root):
-    """Iterates with a progress bar, for file systems that take their time to list a folder."""
-    return tqdm(items, desc=f"Listing {printable(root)}", delay=2, leave=False, disable=bars_are_off())
+def with_sizes(images):
+    """Looks at every file: returns the :class:`ImageFiles` with their sizes, and the digests for the check.
+
+    What cannot be looked at has a size of -1 and a digest of 0: the check says what it is.
+    """
+    digests, sizes = np.zeros(len(images), np.uint64), np.full(len(images), -1, np.int64)
+    for index, path in enumerate(bar("Listing", images.root, images.paths(), delay=2)):
+        with contextlib.suppress(OSError, ValueError):  # missing, or no path at all
+            status = os.stat(path)
+            digests[index], sizes[index] = scan.digest(path, status), status.st_size
+    return dataclasses.replace(images, sizes=sizes), digests
 
 
 def check_files(images, digests, on_error):
@@ -163,30 +164,13 @@ def check_files(images, digests, on_error):
     )
 
 
-def visible(folder):
-    """Returns the entries (``os.DirEntry``) of a folder that are not hidden, sorted by name."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be read as a folder of images ({error.strerror})") from error
+def visible(folder, content="images"):
+    """Returns the entries (``os.DirEntry``) of a folder of ``content`` that are not hidden, sorted by name."""
+    with file_errors(folder, f"cannot be read as a folder of {content}"), os.scandir(folder) as entries:
+        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
 
 
 def is_folder(entry):
     """Whether an entry (``os.DirEntry``) is a folder or a link to one, or raises :class:`DataError` that names it."""
-    try:
+    with file_errors(entry.path):  # such as of a link to itself
         return entry.is_dir()
-    except OSError as error:  # such as a link to itself
-        raise DataError(f"{printable(entry.path)}: {error.strerror}") from error
-
-
-def size_in(status):
-    """Returns the size in an ``os.stat_result``, or -1 for ``None``: the check refuses that file."""
-    return -1 if status is None else status.st_size
-
-
-def _status(entry):
-    try:
-        return entry.stat()
-    except OSError:  # a broken link: the check says so
-        return None

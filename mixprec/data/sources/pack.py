@@ -7,21 +7,19 @@ import functools
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec import working_folder
 from mixprec.announcements import announce
 from mixprec.bounds import MIB
-from mixprec.data.data_error import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
+from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, is_whole, read_manifest
-from mixprec.data.sources.shards import FORMATS, ImageShards, sample_problem, scan_shards
+from mixprec.data.sources.shards import FORMATS, sample_problem, scan_shards
 from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
-from mixprec.standard_streams import bars_are_off
 
 SKIPPED = "skipped.txt"
 
@@ -90,20 +88,18 @@ def verify(folder):
         raise DataError(f"{printable(root)}: no {MANIFEST} of scripts/pack_dataset.py")
     images = scan_shards(root)
     changed = []
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    total = sum(shard["bytes"] for shard in manifest["shards"].values())
-    try:
-        with _bar("Comparing", root, total=total, unit="B", unit_scale=True) as bar:
-            shards = manifest["shards"].items()
-            sums = pool.map(lambda name: _sha256(os.path.join(root, name)), manifest["shards"])
-            for (name, expected), sha256 in zip(shards, sums, strict=True):
-                bar.update(expected["bytes"])
-                if sha256 != expected["sha256"]:
-                    changed.append(name)
-    except OSError as error:
-        raise DataError(f"{printable(root)}: a shard cannot be read ({error.strerror})") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    shards = manifest["shards"]
+    total = sum(shard["bytes"] for shard in shards.values())
+    with (
+        file_errors(root, "a shard cannot be read"),
+        threads() as pool,
+        bar("Comparing", root, total=total, unit="B", unit_scale=True) as progress,
+    ):
+        sums = pool.map(lambda name: _sha256(os.path.join(root, name)), shards)
+        for (name, expected), sha256 in zip(shards.items(), sums, strict=True):
+            progress.update(expected["bytes"])
+            if sha256 != expected["sha256"]:
+                changed.append(name)
     if changed:
         path = printable(os.path.join(root, changed[0]))
         raise DataError(f"{path}: has been changed since it was packed (SHA-256){and_more(len(changed))}")
@@ -114,7 +110,7 @@ def verify(folder):
 
 def _plan(source, shard_mib, seed):
     """The indices of the images in each shard: a list of int64 arrays; and a SHA-256 of that and of the sizes."""
-    sizes = _sizes(source)
+    sizes = source.sizes
     order = np.random.default_rng(seed).permutation(len(source))
     before = np.cumsum(sizes[order]) - sizes[order]
     total = int(sizes.sum())
@@ -125,19 +121,6 @@ def _plan(source, shard_mib, seed):
     for numbers in (order, starts, sizes):
         digest.update(numbers.astype("<i8").tobytes())
     return np.split(order, starts[1:]), digest.hexdigest()
-
-
-def _sizes(source):
-    """Number of bytes of each image, int64 (N,)."""
-    if isinstance(source, ImageShards):
-        return source.sizes
-    sizes = np.empty(len(source), np.int64)
-    for index in range(len(source)):
-        try:
-            sizes[index] = os.path.getsize(source.path(index))
-        except OSError as error:
-            raise DataError(f"{source.name(index)}: {error.strerror}") from error
-    return sizes
 
 
 def _settings(source, form, plan, shard_mib, seed):
@@ -182,26 +165,20 @@ def _pack(source, out, form, plan, settings):
     }
     todo = [name for name in indices if name not in done or not _is_there(os.path.join(out, name), done[name])]
     if not todo and os.path.exists(os.path.join(out, MANIFEST)):
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(notes)
+        Path(notes).unlink(missing_ok=True)
         return manifest, False
     for entry in os.scandir(out):
         if entry.name.startswith(TEMPORARY):  # of a process that was killed
             os.remove(entry)
     _write_json(notes, manifest)
-    with contextlib.suppress(FileNotFoundError):  # a shard has been lost since: not complete any more
-        os.remove(os.path.join(out, MANIFEST))
+    Path(out, MANIFEST).unlink(missing_ok=True)  # a shard has been lost since: not complete any more
     numbers = dict(zip(indices, np.cumsum([0, *map(len, plan[0])]).tolist(), strict=False))
     before = len(source) - sum(len(indices[name]) for name in todo)
-    pool = ThreadPoolExecutor(2 * len(os.sched_getaffinity(0)))
-    try:
-        with _bar("Packing", out, total=len(source), initial=before, unit="img") as bar:
-            for name in todo:
-                samples = _encoded(pool, source, FORMATS[form].encode, numbers[name], indices[name].tolist())
-                done[name] = _write_shard(os.path.join(out, name), FORMATS[form], samples, bar)
-                _write_json(notes, manifest)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with threads(2) as pool, bar("Packing", out, total=len(source), initial=before, unit="img") as progress:
+        for name in todo:
+            samples = _encoded(pool, source, FORMATS[form].encode, numbers[name], indices[name].tolist())
+            done[name] = _write_shard(os.path.join(out, name), FORMATS[form], samples, progress)
+            _write_json(notes, manifest)
     if source.skipped:
         write_text(os.path.join(out, SKIPPED), "".join(f"{name}: {reason}\n" for name, reason in source.skipped))
     manifest["shards"] = {name: done[name] for name in indices}
@@ -250,7 +227,7 @@ def _encoded(pool, source, encode, first, indices):
         yield pending.popleft().result()
 
 
-def _write_shard(path, module, samples, bar):
+def _write_shard(path, module, samples, progress):
     """Writes a shard, then its index; returns what the manifest says of it."""
     digest, size, lines = hashlib.sha256(), 0, []
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -259,7 +236,7 @@ def _write_shard(path, module, samples, bar):
             file.write(record)
             digest.update(record)
             size += len(record)
-            bar.update()
+            progress.update()
         file.write(module.END)
         digest.update(module.END)
         size += len(module.END)
@@ -273,10 +250,6 @@ def _sha256(path):
         while content := file.read(_MIB):
             digest.update(content)
     return digest.hexdigest()
-
-
-def _bar(verb, folder, **settings):
-    return tqdm(desc=f"{verb} {printable(folder)}", leave=False, disable=bars_are_off(), **settings)
 
 
 def _read_json(path):

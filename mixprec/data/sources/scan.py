@@ -3,16 +3,14 @@
 import hashlib
 import os
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec.archives import Damaged, read_array
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
+from mixprec.data.sources.progress import bar, threads
 from mixprec.files import cache_folder, replacing
-from mixprec.standard_streams import bars_are_off
 
 _CHUNK = 64
 
@@ -22,14 +20,12 @@ def digest(path, status, part=""):
 
     Args:
         path (str): Absolute path.
-        status (os.stat_result or None): None, if it cannot be had, gives 0, which is never taken for checked.
+        status (os.stat_result): Of the file.
         part (str): Which part of the file, if it holds several images.
 
     Returns:
         int: 0 to 2^64 - 1.
     """
-    if status is None:
-        return 0
     key = f"{CHECK_VERSION}\0{status.st_size}\0{status.st_mtime_ns}\0".encode() + os.fsencode(f"{part}\0{path}")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
@@ -42,7 +38,7 @@ def check(root, digests, problem, name, on_error="stop"):
 
     Args:
         root (str): Where the images lie; there is one cache for each.
-        digests (array): uint64, (N,): one :func:`digest` an image.
+        digests (array): uint64, (N,): one :func:`digest` an image; 0 is never taken for checked.
         problem (callable): From an index to what is wrong with the image, in one line, or None; called by threads.
         name (callable): From an index to the name of the image for messages.
         on_error (str): ``'stop'`` or ``'skip'``.
@@ -55,9 +51,7 @@ def check(root, digests, problem, name, on_error="stop"):
     """
     if on_error not in ("stop", "skip"):
         raise DataError(f"on_error {on_error!r}: must be 'stop' or 'skip'")
-    problems = _problems(root, np.asarray(digests, np.uint64), problem)
-    good = np.ones(len(digests), bool)
-    good[list(problems)] = False
+    good, problems = _problems(root, np.asarray(digests, np.uint64), problem)
     if problems and (on_error == "stop" or not good.any()):
         first = min(problems)
         nothing_left = "" if on_error == "stop" else "; no image is left"
@@ -66,7 +60,7 @@ def check(root, digests, problem, name, on_error="stop"):
 
 
 def _problems(root, digests, problem):
-    """{index: what is wrong} of the images that are bad."""
+    """Which images are good: bool (N,), and {index: what is wrong} of the others."""
     cache = _cache_file(root)
     known = _read_cache(cache)
     good = np.isin(digests, known)
@@ -79,27 +73,24 @@ def _problems(root, digests, problem):
 
     chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
     # Threads are as fast as processes: Pillow releases the GIL while it decodes.
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        with warnings.catch_warnings(), _bar(root, len(todo)) as bar:
+        with (
+            threads() as pool,
+            warnings.catch_warnings(),
+            bar("Checking", root, total=len(todo), unit="img", delay=2) as progress,
+        ):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # of huge pictures, and of odd metadata
             for chunk, found in zip(chunks, pool.map(check_chunk, chunks), strict=True):
                 good[chunk] = True
                 good[[index for index, _ in found]] = False
                 problems.update(found)
-                bar.update(len(chunk))
+                progress.update(len(chunk))
     finally:
-        pool.shutdown(cancel_futures=True)
         # Also after Ctrl-C or with broken images: what is known to be good need not be decoded again.
         fresh = np.unique(digests[good & (digests != 0)])
         if not np.array_equal(fresh, known):
             _write_cache(cache, fresh)
-    return problems
-
-
-def _bar(root, total):
-    description = f"Checking {printable(root)}"
-    return tqdm(total=total, desc=description, unit="img", delay=2, leave=False, disable=bars_are_off())
+    return good, problems
 
 
 def _cache_file(root):

@@ -4,7 +4,8 @@ import json
 import os
 import re
 
-from mixprec.data.data_error import DataError, and_more, printable
+from mixprec.data.data_error import DataError, and_more, file_errors, printable
+from mixprec.data.sources.folders import visible
 from mixprec.files import read
 from mixprec.messages import encoding_hint
 
@@ -23,7 +24,7 @@ def shard_format(folder):
     Raises:
         DataError: It has shards of both, or cannot be read.
     """
-    found = {form for entry in _entries(folder) if (form := _format_of(entry.name))}
+    found = {form for entry in visible(folder, "shards") if (form := _format_of(entry.name))}
     if len(found) > 1:
         raise DataError(f"{printable(folder)}: holds both TFRecord and WebDataset shards; must be one of them")
     if not found:
@@ -42,7 +43,7 @@ def shard_paths(root, manifest):
         DataError: There are none, or one is missing, of another size than the manifest says, not of this set, or its
             path is not UTF-8.
     """
-    paths = sorted(os.path.join(root, entry.name) for entry in _entries(root) if _format_of(entry.name))
+    paths = [os.path.join(root, entry.name) for entry in visible(root, "shards") if _format_of(entry.name)]
     if not paths and manifest is None:
         raise DataError(f"{printable(root)}: no shards; must be *.tar, *.tfrecord, or like train-00003-of-00010")
     for path in paths:
@@ -109,14 +110,6 @@ def _is_shard(shard):
     return isinstance(shard, dict) and all(type(shard.get(key)) is kind for key, kind in kinds.items())
 
 
-def _entries(folder):
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be read as a folder of shards ({error.strerror})") from error
-
-
 def _format_of(name):
     for form, endings in _ENDINGS.items():
         if name.endswith(endings):
@@ -150,10 +143,8 @@ def _check_listed(root, paths, listed):
     if foreign:
         raise DataError(f"{printable(os.path.join(root, foreign[0]))}: a shard that {MANIFEST} does not list")
     for name, expected in listed.items():
-        path = printable(os.path.join(root, name))
-        try:
-            size = os.path.getsize(os.path.join(root, name))
-        except OSError as error:
-            raise DataError(f"{path}: this shard is missing ({error.strerror})") from error
+        path = os.path.join(root, name)
+        with file_errors(path, "this shard is missing"):
+            size = os.path.getsize(path)
         if size != expected["bytes"]:
-            raise DataError(f"{path}: has {size} bytes; {expected['bytes']} were written when it was packed")
+            raise DataError(f"{printable(path)}: has {size} bytes; {expected['bytes']} were written when it was packed")

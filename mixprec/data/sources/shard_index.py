@@ -15,7 +15,6 @@ from mixprec.files import cache_folder, replacing
 _VERSION = 1
 
 _SEPARATOR = "\0"
-_LARGEST = 10**6  # label; a name is made for each
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,11 +52,6 @@ class ShardIndex:
 
     def __len__(self):
         return len(self.labels)  # lists of no strings come back from the cache as one empty string
-
-
-def label_problem(label):
-    """Returns the fault of a label that was found (int), in one line, or None."""
-    return None if 0 <= label < _LARGEST else f"label {label}: must be 0 to {_LARGEST - 1}"
 
 
 def cached_index(path, status, read):

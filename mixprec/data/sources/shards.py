@@ -6,21 +6,19 @@ import hashlib
 import io
 import itertools
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from tqdm import tqdm
 
 from mixprec import working_folder
-from mixprec.data.data_error import DataError, printable
+from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.folders import sha256_of
 from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import MANIFEST, read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cached_index
 from mixprec.files import cache_folder, open_regular, write_text
-from mixprec.standard_streams import bars_are_off
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 
@@ -64,18 +62,14 @@ class ImageShards:
         """Returns ``"<path of the shard>: <name>"`` for messages, in one line."""
         return printable(f"{self.shards[self.parts[index]]}: {self.names[index]}")
 
+    where = name  # of what gives it its label
+
     def read(self, index):
         """Returns the encoded image, or raises :class:`DataError` that names it."""
-        return self._read(index, int(self.offsets[index]), int(self.sizes[index]))
-
-    def _read(self, index, offset, size):
-        try:
-            with open_regular(self.shards[self.parts[index]]) as file:
-                file.seek(offset)
-                content = file.read(size)
-        except OSError as error:
-            raise DataError(f"{self.name(index)}: {error.strerror}") from error
-        if len(content) < size:
+        with file_errors(self.name(index)), open_regular(self.shards[self.parts[index]]) as file:
+            file.seek(self.offsets[index])
+            content = file.read(self.sizes[index])
+        if len(content) < self.sizes[index]:
             raise DataError(f"{self.name(index)}: the shard has been truncated since it was scanned")
         return content
 
@@ -150,7 +144,11 @@ def scan_shards(folder, on_error="stop"):
     images, problems, digests = _images(root, form, paths, manifest)
     if manifest is not None:
         return images
-    good, skipped = scan.check(root, digests, lambda index: _problem(images, problems, index), images.name, on_error)
+
+    def problem(index):
+        return problems[index] or sample_problem(images, index)
+
+    good, skipped = scan.check(root, digests, problem, images.name, on_error)
     labelled = images.labels >= 0
     of_labelled = tuple(pair for pair, known in zip(skipped, labelled[~good], strict=True) if known)
     require_every_class(_kept(images, labelled), good[labelled], of_labelled)
@@ -168,34 +166,19 @@ def sample_problem(images, index):
         return str(error).removeprefix(f"{images.name(index)}: ")
 
 
-def _problem(images, problems, index):
-    return problems[index] or sample_problem(images, index)
-
-
 def _images(root, form, paths, manifest):
     """All samples, what is wrong with them as far as their index tells, and the digests for the check."""
     read = FORMATS[form].read_index
 
     def index(path):
-        try:
+        with file_errors(path):
             status = os.stat(path)
             return status, cached_index(path, status, read)
-        except OSError as error:
-            raise DataError(f"{printable(path)}: {error.strerror}") from error
 
     indices, digests, parts = [], [], []
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        bar = tqdm(
-            pool.map(index, paths),
-            total=len(paths),
-            desc=f"Listing {printable(root)}",
-            unit="shard",
-            delay=2,
-            leave=False,
-            disable=bars_are_off(),
-        )
-        for part, (path, (status, found)) in enumerate(zip(paths, bar, strict=True)):
+    with threads() as pool:
+        listed = bar("Listing", root, pool.map(index, paths), total=len(paths), unit="shard", delay=2)
+        for part, (path, (status, found)) in enumerate(zip(paths, listed, strict=True)):
             if not len(found):
                 raise DataError(f"{printable(path)}: no samples in this shard")
             indices.append(found)
@@ -204,8 +187,6 @@ def _images(root, form, paths, manifest):
                 digests += [scan.digest(path, status, str(offset)) for offset in found.offsets]
             elif len(found) != manifest["shards"][os.path.basename(path)]["images"] or any(found.problems):
                 raise DataError(f"{printable(path)}: not as it was packed; scripts/pack_dataset.py --verify tells more")
-    finally:
-        pool.shutdown(cancel_futures=True)
 
     def all_of(field):
         return [value for found in indices for value in getattr(found, field)]

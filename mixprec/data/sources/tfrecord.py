@@ -13,8 +13,9 @@ import os
 import struct
 
 from mixprec.data.data_error import DataError, printable
+from mixprec.data.sources.classes import label_problem
 from mixprec.data.sources.crc32c import crc32c
-from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.data.sources.shard_index import ShardIndex
 from mixprec.files import open_regular
 
 SUFFIX = ".tfrecord"
@@ -129,8 +130,9 @@ def _features(pages, start, stop):
         keys, features = _spans(pages, *entry, 1), _spans(pages, *entry, 2)
         key = pages.read(*keys[-1]) if keys and keys[-1][1] - keys[-1][0] < _PAGE else b""
         if key == LABEL.encode():
-            values = (value for feature in features for value in _values(pages, *feature, 3))
-            found[key] = [label for number, value in values if number == 1 for label in _integers(pages, value)]
+            lists = (span for feature in features for span in _spans(pages, *feature, 3))
+            values = (value for span in lists for number, value in _fields(pages, *span) if number == 1)
+            found[key] = [label for value in values for label in _integers(pages, value)]
         elif key in found:
             found[key] = [span for feature in features for span in _spans(pages, *feature, 1, 1)]
     return found.values()
@@ -143,11 +145,6 @@ def _spans(pages, start, stop, *numbers):
         inner = (pair for span in spans for pair in _fields(pages, *span))
         spans = [value for number, value in inner if number == wanted and isinstance(value, tuple)]
     return spans
-
-
-def _values(pages, start, stop, wanted):
-    for span in _spans(pages, start, stop, wanted):
-        yield from _fields(pages, *span)
 
 
 def _integers(pages, value):

@@ -4,13 +4,16 @@ A sample is an image (``000000012.jpg``) and its label in decimal digits (``0000
 are ignored. See https://github.com/webdataset/webdataset.
 """
 
+import itertools
+import operator
 import os
 import re
 import tarfile
 
 from mixprec.archives import Damaged, reading
 from mixprec.data.data_error import DataError, printable
-from mixprec.data.sources.shard_index import ShardIndex, label_problem
+from mixprec.data.sources.classes import label_problem
+from mixprec.data.sources.shard_index import ShardIndex
 from mixprec.files import open_regular
 
 SUFFIX = ".tar"
@@ -74,22 +77,15 @@ def read_index(path):
         DataError: It is not a tar archive, or truncated, or empty.
         OSError: It cannot be read.
     """
-    samples, key, components = [], None, []
+    samples = []
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise DataError(f"{printable(path)}: the file is empty")
-        for member in _members(path, file, size):
-            member_key, extension = _split(member.name)
-            if not member_key or member_key.endswith("/"):
-                continue  # hidden
-            if member_key != key:
-                if components:
-                    samples.append(_sample(file, key, components))
-                key, components = member_key, []
-            components.append((extension, member))
-        if components:
-            samples.append(_sample(file, key, components))
+        members = ((*_split(member.name), member) for member in _members(path, file, size))
+        visible = (each for each in members if each[0] and not each[0].endswith("/"))
+        for key, group in itertools.groupby(visible, key=operator.itemgetter(0)):
+            samples.append(_sample(file, key, [(extension, member) for _, extension, member in group]))
     return ShardIndex.of(samples)
 
 
@@ -134,12 +130,10 @@ def _sample(file, key, components):
     image, cls = images[0], labels[0]
     file.seek(cls.offset_data)
     text = file.read(min(cls.size, _LONGEST_LABEL))
-    label, problem = None, None
-    if re.fullmatch(rb"\s*[+-]?[0-9]+\s*", text) and cls.size <= _LONGEST_LABEL:
-        label = int(text)
-        problem = label_problem(label)
-    else:
-        problem = f"its label (.cls) is {text.decode('utf-8', 'replace')!r}; must be a number"
+    is_number = re.fullmatch(rb"\s*[+-]?[0-9]+\s*", text) and cls.size <= _LONGEST_LABEL
+    label = int(text) if is_number else None
+    said = text.decode("utf-8", "replace")
+    problem = label_problem(label) if is_number else f"its label (.cls) is {said!r}; must be a number"
     # DALI splits lines at spaces, and what it says of a sample is split at colons; the names are for messages only.
     line = " ".join(
         f"{extension} {member.offset_data} {member.size} {re.sub(r'[^!-9;-~]', '_', member.name)}"

@@ -1,0 +1,25 @@
+"""Threads on all cores, and progress bars, for what goes through a whole source."""
+
+import contextlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from tqdm import tqdm
+
+from mixprec.data.data_error import printable
+from mixprec.standard_streams import bars_are_off
+
+
+@contextlib.contextmanager
+def threads(per_core=1):
+    """Gives a pool of threads; what has not begun when the block ends, such as after an error, never does."""
+    pool = ThreadPoolExecutor(per_core * len(os.sched_getaffinity(0)))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def bar(verb, root, items=None, **settings):
+    """Returns a progress bar of :mod:`tqdm` over ``items``, named by what is done with a source and where that lies."""
+    return tqdm(items, desc=f"{verb} {printable(root)}", leave=False, disable=bars_are_off(), **settings)
