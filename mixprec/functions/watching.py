@@ -4,12 +4,12 @@
 :func:`mixprec.functions.node.chainer_apply` those of Chainer's in converted models.
 """
 
-import contextlib
 import functools
 import threading
 import weakref
 
 from mixprec.compat.registry import patch
+from mixprec.scoped import scoped
 
 _REPORTED = "_reported"  # attribute of a function node: a reference to itself, as a copy of it is another node
 
@@ -27,7 +27,6 @@ class _Now(threading.local):
 now = _Now()
 
 
-@contextlib.contextmanager
 def watch(made):
     """Inside of the block a function is called back whenever this thread has put a function node into a graph.
 
@@ -37,17 +36,14 @@ def watch(made):
         made: ``made(node, results)``; the results are a tuple of variables. It may raise: the user's call then does.
     """
     _reporting.apply()
-    with _watchers(*now.watchers, made):
-        yield
+    return scoped(now, watchers=(*now.watchers, made))
 
 
-@contextlib.contextmanager
 def watch_alone(made=None):
     """Inside of the block only ``made`` is called back, or nothing, and not what is watching outside of the block."""
     if made is not None:
         _reporting.apply()
-    with _watchers(*([] if made is None else [made])):
-        yield
+    return scoped(now, watchers=() if made is None else (made,))
 
 
 def report(node, results):
@@ -62,15 +58,6 @@ def report(node, results):
         vars(node)[_REPORTED] = weakref.ref(node)
         for made in now.watchers:
             made(node, results)
-
-
-@contextlib.contextmanager
-def _watchers(*watchers):
-    outer, now.watchers = now.watchers, watchers
-    try:
-        yield
-    finally:
-        now.watchers = outer
 
 
 @patch("chainer.function_node:FunctionNode.apply", when="mixprec.recompute, mixprec.offload")

@@ -16,6 +16,7 @@ import chainer
 
 from mixprec.compat.registry import patch
 from mixprec.optimizer.pass_scales import reached
+from mixprec.scoped import scoped
 
 WHEN = "update, with a search"
 
@@ -38,26 +39,17 @@ _now = _Now()
 @contextlib.contextmanager
 def repeatable():
     """A context for several backward passes over one graph; gives what takes one back, by its ``restore()``."""
-    outer, _now.gradients = _now.gradients, _Gradients()
-    try:
-        with _gradients_kept.applied(), _functions_kept.applied():
-            yield _now.gradients
-    finally:
-        _now.gradients = outer
+    with scoped(_now, gradients=_Gradients()), _gradients_kept.applied(), _functions_kept.applied():
+        yield _now.gradients
 
 
-@contextlib.contextmanager
 def one_pass_only(name):
     """Inside of the block graphs are made that one backward pass can go through, and no second one.
 
     Args:
         name: of what makes them, for a message.
     """
-    outer, _now.refused = _now.refused, name
-    try:
-        yield
-    finally:
-        _now.refused = outer
+    return scoped(_now, refused=name)
 
 
 def why_not(loss, *, alone):
