@@ -4,11 +4,10 @@
 :func:`mixprec.functions.node.chainer_apply` those of Chainer's in converted models.
 """
 
-import functools
 import threading
 import weakref
 
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
 from mixprec.scoped import scoped
 
 _REPORTED = "_reported"  # attribute of a function node: a reference to itself, as a copy of it is another node
@@ -60,15 +59,10 @@ def report(node, results):
             made(node, results)
 
 
-@patch("chainer.function_node:FunctionNode.apply", when="mixprec.recompute, mixprec.offload")
-def _reporting(original):
+@patch_around("chainer.function_node:FunctionNode.apply", when="mixprec.recompute, mixprec.offload")
+def _reporting(original, self, inputs):
     """Without it Chainer's own functions go into a graph unseen, and what they retain stays on the device."""
-
-    @functools.wraps(original)
-    def apply(self, inputs):
-        results = original(self, inputs)
-        if now.watchers and self.inputs is not None:  # another node may have taken its place
-            report(self, results)
-        return results
-
-    return apply
+    results = original(self, inputs)
+    if now.watchers and self.inputs is not None:  # another node may have taken its place
+        report(self, results)
+    return results
