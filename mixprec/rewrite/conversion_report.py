@@ -194,10 +194,7 @@ class Report:
             "batch normalizations",
             f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone",
         )
-        yield (
-            "statistics",
-            f"{self.conv_statistics} may be taken in the convolution before, on a GPU",
-        )
+        yield "statistics", f"{self.conv_statistics} may be taken in the convolution before, on a GPU"
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
         left = self.unconverted

@@ -27,6 +27,7 @@ from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
+from mixprec.rewrite.windows import pooling_of
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
@@ -83,8 +84,8 @@ def _float32_if_adding(scope, node, inputs):
 def _adds(node):
     if hasattr(node, "in_subs"):  # F.einsum
         return not set(node.in_subs) <= {*node.out_sub, ","}
-    window, stride = (node.ksize, node.stride) if hasattr(node, "ksize") else ((node.kh, node.kw), (node.sy, node.sx))
-    return any(step < size for step, size in zip(stride, window, strict=True))
+    pooling = pooling_of(node)
+    return any(step < size for step, size in zip(pooling.stride, pooling.window, strict=True))
 
 
 def is_chainers_own(node):
