@@ -190,10 +190,8 @@ class Report:
             return
         yield "kept for backward", f"{_change(*self.activation_bytes)}, with {self._conversion.findings.batch}"
         fused = self.fused
-        yield (
-            "batch normalizations",
-            f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone",
-        )
+        counts = f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone"
+        yield "batch normalizations", counts
         yield "statistics", f"{self.conv_statistics} may be taken in the convolution before, on a GPU"
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
