@@ -10,6 +10,7 @@ from typing import Any
 
 from mixprec.rewrite import parameters, trace
 from mixprec.rewrite.fusions import ADD_RELU, RELU
+from mixprec.text_table import aligned
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 
@@ -174,9 +175,7 @@ class Report:
     def __str__(self) -> str:
         rows = [("link", "class", "before", "after", "why", "fused with, or why not")]
         rows += [(link.name or "/", link.kind, link.before, link.after, link.why, link.fused) for link in self.links]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*table, "", *(f"{title + ':':22}{text}" for title, text in self._totals())])
+        return "\n".join([*aligned(rows), "", *(f"{title + ':':22}{text}" for title, text in self._totals())])
 
     def _totals(self):
         yield "compute", f"{self.compute}, {self.layout.upper()}"
