@@ -28,6 +28,7 @@ from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
 from mixprec.rewrite.windows import pooling_of
+from mixprec.scoped import scoped
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
@@ -101,13 +102,9 @@ def whose(node):
 
 def _as_it_is(scope, node, inputs):
     if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
-        selector = node._impl_selector
-        if scope.conversion.on_example:  # it would wait for other processes, which may have no example
-            node._impl_selector = CHAINERS_OWN
-        try:
+        on_example = scope.conversion.on_example  # it would wait for other processes, which may have no example
+        with scoped(node, _impl_selector=CHAINERS_OWN if on_example else node._impl_selector):
             return _float32_inside(scope, node, inputs)
-        finally:
-            node._impl_selector = selector
     if all(x.dtype != BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast
