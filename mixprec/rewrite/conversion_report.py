@@ -13,6 +13,10 @@ from mixprec.rewrite.fusions import ADD_RELU, RELU
 from mixprec.text_table import aligned
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
+_IN_JSON = (
+    *("compute", "layout", "links", "fused", "conv_statistics", "conversions", "unconverted", "too_narrow"),
+    *("parameters", "parameter_bytes", "activation_bytes"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,22 +159,7 @@ class Report:
 
     def to_json(self) -> str:
         """Returns the report as a JSON text."""
-        return json.dumps(
-            {
-                "compute": self.compute,
-                "layout": self.layout,
-                "links": [dataclasses.asdict(link) for link in self.links],
-                "fused": self.fused,
-                "conv_statistics": self.conv_statistics,
-                "conversions": None if not self.traced else [dataclasses.asdict(each) for each in self.conversions],
-                "unconverted": self.unconverted,
-                "too_narrow": self.too_narrow,
-                "parameters": self.parameters,
-                "parameter_bytes": self.parameter_bytes,
-                "activation_bytes": self.activation_bytes,
-            },
-            indent=2,
-        )
+        return json.dumps({name: getattr(self, name) for name in _IN_JSON}, indent=2, default=dataclasses.asdict)
 
     def __str__(self) -> str:
         rows = [("link", "class", "before", "after", "why", "fused with, or why not")]
