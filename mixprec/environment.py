@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mixprec import variables
+from mixprec.text_table import aligned
 
 _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
 _CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
@@ -129,12 +130,7 @@ def report():
     device, reason = resolve_device("auto")
     rows = [*components(), Component("device 'auto'", "ok", device, reason)]
     cells = [(row.name, row.state, row.version, row.note) for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    lines = (
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip()
-        for row in cells
-    )
-    return "\n".join(lines)
+    return "\n".join(aligned(cells))
 
 
 def _import(module):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = """
     compat
     old_names dtypes files messages announcements cudnn_library bounds interruption recipes process_start control_groups
-    standard_streams optimizer_names scoped
+    standard_streams optimizer_names scoped interface text_table
     variables archives working_folder declaration
     launched nested arguments command_line master_arrays name_patterns without_masters native
     command_process backends old_code

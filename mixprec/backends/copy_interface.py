@@ -4,10 +4,11 @@ The work of the device is in the order in which it is asked for, on what is the 
 Copies away from the device have a stream of their own, and so have copies back.
 """
 
-import abc
 import dataclasses
 
 import numpy as np
+
+from mixprec.interface import Interface
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Layout:
     strides: tuple
 
 
-class Copies(abc.ABC):
+class Copies(Interface):
     """Copies between a device and another memory.
 
     A *root* is the object that owns a whole piece of memory of the device: as long as somebody has it, the memory is
@@ -37,15 +38,12 @@ class Copies(abc.ABC):
 
     # Memory of the device
 
-    @abc.abstractmethod
     def root_of(self, array):
         """Returns the root of the memory in which an array lies, or ``None`` if that cannot be moved."""
 
-    @abc.abstractmethod
     def size_of(self, root):
         """Returns the number of bytes of a root."""
 
-    @abc.abstractmethod
     def token_of(self, root):
         """Returns what stands for a root weakly: always the same object, which is gone when the memory is.
 
@@ -54,17 +52,14 @@ class Copies(abc.ABC):
         as long as the memory is there.
         """
 
-    @abc.abstractmethod
     def layout_of(self, array):
         """Returns the :class:`Layout` of an array that has a root."""
 
-    @abc.abstractmethod
     def array_in(self, root, layout):
         """Returns an array in the memory of a root, which it keeps."""
 
     # The other memory
 
-    @abc.abstractmethod
     def take(self, size):
         """Returns a slot for so many bytes, one that was given back if there is one of that size.
 
@@ -72,17 +67,14 @@ class Copies(abc.ABC):
             OneLineError: there is no memory left for it.
         """
 
-    @abc.abstractmethod
     def give(self, slot):
         """Gives a slot back, which may be taken again at once: copies are in order. Any thread may do it."""
 
-    @abc.abstractmethod
     def trim(self):
         """Frees the memory of slots that were given back, but of those that are part of a CUDA graph."""
 
     # Copies
 
-    @abc.abstractmethod
     def out(self, root, slot):
         """Starts to copy a whole root, or its token, to a slot; returns a mark.
 
@@ -90,7 +82,6 @@ class Copies(abc.ABC):
         Before the memory is written to or given back, :meth:`wait` has to be called.
         """
 
-    @abc.abstractmethod
     def back(self, slot):
         """Takes memory for the main stream and starts to copy a slot there; returns ``(root, mark)``.
 
@@ -101,7 +92,6 @@ class Copies(abc.ABC):
             MemoryError: the device has no memory left; CuPy's exception for that.
         """
 
-    @abc.abstractmethod
     def wait(self, mark):
         """What the main stream is asked from now on comes after a copy.
 
@@ -109,7 +99,6 @@ class Copies(abc.ABC):
             OneLineError: the copy has failed, as the disk is full.
         """
 
-    @abc.abstractmethod
     def join(self):
         """What the main stream is asked from now on comes after all copies, which must be so at the end of a capture.
 
@@ -118,40 +107,32 @@ class Copies(abc.ABC):
 
     # Measuring
 
-    @abc.abstractmethod
     def measuring(self):
         """A context in which :meth:`peak` works."""
 
-    @abc.abstractmethod
     def peak(self):
         """Returns how many bytes of the device were in use at most since the last call, or since the context began.
 
         On NumPy that is the memory that the process had when the context began, and what it has allocated since.
         """
 
-    @abc.abstractmethod
     def allocated(self):
         """Returns how many bytes of the device are in use now, also outside of :meth:`measuring`."""
 
-    @abc.abstractmethod
     def tick(self):
         """Returns a token of the time at which the main stream has done all that it was asked so far."""
 
-    @abc.abstractmethod
     def seconds(self, start, end):
         """Returns the seconds between two tokens of :meth:`tick`; the host waits for them."""
 
-    @abc.abstractmethod
     def total(self):
         """Returns the number of bytes of memory that the device has."""
 
-    @abc.abstractmethod
     def bus(self):
         """Returns ``(out, back, latency)``: bytes per second of both directions at once, seconds of a small copy.
 
         Measured in the first call, for which the host waits; the same numbers later.
         """
 
-    @abc.abstractmethod
     def close(self):
         """Waits for copies that are under way, and gives everything up."""

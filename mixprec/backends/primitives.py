@@ -13,15 +13,14 @@ a primitive says otherwise:
 Outputs are new arrays. Arguments are checked by the functions that call these, not here.
 """
 
-import abc
+from mixprec.interface import Interface
 
 
-class Primitives(abc.ABC):
+class Primitives(Interface, but=("deconv_fprop",)):
     """One for NumPy (:mod:`mixprec.backends.cpu`), one for each CUDA device (:mod:`mixprec.backends.cuda`)."""
 
     # Convolution
 
-    @abc.abstractmethod
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """Convolves (without flipping the filter, as all deep-learning libraries).
 
@@ -44,14 +43,12 @@ class Primitives(abc.ABC):
             ValueError: the filter is larger than the padded input.
         """
 
-    @abc.abstractmethod
     def conv_dgrad(self, dy, w, convolution, x_shape):
         """Returns the gradient dx (N, H, W, C) = ``x_shape`` of :meth:`conv_fprop` with respect to its input.
 
         Channels of ``x_shape`` that the filter does not have get zeros.
         """
 
-    @abc.abstractmethod
     def conv_wgrad(self, x, dy, convolution, w_shape):
         """Returns the gradient dw (K, R, S, C / groups) = ``w_shape`` of :meth:`conv_fprop`."""
 
@@ -67,21 +64,17 @@ class Primitives(abc.ABC):
 
     # ReLU and addition
 
-    @abc.abstractmethod
     def relu(self, x):
         """Returns ``max(x, 0)``, like ``x``, any shape; NaN stays NaN."""
 
-    @abc.abstractmethod
     def relu_backward(self, dy, y):
         """Returns ``dy`` where ``y``, a ReLU's output or input, is above 0, and 0 elsewhere; both of one shape."""
 
-    @abc.abstractmethod
     def add(self, a, b):
         """Returns ``a + b``, like ``a``, any shape; ``b`` is of the same shape and dtype."""
 
     # Batch normalization (Ioffe and Szegedy 2015, arXiv:1502.03167), over all axes but the last
 
-    @abc.abstractmethod
     def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
         """Normalizes with the statistics of the batch: ``relu(factor * (gamma * (x - mean) * invstd + beta) + add)``.
 
@@ -101,11 +94,9 @@ class Primitives(abc.ABC):
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
         """
 
-    @abc.abstractmethod
     def batch_norm_part(self, x):
         """Returns (3, C) for ``ranks``: number of rows, mean and spread of each channel, in a form of the backend."""
 
-    @abc.abstractmethod
     def batch_norm_backward(
         self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None, factors=None
     ):
@@ -126,11 +117,9 @@ class Primitives(abc.ABC):
             is the gradient of the result, ``dy`` itself without ``plus``.
         """
 
-    @abc.abstractmethod
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
         """Returns y as of :meth:`batch_norm`, with statistics that are given; nothing is saved."""
 
-    @abc.abstractmethod
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
         """Returns the gradients of :meth:`batch_norm_inference` as :meth:`batch_norm_backward`; statistics get none.
 
@@ -139,7 +128,6 @@ class Primitives(abc.ABC):
 
     # Pooling
 
-    @abc.abstractmethod
     def max_pool(self, x, pooling):
         """Returns ``(y, where)`` for windows of at most 255 elements: y (N, OH, OW, C), and the places of the maxima.
 
@@ -147,30 +135,24 @@ class Primitives(abc.ABC):
         order. NaN is larger than everything.
         """
 
-    @abc.abstractmethod
     def max_pool_backward(self, dy, where, pooling, x_shape):
         """Returns dx (N, H, W, C) = ``x_shape``; sums of overlapping windows in float32, rounded once."""
 
-    @abc.abstractmethod
     def average_pool(self, x, pooling):
         """Returns the mean (N, OH, OW, C) of each window, padding included, as Chainer does by default."""
 
-    @abc.abstractmethod
     def average_pool_backward(self, dy, pooling, x_shape):
         """Returns dx (N, H, W, C) = ``x_shape``."""
 
-    @abc.abstractmethod
     def global_average_pool(self, x):
         """Returns the mean (N, C) of each channel of each image of ``x`` (N, H, W, C)."""
 
-    @abc.abstractmethod
     def global_average_pool_backward(self, dy, x_shape):
         """Returns dx (N, H, W, C) = ``x_shape`` for ``dy`` (N, C)."""
 
     # Local response normalization (Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural
     # networks", section 3.3)
 
-    @abc.abstractmethod
     def local_response_norm(self, x, attributes):
         """Returns ``x / (k + alpha * s) ** beta``, like ``x`` (..., C), s the sum of squares of the channels around.
 
@@ -178,7 +160,6 @@ class Primitives(abc.ABC):
         n gives n + 1 channels. Squares and sums beyond float32 are inf, and give 0. NaN or inf spoil no other row.
         """
 
-    @abc.abstractmethod
     def local_response_norm_backward(self, dy, x, attributes):
         """Returns the gradient of :meth:`local_response_norm`, like ``x``, the input of the forward pass.
 
@@ -188,23 +169,18 @@ class Primitives(abc.ABC):
 
     # Linear
 
-    @abc.abstractmethod
     def linear(self, x, w, b=None):
         """Returns ``x @ w.T + b`` (B, K) for x (B, C), w (K, C) and b ``None`` or (K,)."""
 
-    @abc.abstractmethod
     def linear_dgrad(self, dy, w):
         """Returns dx (B, C) = ``dy @ w``."""
 
-    @abc.abstractmethod
     def linear_wgrad(self, x, dy):
         """Returns dw (K, C) = ``dy.T @ x``."""
 
-    @abc.abstractmethod
     def bias_grad(self, dy, dtype):
         """Returns the sum of ``dy`` (..., K) over all axes but the last, (K,) in ``dtype``."""
 
-    @abc.abstractmethod
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
@@ -212,7 +188,6 @@ class Primitives(abc.ABC):
     # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. What does not fit becomes
     # inf. Of symmetric matrices the lower triangle counts: the upper one may differ from it in the last bits.
 
-    @abc.abstractmethod
     def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
         """Adds to ``out`` the second moments of what a filter sees: the sum of ``p p^T`` over its positions.
 
@@ -226,11 +201,9 @@ class Primitives(abc.ABC):
             bias: whether a 1 follows them: D is R * S * C / groups, or one more.
         """
 
-    @abc.abstractmethod
     def row_moments(self, dy, out):
         """Adds to ``out`` (groups, K / groups, K / groups) float32 the sum of ``d d^T`` over rows d of dy (..., K)."""
 
-    @abc.abstractmethod
     def scale_moments(self, dy, x, gamma, beta, saved, out, *, relu=False):
         """Adds to ``out`` (3, C) float32 the second moments of gradients of gamma and beta, each of one sample.
 
@@ -245,7 +218,6 @@ class Primitives(abc.ABC):
             relu: whether dy is that behind a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
         """
 
-    @abc.abstractmethod
     def inverses(self, moments, shifts, out):
         """Writes to ``out`` the inverses of symmetric matrices, both triangles, after a shift to each diagonal.
 
@@ -257,13 +229,11 @@ class Primitives(abc.ABC):
             out: like ``moments``.
         """
 
-    @abc.abstractmethod
     def products(self, a, b):
         """Returns the product (groups, M, N) of float32 matrices a (groups, M, D) and b (groups, D, N)."""
 
     # Loss
 
-    @abc.abstractmethod
     def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
         """Cross entropy of the softmax of logits with labels, in float32.
 
@@ -286,7 +256,6 @@ class Primitives(abc.ABC):
             of its logits, which the backward pass needs.
         """
 
-    @abc.abstractmethod
     def softmax_cross_entropy_backward(
         self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
     ):
@@ -296,7 +265,6 @@ class Primitives(abc.ABC):
         it is ``None``. Rows with ``ignore_label`` get zeros.
         """
 
-    @abc.abstractmethod
     def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
         """Mean over the classes of the cross entropies of the sigmoids of logits with labels, in float32.
 
@@ -315,7 +283,6 @@ class Primitives(abc.ABC):
             The losses of the rows, (M,) float32.
         """
 
-    @abc.abstractmethod
     def binary_cross_entropy_backward(
         self, dlosses, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, factor=None, mixed=None
     ):
@@ -324,14 +291,12 @@ class Primitives(abc.ABC):
         ``dlosses`` and ``factor`` are as for :meth:`softmax_cross_entropy_backward`.
         """
 
-    @abc.abstractmethod
     def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
         """Returns ``(mean, factor)``, each () float32: the sum of ``losses`` (M,) times factor, and ``factor = 1 / n``.
 
         n is ``count``, or the number of rows whose label in ``t`` (M,) int32 is not ``ignore_label``, at least 1.
         """
 
-    @abc.abstractmethod
     def accuracy(self, x, t, *, top=None, ignore_label=None):
         """Returns the share () float32 of the rows that count whose label the logits predict; 0 if none counts.
 
@@ -345,7 +310,6 @@ class Primitives(abc.ABC):
 
     # Mixed images
 
-    @abc.abstractmethod
     def mix_images(self, x, share, box):
         """Returns images mixed with those of the same batch in reversed order: image n with image N - 1 - n.
 
@@ -360,15 +324,12 @@ class Primitives(abc.ABC):
 
     # Dropout
 
-    @abc.abstractmethod
     def new_random_state(self, seed):
         """Returns the state of a generator for :meth:`dropout_key`, (2,) uint64: seed and a counter of 0."""
 
-    @abc.abstractmethod
     def dropout_key(self, state):
         """Returns the key (2,) uint64 of one dropout - a copy of ``state`` - and adds 1 to the counter in ``state``."""
 
-    @abc.abstractmethod
     def dropout(self, x, ratio, key):
         """Returns ``x / (1 - ratio)``, any shape, with a share of ``ratio`` zeros; the gradient is the same of ``dy``.
 
@@ -377,24 +338,19 @@ class Primitives(abc.ABC):
         word first, is at least ``ratio * 2**32``, rounded down. The same on every backend.
         """
 
-    @abc.abstractmethod
     def row_factors(self, count, ratio, key):
         """Returns :meth:`dropout` of ``count`` ones, (count,) float32: each is 0 or ``1 / (1 - ratio)``."""
 
-    @abc.abstractmethod
     def scale_rows(self, x, factors):
         """Returns ``factors[n] * x[n]``, like x (N, ...), for factors (N,) float32; 0 times inf or NaN is NaN."""
 
     # Dtype and layout
 
-    @abc.abstractmethod
     def cast(self, x, dtype):
         """Returns ``x`` (any shape, any of the storage dtypes) rounded to ``dtype``; ``x`` itself if it has it."""
 
-    @abc.abstractmethod
     def to_nhwc(self, x, dtype, channels=None):
         """Returns x (N, C, H, W) as (N, H, W, C) in ``dtype``, with zeros up to ``channels`` if that is more."""
 
-    @abc.abstractmethod
     def to_nchw(self, x, dtype, channels=None):
         """Returns x (N, H, W, C) as (N, C, H, W) in ``dtype``, only the first ``channels`` if that is less."""

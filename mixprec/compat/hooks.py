@@ -7,7 +7,7 @@ A function that is replaced right after its own module ran is the new one in eve
 import contextlib
 import functools
 
-from mixprec.compat.registry import Patch, expanded, first_line
+from mixprec.compat.registry import Patch, expanded, first_line, replacing
 
 IMPORT = "import chainer"
 
@@ -72,15 +72,7 @@ def around(*targets, why=None):
     """
 
     def declare(run):
-        @functools.wraps(run)
-        def make(original):
-            @functools.wraps(original)
-            def replacement(*args, **kwargs):
-                return run(original, *args, **kwargs)
-
-            return replacement
-
-        after_import(*targets, why=why)(make)
+        after_import(*targets, why=why)(replacing(run))
         return run
 
     return declare

@@ -178,6 +178,25 @@ def patch(*targets, when):
     return declare
 
 
+def replacing(run):
+    """Returns the ``make`` of a patch, given what runs in the place of an attribute and gets that as first argument."""
+
+    @functools.wraps(run)
+    def make(original):
+        @functools.wraps(original)
+        def replacement(*args, **kwargs):
+            return run(original, *args, **kwargs)
+
+        return replacement
+
+    return make
+
+
+def patch_around(*targets, when):
+    """Decorates what runs in the place of each target, see :func:`replacing`; otherwise as :func:`patch`."""
+    return lambda run: patch(*targets, when=when)(replacing(run))
+
+
 def patches():
     """Returns all entries, in the order of their declaration."""
     return tuple(_patches)

@@ -5,6 +5,8 @@ import io
 import json
 import math
 
+from mixprec.text_table import aligned
+
 
 def table(rows, images, guessed):
     """Returns the lines of a table.
@@ -30,8 +32,7 @@ def table(rows, images, guessed):
                 _verdict(row),
             ]
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines = aligned(cells)
     share = f"{100 * guessed:.2f} % of them of one class"
     lines.append(f"{images} validation images, {share}; speeds are onnxruntime's and mixprec's on this CPU")
     if rows[0].accuracy <= guessed:

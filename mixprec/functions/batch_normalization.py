@@ -215,27 +215,15 @@ class FixedBatchNormalization(_Normalization):
             self.retain_outputs((0,))
         if chainer.config.enable_backprop:  # running statistics may move before the backward pass
             self.statistics = tuple(array.copy() for array in self.statistics)
-        y = primitives.batch_norm_inference(
-            x,
-            gamma,
-            beta,
-            *self.statistics,
-            self.attributes,
-            add=add,
-        )
+        y = primitives.batch_norm_inference(x, gamma, beta, *self.statistics, self.attributes, add=add)
         return (y,)
 
     def gradients(self, primitives, indexes, dy):
         x, gamma, beta = self.retained()
         added_before_relu = len(self.inputs) == 4 and self.attributes.relu
+        y = self.retained_output() if added_before_relu else None
         dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
-            dy,
-            x,
-            gamma,
-            beta,
-            *self.statistics,
-            self.attributes,
-            y=self.retained_output() if added_before_relu else None,
+            dy, x, gamma, beta, *self.statistics, self.attributes, y=y
         )
         # Without a ReLU nothing has to be known of an addition: its gradient is that of the result.
         return (dx, dgamma, dbeta, dadd if added_before_relu else dy)[: len(self.inputs)]

@@ -143,9 +143,9 @@ class _CrossEntropy(Node):
 
     def compute(self, primitives, x, t, second=None, share=None):
         self.retain_inputs((0, 1) if second is None else (0, 1, 2, 3))
-        self._check_labels(t, x.shape[-1])
-        if second is not None:
-            self._check_second(second, t, x.shape[-1])
+        last, ignored = x.shape[-1] - 1, self._options["ignore_label"]
+        self._check_labels(t, t, last, f"labels must be from 0 to {last}, or {ignored} to be ignored")
+        self._check_labels(second, t, last, f"second labels must be from 0 to {last} where those of t count")
         logits, labels, mixed = self._flat(x, t, second, share)
         losses = self._losses(primitives, logits, labels, mixed)
         if not self._mean:
@@ -177,24 +177,12 @@ class _CrossEntropy(Node):
             return logits, labels, None
         return logits, labels, (_flat_labels(second), share.reshape(-1) if share.ndim else share)
 
-    def _check_labels(self, t, classes):
-        if type(t) is not np.ndarray:
-            return
-        wrong = t[((t < 0) | (t >= classes)) & (t != self._options["ignore_label"])]
-        if wrong.size:
-            raise ValueError(
-                f"{self.name}: labels must be from 0 to {classes - 1}, or {self._options['ignore_label']} to be "
-                f"ignored; found {wrong[0]}"
-            )
-
-    def _check_second(self, second, t, classes):
-        if type(second) is not np.ndarray:
-            return
-        wrong = second[((second < 0) | (second >= classes)) & (t != self._options["ignore_label"])]
-        if wrong.size:
-            raise ValueError(
-                f"{self.name}: second labels must be from 0 to {classes - 1} where those of t count; found {wrong[0]}"
-            )
+    def _check_labels(self, labels, t, last, expected):
+        """Labels on the host must be from 0 to ``last`` where those of ``t`` are not ignored."""
+        if type(labels) is np.ndarray:
+            wrong = labels[((labels < 0) | (labels > last)) & (t != self._options["ignore_label"])]
+            if wrong.size:
+                raise ValueError(f"{self.name}: {expected}; found {wrong[0]}")
 
 
 def _flat_labels(t):

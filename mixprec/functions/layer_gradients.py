@@ -4,19 +4,18 @@ The nodes of :mod:`mixprec.functions` with filters and batch normalizations tell
 they compute gradients from. Nothing is kept for it: it looks while the arrays are there.
 """
 
-import abc
 import threading
 
 from mixprec.backends.geometry import Convolution
+from mixprec.interface import Interface
 from mixprec.scoped import scoped
 
 _POINTWISE = Convolution()
 
 
-class Observer(abc.ABC):
+class Observer(Interface):
     """Is told of every layer that a backward pass goes through. Arrays must not be changed, nor kept."""
 
-    @abc.abstractmethod
     def filters(self, inputs, x, dy, w_shape, convolution):
         """Of a convolution or a linear layer.
 
@@ -28,7 +27,6 @@ class Observer(abc.ABC):
             convolution: :class:`~mixprec.backends.geometry.Convolution`.
         """
 
-    @abc.abstractmethod
     def scales(self, inputs, x, dy, arrays, saved, relu):
         """Of a batch normalization with the statistics of the batch.
 

@@ -51,7 +51,7 @@ class LocalResponseNormalization(Node):
         self._attributes = attributes
 
     def check(self, x):
-        checks.dtype(self.name, "x", x)
+        super().check(x)
         if x.ndim < 2:
             raise ValueError(f"{self.name}: x must be (..., C) with two axes or more; found shape {x.shape}")
 

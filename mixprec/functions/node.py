@@ -127,14 +127,15 @@ class Node(chainer.FunctionNode):
             _checked.clear()
         _checked.add(key)
 
-    def check(self, *arrays):
-        """Raises TypeError or ValueError, in one line, if arguments do not fit.
+    def check(self, x):
+        """Raises TypeError or ValueError, in one line, if arguments do not fit: here one in no storage dtype.
 
         This is called once for all inputs of the same shapes and dtypes, with the same :attr:`options`.
 
         Args:
-            arrays: the inputs; only their shapes and dtypes may be read.
+            x: the input, and more of them in subclasses; only their shapes and dtypes may be read.
         """
+        checks.dtype(self.name, "x", x)
 
     def forward(self, inputs):
         """Returns the outputs of :meth:`compute`.

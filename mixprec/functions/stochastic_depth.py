@@ -69,7 +69,7 @@ class StochasticDepth(Node):
         self._factors = factors
 
     def check(self, x):
-        checks.dtype(self.name, "x", x)
+        super().check(x)
         if not x.ndim:
             raise ValueError(f"{self.name}: x must be (N, ...); found shape ()")
 

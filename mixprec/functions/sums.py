@@ -59,10 +59,7 @@ class Sum(chainer.Variable):
         """The sum."""
         return self._data[0]
 
-    @property
-    def data(self):
-        """The sum."""
-        return self._data[0]
+    data = array
 
     def __getattr__(self, name):
         if name not in ("_data", "_node"):

@@ -4,12 +4,11 @@
 :func:`mixprec.functions.node.chainer_apply` those of Chainer's in converted models.
 """
 
-import contextlib
-import functools
 import threading
 import weakref
 
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
+from mixprec.scoped import scoped
 
 _REPORTED = "_reported"  # attribute of a function node: a reference to itself, as a copy of it is another node
 
@@ -27,7 +26,6 @@ class _Now(threading.local):
 now = _Now()
 
 
-@contextlib.contextmanager
 def watch(made):
     """Inside of the block a function is called back whenever this thread has put a function node into a graph.
 
@@ -37,17 +35,14 @@ def watch(made):
         made: ``made(node, results)``; the results are a tuple of variables. It may raise: the user's call then does.
     """
     _reporting.apply()
-    with _watchers(*now.watchers, made):
-        yield
+    return scoped(now, watchers=(*now.watchers, made))
 
 
-@contextlib.contextmanager
 def watch_alone(made=None):
     """Inside of the block only ``made`` is called back, or nothing, and not what is watching outside of the block."""
     if made is not None:
         _reporting.apply()
-    with _watchers(*([] if made is None else [made])):
-        yield
+    return scoped(now, watchers=() if made is None else (made,))
 
 
 def report(node, results):
@@ -64,24 +59,10 @@ def report(node, results):
             made(node, results)
 
 
-@contextlib.contextmanager
-def _watchers(*watchers):
-    outer, now.watchers = now.watchers, watchers
-    try:
-        yield
-    finally:
-        now.watchers = outer
-
-
-@patch("chainer.function_node:FunctionNode.apply", when="mixprec.recompute, mixprec.offload")
-def _reporting(original):
+@patch_around("chainer.function_node:FunctionNode.apply", when="mixprec.recompute, mixprec.offload")
+def _reporting(original, self, inputs):
     """Without it Chainer's own functions go into a graph unseen, and what they retain stays on the device."""
-
-    @functools.wraps(original)
-    def apply(self, inputs):
-        results = original(self, inputs)
-        if now.watchers and self.inputs is not None:  # another node may have taken its place
-            report(self, results)
-        return results
-
-    return apply
+    results = original(self, inputs)
+    if now.watchers and self.inputs is not None:  # another node may have taken its place
+        report(self, results)
+    return results

@@ -119,7 +119,7 @@ class TrainingStep(Capturable):
         hook = super().why_not()
         if hook is not None:
             return hook
-        if not self.is_alone and not self._optimizer._ranks.sends_from_device:
+        if not self.is_alone and not self._optimizer._ranks.transport.shares_order:
             return "gradients are averaged over processes by MPI, which is no work of the device"
         step = self._optimizer._optimizer_step
         reasons, others = step.plan.reasons, step.plan.others

@@ -54,10 +54,6 @@ class DeviceForm(UpdateForm):
         self._skip = self.batch.check(factors, self.restored, done)
         return self._skip
 
-    def run_hooks(self, skip):
-        """Does nothing: they have run in :meth:`check`."""
-        return skip
-
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`."""
         counter.held_by(self._hold)

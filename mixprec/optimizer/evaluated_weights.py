@@ -9,6 +9,7 @@ from mixprec.dtypes import is_half
 from mixprec.master_arrays import master_of
 from mixprec.optimizer.batch.saved_arrays import overwritten
 from mixprec.optimizer.rules.own_rules import OwnRule
+from mixprec.scoped import scoped
 
 
 class Evaluation:
@@ -37,11 +38,8 @@ class Evaluation:
         if self.has_averages:
             yield
             return
-        with overwritten(_averages(model)) as self.has_averages:
-            try:
-                yield
-            finally:
-                self.has_averages = False
+        with overwritten(_averages(model)) as has_averages, scoped(self, has_averages=has_averages):
+            yield
 
 
 def _averages(model):

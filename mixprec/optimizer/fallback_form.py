@@ -45,10 +45,6 @@ class FallbackForm(UpdateForm):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are those on the parameters."""
         return gather(self._optimizer.target.pairs(), done)
 
-    def run_hooks(self, skip):
-        """Does nothing: Chainer's ``update`` runs them."""
-        return skip
-
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`.
 

@@ -4,13 +4,11 @@ Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`) and its hooks get t
 gradients. The batch unscales by itself.
 """
 
-import functools
-
 import numpy as np
 from chainer import get_array_types
 
 from mixprec.compat.rebind import rebound
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
 from mixprec.dtypes import FLOAT32, is_half
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
@@ -64,20 +62,14 @@ def install():
     _extensions.apply()
 
 
-@patch(
+@patch_around(
     "chainer.training.extensions.parameter_statistics:ParameterStatistics.__call__",
     "chainer.training.extensions.variable_statistics_plot:VariableStatisticsPlot.__call__",
     when="setup",
 )
-def _extensions(call):
+def _extensions(call, self, trainer):
     """Without it statistics of gradients are multiplied by the loss scale, and may be inf in FP16."""
-    seeing = rebound(call, getattr=_unscaled_attribute)
-
-    @functools.wraps(call)
-    def __call__(self, trainer):
-        return seeing(self, trainer)
-
-    return __call__
+    return rebound(call, getattr=_unscaled_attribute)(self, trainer)
 
 
 def _unscaled_attribute(owner, name, *default):

@@ -92,10 +92,6 @@ class HostForm(UpdateForm):
         for group in self._groups:
             group.forget()
 
-    def settle(self):
-        """Returns ``False``: on the host a step counts at once."""
-        return False
-
     def _load(self, gradients, inverses):
         """Hands groups the gradient of each entry, and what to multiply it by: a float for all, or a list of floats."""
         gradients = list(gradients)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mixprec import weight_copies
 from mixprec.compat import multi_node
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
 from mixprec.dtypes import is_half
 from mixprec.lost_weights import path_of, warn_of_lost
 from mixprec.master_arrays import OWNER, master_of
@@ -23,56 +23,51 @@ def install():
     weight_copies.install()
 
 
-@patch("chainer.link:Link.serialize", when="setup")
-def _saving_masters(original):
+@patch_around("chainer.link:Link.serialize", when="setup")
+def _saving_masters(original, self, serializer):
     """Without it files have FP16 or BF16 parameters in place of their FP32 masters, which would be lost.
 
     A file of a wrapped model looks like one of plain FP32 Chainer, under the same names, and either loads into the
     other without a loss. ``convert`` replaces the method, too: either may come first.
     """
+    if id(self) in _under_way.links:  # a replacement inside of another one: what it loaded would be rounded
+        original(self, serializer)
+        return
 
-    @functools.wraps(original)
-    def serialize(self, serializer):
-        if id(self) in _under_way.links:  # a replacement inside of another one: what it loaded would be rounded
-            original(self, serializer)
-            return
+    loads = isinstance(serializer, chainer.Deserializer)
 
-        loads = isinstance(serializer, chainer.Deserializer)
+    def through_master(name, value):
+        param = self.__dict__[name] if name in self._params else None
+        masters = getattr(param, OWNER, None)
+        if param is not None and master_of(param) is not None and (masters is None or not masters.hold(param)):
+            return _unowned(param, functools.partial(serializer, name))
+        if masters is None or not is_half(param.dtype):
+            return serializer(name, value)
+        if param.array is None:
+            return _initialize(path_of(serializer, name), param, masters, serializer(name, None))
+        if not masters.hold(param):
+            return serializer(name, value)
+        master = masters.current(name, param)
+        if masters.in_step:
+            return serializer(name, master.array)
+        loaded = serializer(name, master.array)
+        if loaded is not None and loaded is not master.array:
+            master.array[...] = master.device.send(loaded)
+        if loads:
+            warn_of_lost(path_of(serializer, name), master.array, param.dtype)
+        with np.errstate(over="ignore"):
+            param.array[...] = master.array
+        return param.array
 
-        def through_master(name, value):
-            param = self.__dict__[name] if name in self._params else None
-            masters = getattr(param, OWNER, None)
-            if param is not None and master_of(param) is not None and (masters is None or not masters.hold(param)):
-                return _unowned(param, functools.partial(serializer, name))
-            if masters is None or not is_half(param.dtype):
-                return serializer(name, value)
-            if param.array is None:
-                return _initialize(path_of(serializer, name), param, masters, serializer(name, None))
-            if not masters.hold(param):
-                return serializer(name, value)
-            master = masters.current(name, param)
-            if masters.in_step:
-                return serializer(name, master.array)
-            loaded = serializer(name, master.array)
-            if loaded is not None and loaded is not master.array:
-                master.array[...] = master.device.send(loaded)
-            if loads:
-                warn_of_lost(path_of(serializer, name), master.array, param.dtype)
-            with np.errstate(over="ignore"):
-                param.array[...] = master.array
-            return param.array
-
-        _under_way.links.add(id(self))
-        try:
-            if loads:
-                original(self, _Loading(through_master, path_of(serializer, "")))
-                running_statistics.loaded(self)
-            else:
-                original(self, _Saving(through_master))
-        finally:
-            _under_way.links.discard(id(self))
-
-    return serialize
+    _under_way.links.add(id(self))
+    try:
+        if loads:
+            original(self, _Loading(through_master, path_of(serializer, "")))
+            running_statistics.loaded(self)
+        else:
+            original(self, _Saving(through_master))
+    finally:
+        _under_way.links.discard(id(self))
 
 
 class _UnderWay(threading.local):

@@ -168,11 +168,6 @@ class Ranks:
     # --- for captured steps
 
     @property
-    def sends_from_device(self):
-        """Whether gradients are sent by the device, and a graph can contain that."""
-        return self._exchange.transport.shares_order
-
-    @property
     def memory(self):
         """Object that is replaced when gradients get other places in memory."""
         return self._exchange.memory

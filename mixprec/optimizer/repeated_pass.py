@@ -9,13 +9,13 @@ users. :func:`repeatable` is around the passes, and :func:`why_not` says where t
 import collections
 import contextlib
 import copy
-import functools
 import threading
 
 import chainer
 
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
 from mixprec.optimizer.pass_scales import reached
+from mixprec.scoped import scoped
 
 WHEN = "update, with a search"
 
@@ -38,26 +38,17 @@ _now = _Now()
 @contextlib.contextmanager
 def repeatable():
     """A context for several backward passes over one graph; gives what takes one back, by its ``restore()``."""
-    outer, _now.gradients = _now.gradients, _Gradients()
-    try:
-        with _gradients_kept.applied(), _functions_kept.applied():
-            yield _now.gradients
-    finally:
-        _now.gradients = outer
+    with scoped(_now, gradients=_Gradients()), _gradients_kept.applied(), _functions_kept.applied():
+        yield _now.gradients
 
 
-@contextlib.contextmanager
 def one_pass_only(name):
     """Inside of the block graphs are made that one backward pass can go through, and no second one.
 
     Args:
         name: of what makes them, for a message.
     """
-    outer, _now.refused = _now.refused, name
-    try:
-        yield
-    finally:
-        _now.refused = outer
+    return scoped(_now, refused=name)
 
 
 def why_not(loss, *, alone):
@@ -105,29 +96,19 @@ class _Gradients:
                 variable._grad, variable._grad_var, variable._loss_scale = before
 
 
-@patch("chainer._backprop:_backprop_to_all", when=WHEN)
-def _gradients_kept(backprop_to_all):
+@patch_around("chainer._backprop:_backprop_to_all", when=WHEN)
+def _gradients_kept(backprop_to_all, outputs, retain_grad, loss_scale):
     """Without it gradients of the last pass stay in other models, in inputs, and inside of F.forget."""
-
-    @functools.wraps(backprop_to_all)
-    def run(outputs, retain_grad, loss_scale):
-        if _now.gradients is not None:
-            _now.gradients.keep([node for node, _ in outputs])
-        backprop_to_all(outputs, retain_grad, loss_scale)
-
-    return run
+    if _now.gradients is not None:
+        _now.gradients.keep([node for node, _ in outputs])
+    backprop_to_all(outputs, retain_grad, loss_scale)
 
 
-@patch("chainer._backprop_utils:backprop_step", when=WHEN)
-def _functions_kept(backprop_step):
+@patch_around("chainer._backprop_utils:backprop_step", when=WHEN)
+def _functions_kept(backprop_step, function, *args):
     """Without it a second pass is wrong, or fails, where a function's backward changes what its forward has kept."""
-
-    @functools.wraps(backprop_step)
-    def run(function, *args):
-        with _as_it_was(function) if _now.gradients is not None else contextlib.nullcontext():
-            backprop_step(function, *args)
-
-    return run
+    with _as_it_was(function) if _now.gradients is not None else contextlib.nullcontext():
+        backprop_step(function, *args)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import numpy as np
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
+from mixprec.scoped import scoped
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
@@ -174,12 +175,10 @@ class RunningStatistics:
     def outside_of_steps(self):
         """Inside of the block calls are no part of a step: what they move stays, as when statistics are recomputed."""
         of_step = {saver for saver in self._savers if saver.saved}
-        outer = _calls.first
-        _calls.begin()
         try:
-            yield
+            with scoped(_calls, first=weakref.WeakKeyDictionary()):
+                yield
         finally:
-            _calls.first = outer
             for saver in self._savers:
                 if saver not in of_step:
                     saver.saved = {}

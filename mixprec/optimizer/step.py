@@ -35,6 +35,7 @@ class OptimizerStep:
         zero_gradients: whether to leave zeros in the gradients.
 
     Attributes:
+        changes: what sees changes since the plan was made, another one for each plan.
         shares_rules: whether another optimizer has the same update rules, whose ``t`` it must know at once.
     """
 
@@ -42,7 +43,7 @@ class OptimizerStep:
         self._optimizer, self._masters, self._preconditioner = optimizer, masters, preconditioner
         self._wanted, self._zero_gradients = batched, zero_gradients
         self._announced = set()
-        self._plan = self._changes = self._seed = None  # the last one is that of the noise on a device
+        self._plan = self.changes = self._seed = None  # the last one is that of the noise on a device
         self._form = None  # what updates most parameters
         self._beside = None  # the FallbackForm of those that the form cannot take, or None
         self._masters_in_step = None  # returns the context in which a step runs
@@ -61,7 +62,7 @@ class OptimizerStep:
             Whether the step is skipped: a boolean array of shape (), valid until the next step.
         """
         self._refresh()
-        form, changes = self._form, self._changes
+        form, changes = self._form, self.changes
         scales, gradients = changes.look()
         scale = only_scale(scales)
         if scale is MIXED or scale is UNSCALED_FP16 or scale is None:
@@ -101,7 +102,7 @@ class OptimizerStep:
             statistics: as for :meth:`run`.
         """
         self._refresh()
-        scales, gradients = self._changes.look()
+        scales, gradients = self.changes.look()
         with self._masters_in_step():
             found = self._form.check(only_scale(scales), gradients, statistics, ())
             if self._beside is not None:
@@ -118,8 +119,8 @@ class OptimizerStep:
     def settle(self):
         """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding."""
         settled = [form.settle() for form in (self._form, self._beside) if form is not None]
-        if any(settled) and self._changes is not None:
-            self._changes.expect()
+        if any(settled) and self.changes is not None:
+            self.changes.expect()
 
     def seed_of_noise(self):
         """Returns the seed of the random numbers on a device, drawn when it is first asked for."""
@@ -134,14 +135,9 @@ class OptimizerStep:
         """What updates the batch, a :class:`DeviceBatch` on a device; another one when the plan has changed."""
         return None if self._form is None else self._form.batch
 
-    @property
-    def changes(self):
-        """What sees changes since the plan was made, another one for each plan."""
-        return self._changes
-
     def unchanged(self):
         """Whether all is as it was when the plan was made; to be asked between steps."""
-        return self._changes.none()
+        return self.changes.none()
 
     def before_launch(self):
         """To be called before a graph runs a step."""
@@ -152,15 +148,15 @@ class OptimizerStep:
     def after_launch(self):
         """To be called when a graph has been asked to run a step."""
         self._form.after_launch()
-        self._changes.expect()
+        self.changes.expect()
 
     # --- the plan
 
     def _refresh(self):
         """Makes another plan, and forms for it, if anything has changed since the last one."""
-        if self._changes is not None and self._changes.none():
+        if self.changes is not None and self.changes.none():
             return
-        self._changes = None  # should this fail, the next step makes all of it again
+        self.changes = None  # should this fail, the next step makes all of it again
         if self._wanted:
             self.settle()
             self._form = self._beside = None
@@ -183,11 +179,11 @@ class OptimizerStep:
             if self._plan.others:
                 self._beside = FallbackForm(masters.part(optimizer, self._plan.others))
                 self._masters_in_step = functools.partial(masters.fixed, of=self._plan.others)
-        self._changes = Changes(optimizer, masters, self._plan.entries)
+        self.changes = Changes(optimizer, masters, self._plan.entries)
 
     def plan_anew(self):
         """To be called when states have been loaded: numbers in them may part what was one group."""
-        self._changes = None
+        self.changes = None
 
     def _preconditioned(self):
         """Leaves preconditioned gradients in masters; returns the ids of their parameters.

@@ -50,12 +50,12 @@ class UpdateForm(abc.ABC):
             ``skip``: whether any of them is not finite.
         """
 
-    @abc.abstractmethod
     def run_hooks(self, skip):
         """Runs hooks on the unscaled gradients, unless skipped; returns ``skip``, true also if they are not finite now.
 
-        Masters and states have not changed yet.
+        Masters and states have not changed yet. A form whose hooks run elsewhere has nothing to do here.
         """
+        return skip
 
     @abc.abstractmethod
     def update(self, skip, scaler, counter):
@@ -73,10 +73,10 @@ class UpdateForm(abc.ABC):
     def forget(self):  # noqa: B027
         """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
 
-    @abc.abstractmethod
     def settle(self):
         """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding.
 
         Returns:
-            Whether there were any.
+            Whether there were any; never on the host, where a step counts at once.
         """
+        return False

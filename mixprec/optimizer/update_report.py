@@ -4,6 +4,8 @@ import dataclasses
 import json
 from typing import Any
 
+from mixprec.text_table import aligned
+
 
 @dataclasses.dataclass(frozen=True)
 class ParameterReport:
@@ -54,9 +56,5 @@ class UpdateReport:
     def __str__(self) -> str:
         rows = [("parameter", "dtype", "elements", "update")]
         rows += [(row.name, row.dtype, f"{row.size:,}", row.path) for row in self.parameters]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            f"{name.ljust(widths[0])}  {dtype.ljust(widths[1])}  {size.rjust(widths[2])}  {path}"
-            for name, dtype, size, path in rows
-        ]
-        return "\n".join([*lines, f"{self.batched} of {len(self.parameters)} parameters in one batch"])
+        last = f"{self.batched} of {len(self.parameters)} parameters in one batch"
+        return "\n".join([*aligned(rows, right=(2,)), last])

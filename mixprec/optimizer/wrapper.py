@@ -92,20 +92,8 @@ class MixedPrecisionOptimizer(Delegation):
     """
 
     _OWN = (
-        "_optimizer",
-        "_scaler",
-        "_masters",
-        "_statistics",
-        "_counter",
-        "_passes",
-        "_watchdog",
-        "_wishes",
-        "_optimizer_step",
-        "_no_decay",
-        "_rates",
-        "_evaluation",
-        "_ranks",
-        "_preconditioner",
+        *("_optimizer", "_scaler", "_no_decay", "_rates", "_wishes", "_ranks", "_preconditioner"),  # as it was made
+        *("_masters", "_statistics", "_optimizer_step", "_counter", "_passes", "_watchdog", "_evaluation"),
     )
 
     def __init__(
@@ -123,15 +111,13 @@ class MixedPrecisionOptimizer(Delegation):
     ) -> None:
         self._optimizer = checked(optimizer)
         self._scaler = as_loss_scale(loss_scale)
-        self._masters = None
-        self._statistics = None
+        self._masters = self._statistics = self._optimizer_step = None  # which setup makes
         self._no_decay = NoDecay(no_decay)
         self._rates = part_rates.checked(rates)
         self._evaluation = Evaluation()
         self._ranks = ranks_of(communicator, allreduce_dtype)
         wishes = {"batched": batched, "zero_gradients": zero_gradients}
         self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
-        self._optimizer_step = None
         self._counter = StepCounter()
         if preconditioner is not None:
             arguments.instance("preconditioner", preconditioner, KFAC, "a mixprec.KFAC or None")

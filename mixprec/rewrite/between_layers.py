@@ -4,6 +4,7 @@ Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, no
 ``None``. :func:`fence` is the rule for functions that are not Chainer's: it gives them inputs as in a plain model.
 """
 
+import math
 import numbers
 import weakref
 
@@ -22,7 +23,7 @@ from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
-from mixprec.backends.geometry import LocalResponseNorm, Pooling
+from mixprec.backends.geometry import LocalResponseNorm
 from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
@@ -42,6 +43,7 @@ from mixprec.rewrite.memory_order import (
     is_part,
     run_in_order_of,
 )
+from mixprec.rewrite.windows import is_in_plane, pooling_of
 
 # Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs lie in the order of
 # their axes, those of operators too.
@@ -55,9 +57,9 @@ _ELEMENTWISE = {
 
 def _max_pooling(scope, node, inputs):
     (x,) = inputs
-    if node.ndim != 2 or not _are_images(x) or node.ksize[0] * node.ksize[1] > pooling.LARGEST_WINDOW:
+    if not is_in_plane(node) or not _are_images(x) or math.prod(node.ksize) > pooling.LARGEST_WINDOW:
         return None
-    ours = pooling.MaxPooling2D(_geometry(node.ksize, node.stride, node.pad, bool(node.cover_all)))
+    ours = pooling.MaxPooling2D(pooling_of(node, node.cover_all))
     y = ours.run(scope.images(x))
     if node.return_indices:
         node.indexes = ours.indexes()
@@ -65,18 +67,9 @@ def _max_pooling(scope, node, inputs):
 
 
 def _average_pooling(scope, node, inputs):
-    return _average(scope, inputs, _geometry((node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw)))
-
-
-def _average_pooling_nd(scope, node, inputs):
-    if node.ndim != 2 or (node.pad_value is None and any(node.pad)):
-        return None
-    return _average(scope, inputs, _geometry(node.ksize, node.stride, node.pad))
-
-
-def _average(scope, inputs, geometry):
-    (x,) = inputs
-    if not _are_images(x):
+    (x,), geometry = inputs, pooling_of(node)
+    divides_by_less = getattr(node, "pad_value", 0) is None and any(geometry.pad)
+    if not is_in_plane(node) or divides_by_less or not _are_images(x):
         return None
     if geometry.window == x.shape[2:] and not any(geometry.pad):
         return (pooling.GlobalAveragePooling2D(keepdims=True).run(scope.images(x)),)
@@ -85,10 +78,6 @@ def _average(scope, inputs, geometry):
 
 def _are_images(x):
     return x.ndim == 4 and x.dtype in STORAGE_DTYPES
-
-
-def _geometry(window, stride, pad, cover_all=False):
-    return Pooling(tuple(window), tuple(stride), tuple(pad), cover_all)
 
 
 def _mean(scope, node, inputs):
@@ -195,7 +184,7 @@ def is_elementwise(cls):
 RULES = {
     Accuracy: _accuracy,
     AveragePooling2D: _average_pooling,
-    AveragePoolingND: _average_pooling_nd,
+    AveragePoolingND: _average_pooling,
     Concat: _concat,
     Dropout: _dropout,
     LocalResponseNormalization: _local_response_normalization,

@@ -10,8 +10,13 @@ from typing import Any
 
 from mixprec.rewrite import parameters, trace
 from mixprec.rewrite.fusions import ADD_RELU, RELU
+from mixprec.text_table import aligned
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
+_IN_JSON = (
+    *("compute", "layout", "links", "fused", "conv_statistics", "conversions", "unconverted", "too_narrow"),
+    *("parameters", "parameter_bytes", "activation_bytes"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,29 +159,12 @@ class Report:
 
     def to_json(self) -> str:
         """Returns the report as a JSON text."""
-        return json.dumps(
-            {
-                "compute": self.compute,
-                "layout": self.layout,
-                "links": [dataclasses.asdict(link) for link in self.links],
-                "fused": self.fused,
-                "conv_statistics": self.conv_statistics,
-                "conversions": None if not self.traced else [dataclasses.asdict(each) for each in self.conversions],
-                "unconverted": self.unconverted,
-                "too_narrow": self.too_narrow,
-                "parameters": self.parameters,
-                "parameter_bytes": self.parameter_bytes,
-                "activation_bytes": self.activation_bytes,
-            },
-            indent=2,
-        )
+        return json.dumps({name: getattr(self, name) for name in _IN_JSON}, indent=2, default=dataclasses.asdict)
 
     def __str__(self) -> str:
         rows = [("link", "class", "before", "after", "why", "fused with, or why not")]
         rows += [(link.name or "/", link.kind, link.before, link.after, link.why, link.fused) for link in self.links]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*table, "", *(f"{title + ':':22}{text}" for title, text in self._totals())])
+        return "\n".join([*aligned(rows), "", *(f"{title + ':':22}{text}" for title, text in self._totals())])
 
     def _totals(self):
         yield "compute", f"{self.compute}, {self.layout.upper()}"
@@ -190,14 +178,9 @@ class Report:
             return
         yield "kept for backward", f"{_change(*self.activation_bytes)}, with {self._conversion.findings.batch}"
         fused = self.fused
-        yield (
-            "batch normalizations",
-            f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone",
-        )
-        yield (
-            "statistics",
-            f"{self.conv_statistics} may be taken in the convolution before, on a GPU",
-        )
+        counts = f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone"
+        yield "batch normalizations", counts
+        yield "statistics", f"{self.conv_statistics} may be taken in the convolution before, on a GPU"
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
         left = self.unconverted

@@ -21,6 +21,7 @@ from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
 from mixprec.rewrite.twins import twins
+from mixprec.scoped import scoped
 
 
 def convert(
@@ -190,8 +191,7 @@ def _before(link, plain):
 
 def _try_out(model, conversion, example):
     """Calls the model: what follows each normalization turns out in the first call, the report shows the second."""
-    with without_trace(model):
-        conversion.on_example = True
+    with without_trace(model), scoped(conversion, on_example=True):
         try:
             for train in (True, True, False):
                 call_on_example(model, example, train=train)
@@ -202,8 +202,6 @@ def _try_out(model, conversion, example):
             else:  # Python 3.10
                 announce("%s", note)
             raise
-        finally:
-            conversion.on_example = False
 
 
 class _Backup:

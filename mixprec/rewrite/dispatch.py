@@ -22,6 +22,7 @@ from mixprec.rewrite.results import outwards
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import active
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
+from mixprec.scoped import scoped
 from mixprec.weight_copies import COMPUTE, as_computed
 from mixprec.without_masters import CONVERSION
 
@@ -208,11 +209,8 @@ def compute_whole(function, args, kwargs):
         return function(*args, **kwargs)
     given = [*_flat((*args, *kwargs.values()))]
     args, kwargs = plain_arguments(scope, function.__name__, args, kwargs)
-    active.scope = None
-    try:
+    with scoped(active, scope=None):
         outputs = function(*args, **kwargs)
-    finally:
-        active.scope = scope
     if scope.trace is not None:
         scope.trace.note_whole(function.__name__, given)
     return outputs

@@ -5,12 +5,11 @@ bfloat16. So what their constructors get becomes float32, and all that they comp
 :func:`mixprec.rewrite.replacements.install` applies the replacements.
 """
 
-import functools
 import types
 
 import chainer.functions as F
 
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch, patch_around
 from mixprec.dtypes import is_half
 from mixprec.rewrite import dispatch
 from mixprec.rewrite.state import active
@@ -19,48 +18,35 @@ _WHEN = "mixprec.convert"
 _ROUNDING = 2.0**-8  # by which a sum may miss 1 since its numbers were rounded to 16 bits; others are meant as they are
 
 
-@patch(
+@patch_around(
     "chainer.distributions.{bernoulli:Bernoulli,beta:Beta,categorical:Categorical,cauchy:Cauchy,chisquare:Chisquare,"
     "dirichlet:Dirichlet,exponential:Exponential,gamma:Gamma,geometric:Geometric,gumbel:Gumbel,laplace:Laplace,"
     "log_normal:LogNormal,multivariate_normal:MultivariateNormal,normal:Normal,one_hot_categorical:OneHotCategorical,"
     "pareto:Pareto,poisson:Poisson,uniform:Uniform}.__init__",
     when=_WHEN,
 )
-def parameters(original):
+def parameters(original, self, *args, **kwargs):
     """Without it entropies and samples of distributions in converted models fail: their parameters are in 16 bits."""
-
-    @functools.wraps(original)
-    def init(self, *args, **kwargs):
-        scope = active.scope
-        if scope is not None:
-            args, kwargs = dispatch.plain_arguments(scope, type(self).__name__, args, kwargs)
-        original(self, *args, **kwargs)
-
-    return init
+    scope = active.scope
+    if scope is not None:
+        args, kwargs = dispatch.plain_arguments(scope, type(self).__name__, args, kwargs)
+    original(self, *args, **kwargs)
 
 
-@patch("chainer.distributions.{categorical:Categorical,one_hot_categorical:OneHotCategorical}.__init__", when=_WHEN)
-def probabilities(original):
+@patch_around(
+    "chainer.distributions.{categorical:Categorical,one_hot_categorical:OneHotCategorical}.__init__", when=_WHEN
+)
+def probabilities(original, self, p=None, **kwargs):
     """Without it NumPy and CuPy draw no sample of probabilities in 16 bits, whose sum misses 1 by rounding."""
-
-    @functools.wraps(original)
-    def init(self, p=None, **kwargs):
-        if active.scope is not None and p is not None and is_half(p.dtype):
-            p = _summing_to_one(p)
-        original(self, p, **kwargs)
-
-    return init
+    if active.scope is not None and p is not None and is_half(p.dtype):
+        p = _summing_to_one(p)
+    original(self, p, **kwargs)
 
 
 @patch("chainer.distributions.multivariate_normal:matmul", when=_WHEN)
 def products(module):
     """Without it the matrix products of a MultivariateNormal in a converted model are in 16 bits."""
-
-    @functools.wraps(module.matmul)
-    def matmul(*args, **kwargs):
-        return dispatch.compute_whole(module.matmul, args, kwargs)
-
-    return types.SimpleNamespace(matmul=matmul)
+    return types.SimpleNamespace(matmul=lambda *args, **kwargs: dispatch.compute_whole(module.matmul, args, kwargs))
 
 
 def _summing_to_one(p):

@@ -27,6 +27,8 @@ from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
+from mixprec.rewrite.windows import pooling_of
+from mixprec.scoped import scoped
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16
@@ -83,8 +85,8 @@ def _float32_if_adding(scope, node, inputs):
 def _adds(node):
     if hasattr(node, "in_subs"):  # F.einsum
         return not set(node.in_subs) <= {*node.out_sub, ","}
-    window, stride = (node.ksize, node.stride) if hasattr(node, "ksize") else ((node.kh, node.kw), (node.sy, node.sx))
-    return any(step < size for step, size in zip(stride, window, strict=True))
+    pooling = pooling_of(node)
+    return any(step < size for step, size in zip(pooling.stride, pooling.window, strict=True))
 
 
 def is_chainers_own(node):
@@ -100,13 +102,9 @@ def whose(node):
 
 def _as_it_is(scope, node, inputs):
     if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
-        selector = node._impl_selector
-        if scope.conversion.on_example:  # it would wait for other processes, which may have no example
-            node._impl_selector = CHAINERS_OWN
-        try:
+        on_example = scope.conversion.on_example  # it would wait for other processes, which may have no example
+        with scoped(node, _impl_selector=CHAINERS_OWN if on_example else node._impl_selector):
             return _float32_inside(scope, node, inputs)
-        finally:
-            node._impl_selector = selector
     if all(x.dtype != BFLOAT16 for x in inputs):
         return chainer_apply(node, inputs)
     if hasattr(node, "type"):  # F.cast

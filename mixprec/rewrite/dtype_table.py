@@ -54,19 +54,8 @@ AS_IT_IS = {"BatchNormalization", "Cast", "FixedBatchNormalization"}
 
 # Each element by itself, or with that of the same place in the other inputs.
 ELEMENTWISE = {
-    *(
-        "CReLU",
-        "ClippedReLU",
-        "ELU",
-        "HardSigmoid",
-        "LeakyReLU",
-        "RReLU",
-        "ReLU",
-        "Sigmoid",
-        "Softplus",
-        "Swish",
-        "Tanh",
-    ),
+    *("CReLU", "ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "RReLU", "ReLU"),
+    *("Sigmoid", "Softplus", "Swish", "Tanh"),
     *("Absolute", "Add", "AddConstant", "Div", "DivFromConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub"),
     *("SubFromConstant", "Clip", "Fmod", "LinearInterpolate", "Maximum", "Minimum", "Sqrt", "RsqrtGPU", "Square"),
     *("Arccos", "Arcsin", "Arctan", "Arctan2", "Arctanh", "Cos", "Sin", "Tan"),

@@ -13,6 +13,7 @@ from mixprec.dtypes import FLOAT32, is_half
 from mixprec.name_patterns import UnknownName
 from mixprec.nested import mapped
 from mixprec.rewrite.deferred import Deferred, taken
+from mixprec.scoped import scoped
 
 _OURS = "mixprec.links."
 
@@ -71,14 +72,12 @@ def call(scope, function, args, kwargs):
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    outer, scope.keeps_float32 = scope.keeps_float32, True
-    try:
-        if not outer:
+    is_outermost = not scope.keeps_float32
+    with scoped(scope, keeps_float32=True):
+        if is_outermost:
             name = f"{scope.link_name or '/'} in float32"
             args, kwargs = widened(scope, args, name), widened(scope, kwargs, name)
         return function(*args, **kwargs)
-    finally:
-        scope.keeps_float32 = outer
 
 
 def widened(scope, value, taker):

@@ -19,22 +19,12 @@ from mixprec.weight_copies import compute_in, exact, rounded
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
 _MULTIPLIED = (
-    *_FILTERS,
-    L.Bilinear,
-    L.ConvolutionND,
-    L.DeconvolutionND,
-    L.DepthwiseConvolution2D,
-    L.DilatedConvolution2D,
-    L.EmbedID,
-    L.Linear,
-    L.LocalConvolution2D,
+    *(*_FILTERS, L.ConvolutionND, L.DeconvolutionND, L.DepthwiseConvolution2D, L.DilatedConvolution2D),
+    *(L.Bilinear, L.EmbedID, L.Linear, L.LocalConvolution2D),
 )
 _NORMALIZATIONS = (
-    L.BatchNormalization,
-    L.BatchRenormalization,
-    L.DecorrelatedBatchNormalization,
-    L.GroupNormalization,
-    L.LayerNormalization,
+    *(L.BatchNormalization, L.BatchRenormalization, L.DecorrelatedBatchNormalization),
+    *(L.GroupNormalization, L.LayerNormalization),
 )
 _OTHERS = (L.Bias, L.PReLU, L.Scale, L.Swish)
 # Chainer's other functions do not know bfloat16.

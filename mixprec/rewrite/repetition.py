@@ -12,6 +12,7 @@ from mixprec.rewrite.deferred import Deferred, compute, taken
 from mixprec.rewrite.dispatch import call_from_outside
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import active, state_of
+from mixprec.scoped import scoped
 
 _RESULT = "it is a result of a part that is recomputed"
 
@@ -37,18 +38,15 @@ class Repetition:
         if scope is None:
             yield
             return
-        outer, scope.noted = scope.noted, (*scope.noted, self._places)
-        try:
+        with scoped(scope, noted=(*scope.noted, self._places)):
             yield
-            # Casts of parameters are shared by all of the model: gradients are added up before they are cast back.
-            self._leaves = {key: held for key, held in scope.leaves.items() if isinstance(held[0], chainer.Variable)}
-        finally:
-            scope.noted = outer
+        # Casts of parameters are shared by all of the model: gradients are added up before they are cast back.
+        self._leaves = {key: held for key, held in scope.leaves.items() if isinstance(held[0], chainer.Variable)}
 
     def again(self):
         """Returns a context manager to be used around each further call."""
         if self._conversion is None:
-            return _outside()
+            return scoped(active, scope=None)
         scope = Scope(self._conversion, self._root)
         scope.link, scope.keeps_float32 = self._link, self._keeps_float32
         scope.leaves = dict(self._leaves)
@@ -64,15 +62,6 @@ class Repetition:
                 if function is not None:
                     yield function
                     todo += function.inputs
-
-
-@contextlib.contextmanager
-def _outside():
-    outer, active.scope = active.scope, None
-    try:
-        yield
-    finally:
-        active.scope = outer
 
 
 def computed(variable, taker=None):

@@ -6,11 +6,10 @@ that is added.
 """
 
 import copy as copying
-import functools
 
 from mixprec import weight_copies, without_masters
 from mixprec.compat import whole
-from mixprec.compat.registry import patch
+from mixprec.compat.registry import patch_around
 from mixprec.functions import widening
 from mixprec.links.storage import in_float32
 from mixprec.rewrite import dispatch, distributions, outside, parameters
@@ -38,56 +37,41 @@ def install(link_class):
     without_masters.look_again()
 
 
-@patch("chainer.link:Link.serialize", when=_WHEN)
-def serialize(original):
+@patch_around("chainer.link:Link.serialize", when=_WHEN)
+def serialize(original, self, serializer):
     """Without it files of converted models are in 16 bits: links save and load float32 in Chainer's order of axes.
 
     A file of a converted model then looks like one of the plain model, and either loads into the other.
     """
-
-    @functools.wraps(original)
-    def serialize(self, serializer):
-        original(self, serializer if state_of(self) is None else in_float32(serializer))
-
-    return serialize
+    original(self, serializer if state_of(self) is None else in_float32(serializer))
 
 
-@patch("chainer.link:Link.device_resident_accept", when=_WHEN)
-def device_resident_accept(original):
+@patch_around("chainer.link:Link.device_resident_accept", when=_WHEN)
+def device_resident_accept(original, self, visitor):
     """Without it filters of converted links lose their order in memory on a new device.
 
     CuPy and NumPy copy arrays into the order of their axes. Processes that train together send raw memory, and so must
     have one order even of filters that some of them have not used.
     """
-
-    @functools.wraps(original)
-    def device_resident_accept(self, visitor):
-        original(self, visitor)
-        state = state_of(self)
-        if state is not None:
-            parameters.order(self, state.conversion.policy.layout == "nhwc")
-
-    return device_resident_accept
+    original(self, visitor)
+    state = state_of(self)
+    if state is not None:
+        parameters.order(self, state.conversion.policy.layout == "nhwc")
 
 
-@patch("chainer.link:{Link,Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
-def copy(original):
+@patch_around("chainer.link:{Link,Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
+def copy(original, self, mode="share"):
     """Without it a copy of a converted model is no model as a whole: its links convert inputs and results one by one.
 
     These methods copy a link at a time, and so would give each a conversion of its own. What is drawn anew has no FP32
     bits that were to be kept, and stays in 16 bits.
     """
-
-    @functools.wraps(original)
-    def copy(self, mode="share"):
-        result = original(self, mode)
-        states = [state_of(link) for link in self.links()]
-        if any(states):
-            states = states if mode == "share" else copying.deepcopy(states)
-            for link, state in zip(result.links(), states, strict=True):
-                set_state(link, state)
-        if mode == "init":
-            weight_copies.narrow(result.params())
-        return result
-
-    return copy
+    result = original(self, mode)
+    states = [state_of(link) for link in self.links()]
+    if any(states):
+        states = states if mode == "share" else copying.deepcopy(states)
+        for link, state in zip(result.links(), states, strict=True):
+            set_state(link, state)
+    if mode == "init":
+        weight_copies.narrow(result.params())
+    return result

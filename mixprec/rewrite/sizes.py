@@ -19,19 +19,13 @@ from chainer.functions.pooling.unpooling_nd import UnpoolingND
 from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
-from mixprec.backends.geometry import Pooling
 from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW
 from mixprec.rewrite.dtype_rules import in_float32, on_views
-from mixprec.rewrite.memory_order import (
-    TO_NHWC,
-    channels_first,
-    channels_last,
-    is_channels_last,
-    is_only_channels_last,
-)
+from mixprec.rewrite.memory_order import TO_NHWC, channels_first, channels_last, is_channels_last, is_only_channels_last
+from mixprec.rewrite.windows import is_in_plane, pooling_of
 
 _OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
 
@@ -78,27 +72,16 @@ def _resize_images(scope, node, inputs):
 
 
 def _unpooling(scope, node, inputs):
-    return _unpool(inputs, (node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw), node, (node.outh, node.outw))
-
-
-def _unpooling_nd(scope, node, inputs):
-    if node.ndim != 2:
-        return None
-    return _unpool(inputs, node.ksize, node.stride, node.pad, node, node.outs or (None, None))
-
-
-def _unpool(inputs, window, stride, pad, node, given):
-    (x,) = inputs
-    geometry = Pooling(tuple(window), tuple(stride), tuple(pad), bool(node.cover_all))
-    size = _out_size(x, geometry, given)
+    (x,), geometry = inputs, pooling_of(node, node.cover_all)
+    given = (node.outh, node.outw) if isinstance(node, Unpooling2D) else node.outs or (None, None)
+    size = _out_size(x, geometry, given) if is_in_plane(node) else None
     if size is None or geometry.stride != geometry.window or any(geometry.pad):
         return None
     return (resizing.Unpooling2D(size, geometry).run(x),)
 
 
 def _upsampling(scope, node, inputs):
-    (x,) = inputs
-    geometry = Pooling((node.kh, node.kw), (node.sy, node.sx), (node.ph, node.pw), bool(node.cover_all))
+    (x,), geometry = inputs, pooling_of(node, node.cover_all)
     size = _out_size(x, geometry, (node.outh, node.outw))
     if size is None or node.indexes.shape != x.shape or node.kh * node.kw > LARGEST_WINDOW:
         return None
@@ -145,12 +128,8 @@ RULES = {
     Pad: _pad,
     Repeat: _repeat,
     ResizeImages: _resize_images,
-    ROIAverageAlign2D: _regions,
-    ROIAveragePooling2D: _regions,
-    ROIMaxAlign2D: _regions,
-    ROIMaxPooling2D: _regions,
-    ROIPooling2D: _regions,
-    Unpooling2D: _unpooling,
-    UnpoolingND: _unpooling_nd,
     Upsampling2D: _upsampling,
+    **dict.fromkeys((Unpooling2D, UnpoolingND), _unpooling),
+    **dict.fromkeys((ROIAverageAlign2D, ROIAveragePooling2D), _regions),
+    **dict.fromkeys((ROIMaxAlign2D, ROIMaxPooling2D, ROIPooling2D), _regions),
 }

@@ -24,21 +24,14 @@ _VIEWS = {
 }
 # What plain Chainer keeps for the backward pass, where another node has taken its place: which inputs, which outputs,
 # and how many float32 arrays like the output beside. Its other nodes say by themselves what they keep.
+_NOTHING, _INPUT = ((), (), 0), ((0,), (), 0)
 _KEPT = {
-    "Convolution2DFunction": ((0,), (), 0),
-    "Deconvolution2DFunction": ((0,), (), 0),
-    "LinearFunction": ((0,), (), 0),
-    "BatchNormalization": ((0,), (), 0),
-    "FixedBatchNormalization": ((0,), (), 0),
-    "ReLU": ((), (0,), 0),
-    "MaxPoolingND": ((), (), 1),
-    "AveragePooling2D": ((), (), 0),
-    "AveragePoolingND": ((), (), 0),
-    "Concat": ((), (), 0),
-    "Dropout": ((), (), 1),
+    **dict.fromkeys(("Convolution2DFunction", "Deconvolution2DFunction", "LinearFunction"), _INPUT),
+    **dict.fromkeys(("BatchNormalization", "FixedBatchNormalization", "SoftmaxCrossEntropy"), _INPUT),
+    **dict.fromkeys(("AveragePooling2D", "AveragePoolingND", "Concat", "StochasticDepth"), _NOTHING),
+    **dict.fromkeys(("Dropout", "MaxPoolingND"), ((), (), 1)),
     "LocalResponseNormalization": ((0,), (), 2),
-    "SoftmaxCrossEntropy": ((0,), (), 0),
-    "StochasticDepth": ((), (), 0),
+    "ReLU": ((), (0,), 0),
 }
 
 

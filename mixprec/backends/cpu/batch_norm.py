@@ -232,14 +232,8 @@ class BatchNorms:
     def _scaled(self, g, x, scale):
         """Returns ``scale * g``."""
         rows = Rows(g.shape)
-        dx = np.empty(g.shape, g.dtype)
-        flat_g, flat_dx = g.reshape(-1), dx.reshape(-1)
-        scale, scratch = rows.repeat(scale), rows.scratch()
-        for part in rows.blocks():
-            block, out = read(flat_g, part, scratch), target(flat_dx, part, scratch)
-            np.multiply(block, scale[: block.size], out=out)
-            write(flat_dx, part, out)
-        return dx
+        scale = rows.repeat(scale)
+        return rows.mapped(g, lambda block, out: np.multiply(block, scale[: block.size], out=out))
 
 
 def _new_output(x, masked):

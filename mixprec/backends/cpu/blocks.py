@@ -207,6 +207,16 @@ class Rows:
         for start in range(0, size, step or 1):
             yield slice(start, min(start + step, size))
 
+    def mapped(self, x, compute):
+        """Returns an array like ``x``, each block of it written by ``compute(block, out)``, both flat and float32."""
+        y, scratch = np.empty(x.shape, x.dtype), self.scratch()
+        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
+        for part in self.blocks():
+            block, out = read(flat_x, part, scratch), target(flat_y, part, scratch)
+            compute(block, out)
+            write(flat_y, part, out)
+        return y
+
     def scratch(self, dtype=np.float32):
         """Returns an uninitialized flat array, one block long."""
         return np.empty(self._rows * self.channels, dtype)

@@ -16,14 +16,7 @@ class LocalResponseNorms:
         """See :meth:`~mixprec.backends.primitives.Primitives.local_response_norm`."""
         rows = Rows(x.shape)
         norm = _Norm(rows, attributes)
-        y = np.empty(x.shape, x.dtype)
-        flat_x, flat_y, scratch = x.reshape(-1), y.reshape(-1), rows.scratch()
-        for part in rows.blocks():
-            block, out = read(flat_x, part, scratch), target(flat_y, part, scratch)
-            _, factor = norm(block)
-            np.multiply(block, factor, out=out)
-            write(flat_y, part, out)
-        return y
+        return rows.mapped(x, lambda block, out: np.multiply(block, norm(block)[1], out=out))
 
     @_quiet
     def local_response_norm_backward(self, dy, x, attributes):

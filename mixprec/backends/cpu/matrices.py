@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.backends.cpu.blocks import Rows, narrow, read, target, widen, write
+from mixprec.backends.cpu.blocks import Rows, narrow, read, widen
 from mixprec.dtypes import FLOAT32
 
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
@@ -43,14 +43,8 @@ class Linears:
     def add_bias(self, x, b):
         """See :meth:`~mixprec.backends.primitives.Primitives.add_bias`."""
         rows = Rows(x.shape)
-        y = np.empty(x.shape, x.dtype)
-        flat_x, flat_y = x.reshape(-1), y.reshape(-1)
-        bias, scratch = rows.repeat(widen(b)), rows.scratch()
-        for part in rows.blocks():
-            block, out = read(flat_x, part, scratch), target(flat_y, part, scratch)
-            np.add(block, bias[: block.size], out=out)
-            write(flat_y, part, out)
-        return y
+        bias = rows.repeat(widen(b))
+        return rows.mapped(x, lambda block, out: np.add(block, bias[: block.size], out=out))
 
 
 class Losses:

@@ -38,7 +38,8 @@ class PlaneConvolutions(PlaneBiases, Candidates):
             return
         key = "plain conv_dgrad", dy.shape, w.shape, dx.shape, dy.dtype, convolution, layout
         arguments = dy, w, dx
-        self._choose(key, self._dgrad_candidates, arguments)(*arguments)
+        candidates = functools.partial(self._gradient_candidates, "conv_dgrad", ("dy", "w", "dx"))
+        self._choose(key, candidates, arguments)(*arguments)
         if b is not None:
             self._add(dx, b, layout)
 
@@ -49,7 +50,8 @@ class PlaneConvolutions(PlaneBiases, Candidates):
             return
         key = "plain conv_wgrad", x.shape, dy.shape, dw.shape, x.dtype, convolution, layout
         arguments = x, dy, dw
-        self._choose(key, self._wgrad_candidates, arguments)(*arguments)
+        candidates = functools.partial(self._gradient_candidates, "conv_wgrad", ("x", "dy", "dw"))
+        self._choose(key, candidates, arguments)(*arguments)
 
     def _fprop_candidates(self, x_shape, w_shape, y_shape, dtype, convolution, bias, layout):
         cudnn, found = self._cudnn(), False
@@ -73,18 +75,10 @@ class PlaneConvolutions(PlaneBiases, Candidates):
 
         return run
 
-    def _dgrad_candidates(self, dy_shape, w_shape, dx_shape, dtype, convolution, layout):
-        tensor = _tensors(dtype, layout)
-        inputs, outputs = [tensor("dy", dy_shape), tensor("w", w_shape)], [tensor("dx", dx_shape)]
-        return self._the_plan(operation("conv_dgrad", inputs, outputs, **geometry(convolution)))
-
-    def _wgrad_candidates(self, x_shape, dy_shape, dw_shape, dtype, convolution, layout):
-        tensor = _tensors(dtype, layout)
-        inputs, outputs = [tensor("x", x_shape), tensor("dy", dy_shape)], [tensor("dw", dw_shape)]
-        return self._the_plan(operation("conv_wgrad", inputs, outputs, **geometry(convolution)))
-
-    def _the_plan(self, asked):
-        plan = self._cudnn().plan(asked)
+    def _gradient_candidates(self, kind, names, *key):
+        *shapes, dtype, convolution, layout = key
+        *inputs, output = map(_tensors(dtype, layout), names, shapes)
+        plan = self._cudnn().plan(operation(kind, inputs, [output], **geometry(convolution)))
         yield "conv", (lambda *arrays: plan.run(*map(self._address, arrays)))
 
     def _add(self, images, b, layout):

@@ -26,6 +26,7 @@ from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
 from mixprec.optimizer.batch.table import GRADIENT_IS_FLOAT, Table
 from mixprec.optimizer.step_counter import StepCounter
+from mixprec.scoped import scoped
 from mixprec.step_state import kernel_arguments
 
 _KERNELS = ("check", "update")
@@ -49,6 +50,7 @@ class DeviceBatch:
     Attributes:
         applied: how many steps were not skipped since the last :meth:`settle`, an int64 array of shape () on the
             device. ``t`` of the rules does not know of them yet.
+        table: the :class:`~mixprec.optimizer.batch.table.Table` that the kernels read.
     """
 
     def __init__(self, entries, launcher, seed=0):
@@ -64,7 +66,7 @@ class DeviceBatch:
             source_of(tuple(programs.values()), launcher.threads, launcher.chunk), _KERNELS
         )
         self._programs = [places[key] for key in keys]
-        self._table = Table(self._entries, self._programs, launcher)
+        self.table = Table(self._entries, self._programs, launcher)
         self._norms = launcher.full((len(self._entries) * points_of(programs.values()) + 1, 2), 0, "float32")
         self._partial = None  # sums of squares, two for each block
         self._ticket = launcher.full((), 0, "uint32")
@@ -77,11 +79,6 @@ class DeviceBatch:
         self._chosen = self._expected = None  # which entries have a gradient, and what those must look like
         self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
         self.applied = launcher.full((), 0, "int64")
-
-    @property
-    def launches(self):
-        """Number of launches of a step."""
-        return self._passes + 1
 
     def check(self, factors=None, restores=(), of_masters=()):
         """Looks whether all gradients are finite, unscaled and after hooks.
@@ -103,17 +100,17 @@ class DeviceBatch:
         self._step = None
         gradients, addresses, copied = self._gradients_with_masters(of_masters) if of_masters else self._gradients()
         factors = self._factors(factors)
-        self._table.write(addresses, factors, restores)
+        self.table.write(addresses, factors, restores)
         self._step = gradients, factors, restores, copied
-        if any(self._stages) and (self._partial is None or self._partial.shape[0] < self._table.chunks):
-            self._partial = self._launcher.full((self._table.chunks, 2), 0, "float64")
+        if any(self._stages) and (self._partial is None or self._partial.shape[0] < self.table.chunks):
+            self._partial = self._launcher.full((self.table.chunks, 2), 0, "float64")
         address = self._address
         for stage in range(self._passes):
             summing = _SUMMING[self._stages[stage] if stage < len(self._stages) else None]
             last = stage == self._passes - 1
             self._launch(
                 "check",
-                self._table.chunks,
+                self.table.chunks,
                 [*map(address, (self._partial, self._found, self._skip)), stage, summing, int(last)],
             )
         return self._skip
@@ -134,9 +131,9 @@ class DeviceBatch:
         address = self._address
         self._launch(
             "update",
-            self._table.chunks + self._table.restores,
+            self.table.chunks + self.table.restores,
             [
-                self._table.restores,
+                self.table.restores,
                 *map(address, (self._skip, skip)),
                 int(zero_gradients),
                 *kernel_arguments(StepCounter, counter, address),
@@ -153,20 +150,13 @@ class DeviceBatch:
         """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
         self._step = None
 
-    @property
-    def table(self):
-        """The :class:`~mixprec.optimizer.batch.table.Table` that the kernels read."""
-        return self._table
-
     @contextlib.contextmanager
     def reading(self, table):
         """Inside of the block kernels are launched that read another table, one for the same parameters."""
-        outer = self._table, self._chosen, self._expected
-        self._table, self._chosen = table, ()  # and look at the gradients
         try:
-            yield
+            with scoped(self, table=table, _chosen=(), _expected=self._expected):  # and look at the gradients
+                yield
         finally:
-            self._table, self._chosen, self._expected = outer
             self._step = None
 
     def settle(self):
@@ -198,7 +188,7 @@ class DeviceBatch:
 
     def _gradients(self):
         """The gradients, as their parameters lie in memory, their addresses, and those of which they are copies."""
-        table = self._table
+        table = self.table
         gradients = list(map(_GRAD, table.params))
         if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
             gradients = [param.grad for param in table.params]
@@ -223,7 +213,7 @@ class DeviceBatch:
 
     def _gradients_one_by_one(self, gradients):
         used, copied = [], []
-        for entry, gradient, array in zip(self._entries, gradients, self._table.arrays, strict=True):
+        for entry, gradient, array in zip(self._entries, gradients, self.table.arrays, strict=True):
             if gradient is not None:
                 self._check_gradient(entry.name, gradient, array)
                 if not (same_order(gradient, array) and is_dense(gradient)):
@@ -271,7 +261,7 @@ class DeviceBatch:
         return 0 if array is None else self._launcher.address(array)
 
     def _launch(self, name, blocks, arguments):
-        common = [*self._table.addresses(), len(self._entries), self._table.chunks, self._seed]
+        common = [*self.table.addresses(), len(self._entries), self.table.chunks, self._seed]
         common += map(self._launcher.address, (self.applied, self._ticket, self._norms))
         self._launcher.launch(self._kernels[name], max(1, blocks), common + arguments)
 
