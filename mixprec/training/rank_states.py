@@ -16,6 +16,7 @@ from chainer.training import extension
 
 from mixprec.backends.dropout_state import serialize_dropout
 from mixprec.data.loaders.epochs import Stages
+from mixprec.scoped import scoped
 from mixprec.training.averaging import average_of, averaged_weights
 from mixprec.training.snapshots import SnapshotError
 from mixprec.training.stages import epochs_of
@@ -90,12 +91,9 @@ class RankStates(NeverCalled):
             yield
             return
         arrays = _statistics(trainer)
-        self._gathered = self._ranks.gather_on_first(_states(trainer, arrays))
-        try:
-            with self.averaged(list(arrays.values())):
-                yield
-        finally:
-            self._gathered = None
+        gathered = self._ranks.gather_on_first(_states(trainer, arrays))
+        with scoped(self, _gathered=gathered), self.averaged(list(arrays.values())):
+            yield
 
 
 class JointSnapshot(extension.Extension):

@@ -1,7 +1,7 @@
 """Schedules of learning rate and damping as pure functions of the epoch.
 
-The trainer calls :class:`Schedule` after each step, which sets the learning rate of the next one; :class:`Damping` does
-so for K-FAC.
+The trainer calls a :class:`Schedule` after each step, which sets the learning rate of the next one, and another for the
+damping of K-FAC.
 """
 
 import dataclasses
@@ -71,54 +71,39 @@ class Rates:
 
 
 class Schedule(extension.Extension):
-    """Sets the learning rate before every iteration, from the epoch alone.
+    """Sets an attribute, such as the learning rate, before every iteration, from the epoch alone.
 
     There is nothing to save: a resumed run computes the same values.
 
     Args:
-        optimizer: optimizer whose ``attribute`` is set.
-        attribute: the name of its learning rate, see :func:`mixprec.training.optimizers.attribute`.
-        rates: :class:`Rates`.
+        target: object whose ``attribute`` is set, such as an optimizer.
+        attribute: its name; of a learning rate see :func:`mixprec.training.optimizers.attribute`.
+        at: function from the epoch, a float, to the value, such as :meth:`Rates.at`.
     """
 
     trigger = 1, "iteration"
     priority = extension.PRIORITY_READER - 1  # after the log, which shows the rate of the iteration that just ran
 
-    def __init__(self, optimizer, attribute, rates):
-        self._optimizer = optimizer
-        self._attribute = attribute
-        self._rates = rates
+    def __init__(self, target, attribute, at):
+        self._target, self._attribute, self._at = target, attribute, at
 
     def initialize(self, trainer):
-        """Sets the rate of the first iteration, or of the one after a resume."""
+        """Sets the value of the first iteration, or of the one after a resume."""
         self(trainer)
 
     def __call__(self, trainer):
-        setattr(self._optimizer, self._attribute, self._rates.at(trainer.updater.epoch_detail))
+        setattr(self._target, self._attribute, self._at(trainer.updater.epoch_detail))
 
 
-class Damping(extension.Extension):
-    """Sets the damping of K-FAC before every iteration, from the epoch alone: ``start * (end / start) ** progress``.
+def damping_at(config, epoch):
+    """Returns the damping of K-FAC: ``start * (end / start) ** progress``, where progress is 1 at the end of training.
 
     Args:
-        kfac: :class:`mixprec.KFAC`.
         config: :class:`mixprec.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
+        epoch: of the iteration, a float.
     """
-
-    trigger = 1, "iteration"
-    priority = Schedule.priority
-
-    def __init__(self, kfac, config):
-        self._kfac, self._epochs, self._start = kfac, config.training.epochs, config.kfac.damping
-        self._end = self._start if config.kfac.end_damping is None else config.kfac.end_damping
-
-    def initialize(self, trainer):
-        """Sets the damping of the first iteration, or of the one after a resume."""
-        self(trainer)
-
-    def __call__(self, trainer):
-        progress = min(1.0, trainer.updater.epoch_detail / self._epochs)
-        self._kfac.damping = self._start * (self._end / self._start) ** progress
+    start, end = config.kfac.damping, config.kfac.end_damping
+    return start * ((start if end is None else end) / start) ** min(1.0, epoch / config.training.epochs)
 
 
 def rates_of(config, images, ranks=1):

@@ -100,7 +100,7 @@ def test_adamw_of_a_config_is_pytorchs_while_the_learning_rate_changes(tmp_path)
         "exp_avg_sq": torch.full(expected.shape, 0.001 * 0.25, dtype=torch.float64),
     }
     rates = Rates(settings=config.run.Schedule(kind="cosine"), peak=0.1, epochs=6, iteration_epochs=1)
-    schedule = Schedule(optimizer, attribute("AdamW"), rates)
+    schedule = Schedule(optimizer, attribute("AdamW"), rates.at)
     for epoch in range(1, 6):
         schedule(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
         adamw.param_groups[0]["lr"] = 0.05 * (1 + np.cos(np.pi * epoch / 6))

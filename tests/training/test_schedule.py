@@ -118,7 +118,7 @@ def test_the_extension_sets_the_rate_of_the_next_iteration_at_the_start_and_afte
             epoch_detail = 0.0
 
     optimizer = Optimizer()
-    schedule = Schedule(optimizer, "alpha", _rates("step", milestones=(1.0,)))
+    schedule = Schedule(optimizer, "alpha", _rates("step", milestones=(1.0,)).at)
     schedule.initialize(Trainer)
     assert optimizer.alpha == 0.8
     Trainer.updater.epoch_detail = 1.0
