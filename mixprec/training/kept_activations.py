@@ -9,7 +9,6 @@ import tempfile
 from typing import Any
 
 import numpy as np
-from chainer import backend
 
 import mixprec
 from mixprec.activation_memory.budget import LARGEST, check_budget, in_bytes
@@ -22,6 +21,7 @@ from mixprec.backends.copies import copies_for
 from mixprec.command_line import one_line
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
+from mixprec.training.devices import on_gpu
 from mixprec.training.networks import EXAMPLE
 
 _ROUNDS = 3  # in two of which a round is recorded
@@ -97,7 +97,7 @@ def _say_nothing(text):
 
 
 def _other_memory(to, device, out):
-    if isinstance(device, backend.GpuDevice):
+    if on_gpu(device):
         if to not in (None, "host"):
             raise OneLineError(f"'memory.to' is {to!r}; allowed on a GPU: host, or null for the same")
         return "host"
@@ -157,7 +157,7 @@ def compared(config, optimizer, blocks, arrays):
     """
     scale = config.training.batch_size / len(arrays[0])
     with tempfile.TemporaryDirectory() as folder:
-        to = "host" if isinstance(optimizer.target.device, backend.GpuDevice) else folder
+        to = "host" if on_gpu(optimizer.target.device) else folder
         copies = copies_for(arrays[0], to)
         bus, total = Bus(*copies.bus()), copies.total()
         copies.close()

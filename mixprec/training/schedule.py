@@ -5,7 +5,6 @@ damping of K-FAC.
 """
 
 import dataclasses
-import itertools
 import math
 
 from chainer.training import extension
@@ -123,11 +122,11 @@ def rates_of(config, images, ranks=1):
     scales = config.optimizer.base_batch_size is not None
     earlier = tuple(
         (
-            float(following.first),
+            float(stage.end),
             stage.batch_size / config.training.batch_size if scales else 1.0,
             1 / steps.in_epoch(stage.first),
         )
-        for stage, following in itertools.pairwise(stages)
+        for stage in stages[:-1]
     )
     return Rates(
         settings=dataclasses.replace(schedule, **scaled),

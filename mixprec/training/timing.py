@@ -4,8 +4,7 @@ import dataclasses
 import itertools
 import time
 
-from chainer import backend
-
+from mixprec.training.devices import on_gpu
 from mixprec.training.images import train_iterator
 from mixprec.training.stages import at_largest, stages_of
 
@@ -74,7 +73,7 @@ def measure(config, trainer, images, ranks=1):
     """
     largest, has_stages = at_largest(config), bool(config.progressive.until)
     loader, batches, batch = _time_loader(_small_batches(largest, images, trainer.updater.device))
-    if isinstance(trainer.updater.device, backend.GpuDevice):
+    if on_gpu(trainer.updater.device):
         if has_stages:
             iterator = train_iterator(largest, images, trainer.updater.device, ranks=ranks)
             trainer.updater._iterators["main"] = iterator
@@ -87,9 +86,7 @@ def measure(config, trainer, images, ranks=1):
 
 def _work(config, size):
     """The epochs of all stages, as epochs with images of one size."""
-    stages = stages_of(config)
-    ends = [*(stage.first for stage in stages[1:]), config.training.epochs]
-    return sum((end - stage.first) * (stage.size / size) ** 2 for stage, end in zip(stages, ends, strict=True))
+    return sum((stage.end - stage.first) * (stage.size / size) ** 2 for stage in stages_of(config))
 
 
 def in_words(seconds):

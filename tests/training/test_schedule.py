@@ -252,13 +252,13 @@ def test_steps_are_counted_through_all_stages(tmp_path_factory, images, last_bat
     )
     steps, epochs = Steps(config, images), epochs_of(config, images)
     delivered = done = 0
-    while epochs.epoch(delivered) < 7:
-        if epochs.is_new(delivered):
-            assert steps.until(epochs.epoch(delivered)) == done
-        assert steps.start(done) == epochs.detail(delivered)
+    while epochs.at(delivered).epoch(delivered) < 7:
+        if epochs.at(delivered).is_new(delivered):
+            assert steps.until(epochs.at(delivered).epoch(delivered)) == done
+        assert steps.start(done) == epochs.at(delivered).detail(delivered)
         for _ in range(accumulated):
             delivered += 1
-            if epochs.is_new(delivered):
+            if epochs.at(delivered).is_new(delivered):
                 break
         done += 1
     assert steps.until(7) == done
