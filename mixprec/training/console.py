@@ -16,6 +16,7 @@ from mixprec.backends.transfers import HostCopy, to_host_async
 from mixprec.messages import one_line
 from mixprec.standard_streams import bars_are_off
 from mixprec.training.label_accuracy import TOP
+from mixprec.training.log_report import value_of
 
 _COLUMNS = ("epoch", "main/loss", "main/accuracy")
 _VALIDATION = ("validation/main/loss", "validation/main/accuracy", "validation/main/accuracy_top5")
@@ -170,6 +171,5 @@ def _bar(images, **settings):
 
 
 def _fetch(value):
-    value = value[0] if isinstance(value, tuple) else value  # (value, weight)
-    value = getattr(value, "array", value)  # of a variable
+    value = value_of(value)
     return value if isinstance(value, HostCopy) else to_host_async(value)

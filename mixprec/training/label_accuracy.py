@@ -38,11 +38,6 @@ def top_k_accuracy(y, t, k=TOP):
     return functions.accuracy(y, t, IGNORED, top=k)
 
 
-def valid_labels(t):
-    """Returns the number of labels that are not -1, on the device of ``t``."""
-    return (t != IGNORED).sum()
-
-
 def valid_images(arrays):
     """Returns how many images of a batch count.
 
@@ -53,5 +48,5 @@ def valid_images(arrays):
         An integer or, if labels are on a device, an array of shape () there.
     """
     if len(arrays) > 1 and arrays[1].dtype.kind == "i":
-        return valid_labels(arrays[1])
+        return (arrays[1] != IGNORED).sum()
     return len(arrays[0])

@@ -134,6 +134,12 @@ class DictSummary(reporter.DictSummary):
         return {name: _mean([sums[name] for sums in of_ranks if name in sums]) for name in self._summaries}
 
 
+def value_of(observed):
+    """Returns the number, or the array of shape (), of a value that may be a variable, or come with a weight."""
+    value = observed[0] if isinstance(observed, tuple) else observed
+    return getattr(value, "array", value)
+
+
 def _mean(sums):
     values, weights = zip(*sums, strict=True)
     with np.errstate(over="ignore", invalid="ignore"):
