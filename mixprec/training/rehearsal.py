@@ -173,25 +173,13 @@ def _unchanged(optimizer):
         stack.enter_context(without_trace(model))
         stack.enter_context(unnoticed(model))
         stack.enter_context(optimizer._statistics.kept())
-        stack.enter_context(_own_random_numbers(model.device))
+        if on_gpu(model.device):  # CuPy's global functions draw from another state; NumPy's is put back by others
+            random = model.device.xp.random
+            stack.callback(random.set_random_state, random.get_random_state())
+            random.set_random_state(random.RandomState(0))
         stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
         stack.callback(model.cleargrads)
         yield
-
-
-@contextlib.contextmanager
-def _own_random_numbers(device):
-    """Inside of the block CuPy's global functions draw from another state; NumPy's is put back by others."""
-    if not on_gpu(device):
-        yield
-        return
-    random = device.xp.random
-    before = random.get_random_state()
-    random.set_random_state(random.RandomState(0))
-    try:
-        yield
-    finally:
-        random.set_random_state(before)
 
 
 def _stream(model, is_captured):
