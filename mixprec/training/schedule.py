@@ -34,24 +34,21 @@ class Rates:
         settings: :class:`mixprec.config.run.Schedule`, with rates as they are scaled.
         peak: learning rate at the end of the warm-up.
         epochs: length of training in epochs.
-        iteration_epochs: length of one iteration in epochs.
-        earlier: of stages of training before the last one, in order: the epoch until which it goes, what the rate is
-            multiplied by in it, and the length of one of its iterations in epochs.
+        stages: of each stage of training, in order: the epoch until which it goes, what the rate is multiplied by in
+            it, and the length of one of its iterations in epochs. The last one has no end.
     """
 
     settings: run.Schedule
     peak: float
     epochs: int
-    iteration_epochs: float
-    earlier: tuple[tuple[float, float, float], ...] = ()
+    stages: tuple[tuple[float, float, float], ...]
 
     def at(self, epoch):
         """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
         epoch = math.floor(epoch) if self.settings.by == "epoch" else epoch
-        for until, factor, iteration_epochs in self.earlier:
-            if epoch < until:
-                return factor * self._at(epoch, iteration_epochs)
-        return self._at(epoch, self.iteration_epochs)
+        current = (each for each in self.stages if epoch < each[0])
+        _, factor, iteration_epochs = next(current, self.stages[-1])
+        return factor * self._at(epoch, iteration_epochs)
 
     def _at(self, epoch, iteration_epochs):
         settings, warmup, start = self.settings, self.settings.warmup_epochs, self.settings.warmup_start_lr
@@ -113,27 +110,26 @@ def rates_of(config, images, ranks=1):
         images: number of training images.
         ranks: number of processes that train together.
     """
-    schedule, steps, stages = config.schedule, Steps(config, images, ranks), stages_of(config)
+    schedule, steps = config.schedule, Steps(config, images, ranks)
     scaled = {
         name: scaled_rate(config, rate, ranks)
         for name in ("end_lr", "warmup_start_lr")
         if (rate := getattr(schedule, name)) is not None
     }
     scales = config.optimizer.base_batch_size is not None
-    earlier = tuple(
+    of_stages = tuple(
         (
             float(stage.end),
             stage.batch_size / config.training.batch_size if scales else 1.0,
             1 / steps.in_epoch(stage.first),
         )
-        for stage in stages[:-1]
+        for stage in stages_of(config)
     )
     return Rates(
         settings=dataclasses.replace(schedule, **scaled),
         peak=scaled_rate(config, config.optimizer.lr, ranks),
         epochs=config.training.epochs,
-        iteration_epochs=1 / steps.in_epoch(stages[-1].first),
-        earlier=earlier,
+        stages=of_stages,
     )
 
 

@@ -23,7 +23,7 @@ _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 
 def _rates(kind="cosine", peak=0.8, epochs=90, iteration_epochs=1 / _STEPS, **keys):
     settings = configs.run.Schedule(kind=kind, **keys)
-    return Rates(settings=settings, peak=peak, epochs=epochs, iteration_epochs=iteration_epochs)
+    return Rates(settings=settings, peak=peak, epochs=epochs, stages=((epochs, 1.0, iteration_epochs),))
 
 
 def _torch_module():
