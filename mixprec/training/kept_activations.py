@@ -81,7 +81,7 @@ def limit(config, optimizer, report, out, ranks):
         )
     if settings.budget is not None:
         to = _other_memory(settings.to, model.device, out)
-        say = _print if ranks.is_first else _say_nothing
+        say = _print if ranks.is_first else str  # which says nothing: other ranks have plans that are alike
         memory = mixprec.offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
         kept = 0  # what does not fit waits elsewhere
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
@@ -90,10 +90,6 @@ def limit(config, optimizer, report, out, ranks):
 
 def _print(text):
     print(f"memory:\n{text}", flush=True)
-
-
-def _say_nothing(text):
-    """Other ranks have plans that are alike."""
 
 
 def _other_memory(to, device, out):
