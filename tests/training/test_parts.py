@@ -146,7 +146,7 @@ class Bar:
 
     disable = False
 
-    def __init__(self, total, initial=0, desc=None, **_):
+    def __init__(self, total=0, initial=0, desc=None, **_):
         self.total, self.n, self.text = total, initial, desc
         self.postfixes, self.open = [], True
 
