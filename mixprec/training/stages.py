@@ -28,11 +28,6 @@ class Stage:
     size: int
     batch_size: int
 
-    @property
-    def pixels(self):
-        """Number of pixels of a batch."""
-        return self.batch_size * self.size**2
-
 
 def stages_of(config):
     """Returns the list of :class:`Stage` of a config, in order."""
@@ -46,7 +41,7 @@ def stages_of(config):
 
 def largest_stage(config):
     """Returns the :class:`Stage` whose batches have most pixels, and so need most memory."""
-    return max(stages_of(config), key=lambda stage: stage.pixels)
+    return max(stages_of(config), key=lambda stage: stage.batch_size * stage.size**2)
 
 
 def at_largest(config):

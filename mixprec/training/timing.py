@@ -107,11 +107,8 @@ def some_images(config, trainer, images, timing):
         config, trainer, images: as for :func:`measure`.
         timing: :class:`Timing`: there are as many as a step computes in about a second.
     """
-    iterator = _small_batches(config, images, trainer.updater.device)
-    try:
+    with _small_batches(config, images, trainer.updater.device) as iterator:
         arrays = trainer.updater.converter(iterator.next(), trainer.updater.device)
-    finally:
-        iterator.finalize()
     count = max(2, int(timing.steps))
     return tuple(array[:count] for array in arrays)
 
@@ -122,15 +119,13 @@ def _small_batches(config, images, device):
 
 
 def _time_loader(iterator):
-    try:
+    with iterator:
         for _ in range(2):  # the first starts threads or processes; what they have made ahead by then is soon used up
             batch = iterator.next()
         images, batches, seconds, start = 0, 0, 0.0, time.perf_counter()
         while batches < _BATCHES and seconds < _SECONDS:
             batch = iterator.next()
             images, batches, seconds = images + len(batch[0]), batches + 1, time.perf_counter() - start
-    finally:
-        iterator.finalize()
     return images / seconds, batches, batch
 
 
