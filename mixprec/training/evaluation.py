@@ -41,7 +41,7 @@ class Evaluator(extensions.Evaluator):
         """Runs over the iterator once and returns the means of what the model reports."""
         iterator = self.get_iterator("main")
         iterator.reset()
-        summary = _Means(self._gather)
+        summary = DictSummary(self._gather, _Mean)
         with self._weights():
             for batch in iterator:
                 arrays = self.converter(batch, self.device)
@@ -60,7 +60,3 @@ class _Mean(Summary):
     def __init__(self):
         super().__init__()
         self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64
-
-
-class _Means(DictSummary):
-    summary = _Mean

@@ -120,13 +120,12 @@ class DictSummary(reporter.DictSummary):
 
     Args:
         gather: as for :class:`LogReport`.
+        summary: class of the sums under a name.
     """
 
-    summary = Summary
-
-    def __init__(self, gather=lambda value: [value]):
+    def __init__(self, gather, summary=Summary):
         self._gather = gather
-        self._summaries = collections.defaultdict(self.summary)
+        self._summaries = collections.defaultdict(summary)
 
     def compute_mean(self):
         """Returns the means by name, over all ranks that have added something under a name."""
