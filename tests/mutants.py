@@ -446,7 +446,7 @@ MUTANTS = [
            BATCHES + "each_place_of_an_epoch_has_its_operations",
            "epoch * self._made_per_epoch + batch", "self._delivered",
            "a run that goes on with last_batch drop has other operations"),
-    Mutant("wide-erased-boxes", "data/loaders/erasing.py", "data/test_augmentation.py",
+    Mutant("wide-erased-boxes", "data/loaders/uniforms.py", "data/test_augmentation.py",
            "math.sqrt(area * ratio)", "math.sqrt(area / ratio)", "erased rectangles are squares"),
     Mutant("copies-apart", "data/loaders/order.py",
            BATCHES + "places_of_an_epoch_have_copies_one_behind_the_other",
