@@ -84,15 +84,13 @@ class TimedUpdater(updaters.StandardUpdater):
         return self.converter(batch, self.input_device, functools.partial(self._mixing.mix, number=number))
 
     def _batches(self, iterator):
-        batches, images = [self._batch(iterator)], []
-        while True:
-            images.append(iterator.images_of_all if self._ranks > 1 else 0)
-            if len(batches) == self._accumulate or iterator.is_new_epoch:
-                break
+        batches, images = [], 0
+        while not batches or (len(batches) < self._accumulate and not iterator.is_new_epoch):
             batches.append(self._batch(iterator))
+            images += iterator.images_of_all if self._ranks > 1 else 0
         if self._ranks == 1:
             return batches
-        return batches, self.device.send(np.array(sum(images) / self._ranks, np.float32))
+        return batches, self.device.send(np.array(images / self._ranks, np.float32))
 
     @property
     def _sums(self):
