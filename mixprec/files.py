@@ -255,9 +255,9 @@ def cache_folder():
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "mixprec"
 
 
-def write_text(path, text):
-    """Writes ``text`` (UTF-8) to ``path``, atomically."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+def write_text(path, text, sync=True):
+    """Writes ``text`` (UTF-8) to ``path``, atomically; ``sync`` is as for :func:`replacing`."""
+    with replacing(path, sync) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
 
 

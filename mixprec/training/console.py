@@ -16,6 +16,7 @@ from mixprec.backends.transfers import HostCopy, to_host_async
 from mixprec.messages import one_line
 from mixprec.standard_streams import bars_are_off
 from mixprec.training.label_accuracy import TOP
+from mixprec.training.log_report import value_of
 
 _COLUMNS = ("epoch", "main/loss", "main/accuracy")
 _VALIDATION = ("validation/main/loss", "validation/main/accuracy", "validation/main/accuracy_top5")
@@ -38,7 +39,7 @@ class ProgressBar(extension.Extension):
     def __init__(self, images, epochs):
         self._images = images
         self._epochs = epochs
-        self._bar = None
+        self._bar = tqdm(disable=True)  # until there is one
         self._coming = None  # the loss that is on its way to the host
         self._shown = {}
 
@@ -57,8 +58,7 @@ class ProgressBar(extension.Extension):
 
     def finalize(self):
         """Removes the bar."""
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def _look(self, observation):
         """Takes what is there; returns whether something is new."""
@@ -89,11 +89,11 @@ class Shown(dataset.Iterator):
         self._iterator = iterator
         self._images = images
         self._before_batch = before_batch
-        self._bar = None
+        self._bar = tqdm(disable=True)  # until there is one
 
     def reset(self):
         """Rewinds, and draws a new bar."""
-        self._close()
+        self._bar.close()
         self._iterator.reset()
         self._bar = _bar(self._images, desc="validation", leave=False)
 
@@ -102,21 +102,15 @@ class Shown(dataset.Iterator):
             batch = next(self._iterator)
             self._before_batch()
         except BaseException:
-            self._close()
+            self._bar.close()
             raise
-        if self._bar is not None:
-            self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more than are left
+        self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more than are left
         return batch
 
     def finalize(self):
         """Ends the iterator and the bar."""
-        self._close()
+        self._bar.close()
         self._iterator.finalize()
-
-    def _close(self):
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 class Table(extensions.PrintReport):
@@ -170,6 +164,5 @@ def _bar(images, **settings):
 
 
 def _fetch(value):
-    value = value[0] if isinstance(value, tuple) else value  # (value, weight)
-    value = getattr(value, "array", value)  # of a variable
+    value = value_of(value)
     return value if isinstance(value, HostCopy) else to_host_async(value)

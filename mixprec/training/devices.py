@@ -5,6 +5,8 @@ The training command asks :func:`choose` when it knows the config, before anythi
 
 from pathlib import Path
 
+from chainer import backend
+
 from mixprec import environment
 from mixprec.config import ConfigError
 
@@ -35,6 +37,11 @@ def choose(path, config, ranks):
         if device != "@numpy":
             _check_different(path, config.training.device, places)
     return device, reason
+
+
+def on_gpu(device):
+    """Whether a device of Chainer's is a GPU."""
+    return isinstance(device, backend.GpuDevice)
 
 
 def _resolved(path, config, local_rank):

@@ -12,6 +12,7 @@ import numpy as np
 from chainer import Deserializer
 
 from mixprec.backends.transfers import to_host
+from mixprec.training.log_report import value_of
 from mixprec.training.snapshots import contents
 from mixprec.training.unsaved_triggers import EachIteration
 
@@ -46,7 +47,7 @@ class SoundLosses(EachIteration):
         self._has_said = False
 
     def __call__(self, trainer):
-        self._values = {name: _value(trainer.observation[name]) for name in _LOSSES if name in trainer.observation}
+        self._values = {name: value_of(trainer.observation[name]) for name in _LOSSES if name in trainer.observation}
 
     def allow_snapshot(self, trainer):
         """Whether the state of a trainer is worth a snapshot; if it is not, rank 0 says why, once in a process."""
@@ -95,12 +96,6 @@ class SoundLosses(EachIteration):
             serializer("last", json.dumps(self._losses()))
         else:
             self._values = json.loads(str(serializer("last", None)))
-
-
-def _value(observed):
-    """Returns the number, or the array of shape (), of a value that may be a variable, or come with a weight."""
-    value = observed[0] if isinstance(observed, tuple) else observed
-    return value.array if isinstance(value, chainer.Variable) else value
 
 
 def _of_weights(model):

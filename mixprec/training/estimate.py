@@ -8,9 +8,9 @@ import dataclasses
 
 import chainer
 import numpy as np
-from chainer import backend
 
 from mixprec.backends.host_memory import resident_memory
+from mixprec.training.devices import on_gpu
 from mixprec.training.networks import EXAMPLE
 from mixprec.training.stages import largest_stage
 
@@ -89,11 +89,6 @@ def state(optimizer):
 def in_words(size):
     """Returns a number of bytes as text."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def on_gpu(device):
-    """Whether a device is a GPU."""
-    return isinstance(device, backend.GpuDevice)
 
 
 def held(device):

@@ -7,7 +7,6 @@ import contextlib
 
 import numpy as np
 from chainer import no_backprop_mode, reporter
-from chainer.dataset import concat_examples
 from chainer.training import extensions
 
 from mixprec.training.label_accuracy import valid_images
@@ -22,12 +21,10 @@ class Evaluator(extensions.Evaluator):
     which waits for it once, at the end.
 
     Args:
-        iterator: iterator over the images, with ``reset``.
-        target: the model.
-        converter: callable from a batch and a device to the model's positional arguments: images, and labels.
-        device: Chainer's device.
-        eval_func: what is called in place of the model and reports for it, such as
-            :func:`mixprec.graph_capture.capture_evaluation`; ``None`` calls the model.
+        args: all that Chainer's takes: an iterator with ``reset``, the model, a ``converter`` to images and labels, a
+            ``device``; an ``eval_func`` such as :func:`mixprec.graph_capture.capture_evaluation`, which is called in
+            place of the model.
+        kwargs: likewise.
         weights: function that returns a context manager, inside of which the model has the weights to be evaluated.
         gather: function from a value to the list of the values of all ranks. They evaluate different images, and have
             the mean over all of them.
@@ -35,17 +32,8 @@ class Evaluator(extensions.Evaluator):
 
     default_name = "validation"
 
-    def __init__(
-        self,
-        iterator,
-        target,
-        converter=concat_examples,
-        device=None,
-        eval_func=None,
-        weights=contextlib.nullcontext,
-        gather=lambda value: [value],
-    ):
-        super().__init__(iterator, target, converter=converter, device=device, eval_func=eval_func)
+    def __init__(self, *args, weights=contextlib.nullcontext, gather=lambda value: [value], **kwargs):
+        super().__init__(*args, **kwargs)
         self._weights = weights
         self._gather = gather
 
@@ -53,7 +41,7 @@ class Evaluator(extensions.Evaluator):
         """Runs over the iterator once and returns the means of what the model reports."""
         iterator = self.get_iterator("main")
         iterator.reset()
-        summary = _Means(self._gather)
+        summary = DictSummary(self._gather, _Mean)
         with self._weights():
             for batch in iterator:
                 arrays = self.converter(batch, self.device)
@@ -72,7 +60,3 @@ class _Mean(Summary):
     def __init__(self):
         super().__init__()
         self._x = self._x2 = np.float64(0)  # sums over 50,000 images, in float64
-
-
-class _Means(DictSummary):
-    summary = _Mean

@@ -100,13 +100,8 @@ class Heartbeat(EachIteration):
             "time": time.time(),
             **self._process,
         }
-        path = os.path.join(self._trainer.out, FILE)
-        with (
-            contextlib.suppress(OSError),
-            files.replacing(path, sync=False) as temporary,
-            open(temporary, "w", encoding="utf-8") as file,
-        ):
-            file.write(json.dumps(status) + "\n")
+        with contextlib.suppress(OSError):
+            files.write_text(os.path.join(self._trainer.out, FILE), json.dumps(status) + "\n", sync=False)
 
     def _left(self, state, now):
         if state == "done":

@@ -6,8 +6,6 @@ The training command calls :func:`open_sources` when the network has been tried;
 import functools
 import os
 
-from chainer import backend
-
 from mixprec import files
 from mixprec.announcements import announce
 from mixprec.data.data_error import DataError
@@ -24,6 +22,7 @@ from mixprec.data.mixing import Mixing
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, write_classes
 from mixprec.data.sources.opening import open_images
 from mixprec.messages import encoding_hint
+from mixprec.training.devices import on_gpu
 from mixprec.training.stages import epochs_of, stages_of
 
 _CLASSES = "classes.txt"
@@ -99,7 +98,7 @@ def train_iterator(config, images, device, rank=0, ranks=1):
     epochs, stages = epochs_of(config, len(images), ranks), stages_of(config)
     make = [
         functools.partial(_of_stage, config, images, device, stage, Shard.of(each, shard=rank))
-        for stage, each in zip(stages, getattr(epochs, "epochs", (epochs,)), strict=True)
+        for stage, each in zip(stages, epochs.epochs, strict=True)
     ]
     return make[0]() if len(make) == 1 else StagedIterator(epochs, make)
 
@@ -213,7 +212,7 @@ def _described_sources(config, train, val, device):
     if _loader_class(data) is PillowIterator:
         return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
     where = "on the CPU"
-    if _is_gpu(device):
+    if on_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"
     return [*lines, f"loader: DALI {require_dali().__version__}, {data.threads} threads, images are decoded {where}"]
 
@@ -245,7 +244,7 @@ def _delivery(config):
 
 def _loader(data, device):
     loader = _loader_class(data)
-    if loader is PillowIterator or not _is_gpu(device):
+    if loader is PillowIterator or not on_gpu(device):
         return loader
     return functools.partial(loader, device_id=device.device.id, decode=data.decode)
 
@@ -265,7 +264,3 @@ def _loader_class(data):
 
 def _has_images(source):
     return not isinstance(source, range)
-
-
-def _is_gpu(device):
-    return isinstance(device, backend.GpuDevice)

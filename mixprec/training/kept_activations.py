@@ -9,7 +9,6 @@ import tempfile
 from typing import Any
 
 import numpy as np
-from chainer import backend
 
 import mixprec
 from mixprec.activation_memory.budget import LARGEST, check_budget, in_bytes
@@ -22,6 +21,7 @@ from mixprec.backends.copies import copies_for
 from mixprec.command_line import one_line
 from mixprec.messages import OneLineError
 from mixprec.training import estimate as estimates
+from mixprec.training.devices import on_gpu
 from mixprec.training.networks import EXAMPLE
 
 _ROUNDS = 3  # in two of which a round is recorded
@@ -81,7 +81,7 @@ def limit(config, optimizer, report, out, ranks):
         )
     if settings.budget is not None:
         to = _other_memory(settings.to, model.device, out)
-        say = _print if ranks.is_first else _say_nothing
+        say = _print if ranks.is_first else str  # which says nothing: other ranks have plans that are alike
         memory = mixprec.offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
         kept = 0  # what does not fit waits elsewhere
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
@@ -92,12 +92,8 @@ def _print(text):
     print(f"memory:\n{text}", flush=True)
 
 
-def _say_nothing(text):
-    """Other ranks have plans that are alike."""
-
-
 def _other_memory(to, device, out):
-    if isinstance(device, backend.GpuDevice):
+    if on_gpu(device):
         if to not in (None, "host"):
             raise OneLineError(f"'memory.to' is {to!r}; allowed on a GPU: host, or null for the same")
         return "host"
@@ -157,7 +153,7 @@ def compared(config, optimizer, blocks, arrays):
     """
     scale = config.training.batch_size / len(arrays[0])
     with tempfile.TemporaryDirectory() as folder:
-        to = "host" if isinstance(optimizer.target.device, backend.GpuDevice) else folder
+        to = "host" if on_gpu(optimizer.target.device) else folder
         copies = copies_for(arrays[0], to)
         bus, total = Bus(*copies.bus()), copies.total()
         copies.close()

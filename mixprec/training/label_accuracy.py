@@ -6,41 +6,22 @@ IGNORED = -1  # the label of padding, as in chainer.functions.softmax_cross_entr
 TOP = 5
 
 
-def accuracy(y, t):
+def accuracy(y, t, top=None):
     """Returns the share of labels whose logit is the largest, the first one among equals, as an argmax has it.
 
+    Or whose logit is among the ``top`` largest. Logits that are equal to that of the label then count as larger ones.
+    Where there are such, ``torch.topk`` may pick either; this is the worst it may do. So do logits that are NaN.
     Chainer's own function looks at the number of ignored labels on the host, and counts in the dtype of the logits.
 
     Args:
-        y: logits (N, K), variable or array.
+        y: logits (N, K), variable or array; K is larger than ``top``.
         t: labels (N,), signed integers; -1 is ignored.
+        top: number of logits, or ``None``.
 
     Returns:
         chainer.Variable: float32 of shape (); 0 if no label counts.
     """
-    return functions.accuracy(y, t, IGNORED)
-
-
-def top_k_accuracy(y, t, k=TOP):
-    """Returns the share of labels whose logit is among the k largest.
-
-    Logits that are equal to that of the label count as larger ones. Where there are such, ``torch.topk`` may pick
-    either; this is the worst it may do. So do logits that are NaN.
-
-    Args:
-        y: logits (N, K), variable or array; K is larger than k.
-        t: labels (N,), signed integers; -1 is ignored.
-        k: number of logits.
-
-    Returns:
-        chainer.Variable: float32 of shape (); 0 if no label counts.
-    """
-    return functions.accuracy(y, t, IGNORED, top=k)
-
-
-def valid_labels(t):
-    """Returns the number of labels that are not -1, on the device of ``t``."""
-    return (t != IGNORED).sum()
+    return functions.accuracy(y, t, IGNORED, top=top)
 
 
 def valid_images(arrays):
@@ -53,5 +34,5 @@ def valid_images(arrays):
         An integer or, if labels are on a device, an array of shape () there.
     """
     if len(arrays) > 1 and arrays[1].dtype.kind == "i":
-        return valid_labels(arrays[1])
+        return (arrays[1] != IGNORED).sum()
     return len(arrays[0])

@@ -9,6 +9,7 @@ import os
 import platform
 import time
 
+from mixprec import files
 from mixprec.messages import OneLineError
 from mixprec.process_start import is_alive, start_of
 
@@ -135,13 +136,10 @@ def _holder_soon(handle):
 def _holder_of(path):
     """Returns the same of a file that may be read, but not written."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with files.open_regular(path, follow=False) as file:
+            return _holder(file.fileno())
     except OSError:
         return {}
-    try:
-        return _holder(handle)
-    finally:
-        os.close(handle)
 
 
 def _in_words(holder):

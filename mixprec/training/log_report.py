@@ -120,18 +120,23 @@ class DictSummary(reporter.DictSummary):
 
     Args:
         gather: as for :class:`LogReport`.
+        summary: class of the sums under a name.
     """
 
-    summary = Summary
-
-    def __init__(self, gather=lambda value: [value]):
+    def __init__(self, gather, summary=Summary):
         self._gather = gather
-        self._summaries = collections.defaultdict(self.summary)
+        self._summaries = collections.defaultdict(summary)
 
     def compute_mean(self):
         """Returns the means by name, over all ranks that have added something under a name."""
         of_ranks = self._gather({name: summary.sums() for name, summary in self._summaries.items()})
         return {name: _mean([sums[name] for sums in of_ranks if name in sums]) for name in self._summaries}
+
+
+def value_of(observed):
+    """Returns the number, or the array of shape (), of a value that may be a variable, or come with a weight."""
+    value = observed[0] if isinstance(observed, tuple) else observed
+    return getattr(value, "array", value)
 
 
 def _mean(sums):

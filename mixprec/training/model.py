@@ -16,7 +16,7 @@ from mixprec import functions
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.config import ConfigError
 from mixprec.name_patterns import UnknownName
-from mixprec.training.label_accuracy import TOP, accuracy, top_k_accuracy
+from mixprec.training.label_accuracy import TOP, accuracy
 from mixprec.training.networks import EXAMPLE, signature_of
 from mixprec.training.networks import make as make_network
 from mixprec.training.optimizers import NETWORK, build_optimizer, check_parts, unknown
@@ -148,7 +148,7 @@ class ImageClassifier(L.Classifier):
         self.accuracy = self.accfun(self.y, t)
         chainer.report({"accuracy": self.accuracy}, self)
         if not chainer.config.train and self.y.shape[1] > TOP:
-            chainer.report({f"accuracy_top{TOP}": top_k_accuracy(self.y, t)}, self)
+            chainer.report({f"accuracy_top{TOP}": accuracy(self.y, t, TOP)}, self)
         return self.loss
 
     def _loss(self, t, mixed):

@@ -129,10 +129,8 @@ def write(path, text, *, resumed):
             is_same = file.read() == text
         if not is_same:
             stem, suffix = os.path.splitext(path)
-            number = 1
-            while os.path.exists(f"{stem}.{number}{suffix}"):
-                number += 1
-            os.rename(path, f"{stem}.{number}{suffix}")
+            names = (f"{stem}.{number}{suffix}" for number in itertools.count(1))
+            os.rename(path, next(name for name in names if not os.path.exists(name)))
     files.write_text(path, text)
 
 

@@ -15,7 +15,8 @@ from chainer.backends import cuda
 from chainer.training import extension
 
 from mixprec.backends.dropout_state import serialize_dropout
-from mixprec.data.loaders.epochs import Stages
+from mixprec.optimizer.batch.saved_arrays import overwritten
+from mixprec.scoped import scoped
 from mixprec.training.averaging import average_of, averaged_weights
 from mixprec.training.snapshots import SnapshotError
 from mixprec.training.stages import epochs_of
@@ -63,18 +64,16 @@ class RankStates(NeverCalled):
         Args:
             arrays: list of floating-point arrays, of the same shapes on all ranks.
         """
-        if self._ranks.size == 1 or not arrays:
+        with overwritten(() if self._ranks.size == 1 or not arrays else self._means(arrays)):
             yield
-            return
-        before = [array.copy() for array in arrays]
+
+    def _means(self, arrays):
+        """Yields pairs of an array and its mean over ranks, where the array is."""
         mean = self._ranks.mean(np.concatenate([cuda.to_cpu(array).astype(np.float64).ravel() for array in arrays]))
         ends = np.cumsum([array.size for array in arrays])
-        _assign(arrays, [part.reshape(a.shape) for part, a in zip(np.split(mean, ends[:-1]), arrays, strict=True)])
-        try:
-            yield
-        finally:
-            for array, value in zip(arrays, before, strict=True):
-                array[...] = value
+        for array, part in zip(arrays, np.split(mean, ends[:-1]), strict=True):
+            mine = part.reshape(array.shape).astype(array.dtype)
+            yield array, chainer.backend.get_device_from_array(array).send(mine)
 
     @contextlib.contextmanager
     def evaluated(self, trainer):
@@ -90,12 +89,9 @@ class RankStates(NeverCalled):
             yield
             return
         arrays = _statistics(trainer)
-        self._gathered = self._ranks.gather_on_first(_states(trainer, arrays))
-        try:
-            with self.averaged(list(arrays.values())):
-                yield
-        finally:
-            self._gathered = None
+        gathered = self._ranks.gather_on_first(_states(trainer, arrays))
+        with scoped(self, _gathered=gathered), self.averaged(list(arrays.values())):
+            yield
 
 
 class JointSnapshot(extension.Extension):
@@ -191,9 +187,8 @@ def _move(arrays, config, images, size, ranks, iterator, path):
     then, now = epochs_of(_as_then(config, arrays, settings), images, size), epochs_of(config, images, ranks.size)
     place = now.delivered(then, delivered)
     if place is None:
-        if isinstance(then, Stages):
-            stage = then.of(delivered)
-            then, now = then.epochs[stage], now.epochs[stage]
+        stage = then.of(delivered)
+        then, now = then.epochs[stage], now.epochs[stage]
         raise SnapshotError(
             f"{path}: of {size} ranks with {then.batch_size} images each, after "
             f"{delivered - then.begin(then.epoch(delivered))} batches of an epoch, and no batch of {ranks.size} ranks "
@@ -202,7 +197,7 @@ def _move(arrays, config, images, size, ranks, iterator, path):
         )
     arrays[f"{_ITERATOR}delivered"] = np.asarray(place)
     if settings:
-        if isinstance(now, Stages):
+        if len(now.epochs) > 1:
             iterator.skip_to(place)
         now_settings = json.loads(_saved(iterator)["settings"].tobytes())
         for name in _DIVISION:
@@ -251,8 +246,3 @@ def _states(trainer, arrays):
     trainer.get_extension("LogReport")._summary.serialize(serializer["extensions"]["LogReport"]["_summary"])
     trainer.get_extension("Stopping").serialize(serializer["extensions"]["Stopping"])
     return serializer.target | {name: np.array(cuda.to_cpu(array)) for name, array in arrays.items()}
-
-
-def _assign(arrays, values):
-    for array, value in zip(arrays, values, strict=True):
-        array[...] = chainer.backend.get_device_from_array(array).send(value.astype(array.dtype))

@@ -11,13 +11,13 @@ import time
 from typing import NamedTuple
 
 import numpy as np
-from chainer import backend, no_backprop_mode, using_config
+from chainer import no_backprop_mode, using_config
 
 from mixprec.activation_memory.network_blocks import unnoticed
-from mixprec.data.loaders.epochs import Stages
 from mixprec.graph_capture.called_links import array_of
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.rewrite.example import without_trace
+from mixprec.training.devices import on_gpu
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.images import random_batch, val_epochs
 from mixprec.training.stages import epochs_of, stages_of
@@ -94,14 +94,11 @@ def training_shapes(config, images, rank=0, ranks=1, since=0.0):
         ranks: number of processes that train together.
         since: place in epochs from which on steps count.
     """
-    epochs, stages = epochs_of(config, images, ranks), stages_of(config)
-    ends = [*(stage.first for stage in stages[1:]), config.training.epochs]
-    of_stages = epochs.epochs if isinstance(epochs, Stages) else (epochs,)
-    found = set()
-    for stage, end, each in zip(stages, ends, of_stages, strict=True):
-        if end > since:
-            found |= {Shape(count, stage.size) for count in _counts(each, rank)}
-    return _largest_first(found)
+    stages = zip(stages_of(config), epochs_of(config, images, ranks).epochs, strict=True)
+    still_to_come = [(stage, epochs) for stage, epochs in stages if stage.end > since]
+    return _largest_first(
+        {Shape(count, stage.size) for stage, epochs in still_to_come for count in _counts(epochs, rank)}
+    )
 
 
 def evaluation_shapes(config, images, one_shape, rank=0, ranks=1):
@@ -152,7 +149,7 @@ def pass_of_evaluation(evaluator, optimizer, arrays):
 
 
 def _has_engines(device):
-    return isinstance(device, backend.GpuDevice)
+    return on_gpu(device)
 
 
 def _counts(epochs, rank):
@@ -176,25 +173,13 @@ def _unchanged(optimizer):
         stack.enter_context(without_trace(model))
         stack.enter_context(unnoticed(model))
         stack.enter_context(optimizer._statistics.kept())
-        stack.enter_context(_own_random_numbers(model.device))
+        if on_gpu(model.device):  # CuPy's global functions draw from another state; NumPy's is put back by others
+            random = model.device.xp.random
+            stack.callback(random.set_random_state, random.get_random_state())
+            random.set_random_state(random.RandomState(0))
         stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
         stack.callback(model.cleargrads)
         yield
-
-
-@contextlib.contextmanager
-def _own_random_numbers(device):
-    """Inside of the block CuPy's global functions draw from another state; NumPy's is put back by others."""
-    if not isinstance(device, backend.GpuDevice):
-        yield
-        return
-    random = device.xp.random
-    before = random.get_random_state()
-    random.set_random_state(random.RandomState(0))
-    try:
-        yield
-    finally:
-        random.set_random_state(before)
 
 
 def _stream(model, is_captured):
@@ -204,6 +189,6 @@ def _stream(model, is_captured):
 
 
 def _give_memory_back(device):
-    if isinstance(device, backend.GpuDevice):
+    if on_gpu(device):
         with device.device:
             device.xp.get_default_memory_pool().free_all_blocks()

@@ -1,11 +1,10 @@
 """Schedules of learning rate and damping as pure functions of the epoch.
 
-The trainer calls :class:`Schedule` after each step, which sets the learning rate of the next one; :class:`Damping` does
-so for K-FAC.
+The trainer calls a :class:`Schedule` after each step, which sets the learning rate of the next one, and another for the
+damping of K-FAC.
 """
 
 import dataclasses
-import itertools
 import math
 
 from chainer.training import extension
@@ -35,24 +34,21 @@ class Rates:
         settings: :class:`mixprec.config.run.Schedule`, with rates as they are scaled.
         peak: learning rate at the end of the warm-up.
         epochs: length of training in epochs.
-        iteration_epochs: length of one iteration in epochs.
-        earlier: of stages of training before the last one, in order: the epoch until which it goes, what the rate is
-            multiplied by in it, and the length of one of its iterations in epochs.
+        stages: of each stage of training, in order: the epoch until which it goes, what the rate is multiplied by in
+            it, and the length of one of its iterations in epochs. The last one has no end.
     """
 
     settings: run.Schedule
     peak: float
     epochs: int
-    iteration_epochs: float
-    earlier: tuple[tuple[float, float, float], ...] = ()
+    stages: tuple[tuple[float, float, float], ...]
 
     def at(self, epoch):
         """Returns the learning rate of the iteration that starts at ``epoch`` (a float)."""
         epoch = math.floor(epoch) if self.settings.by == "epoch" else epoch
-        for until, factor, iteration_epochs in self.earlier:
-            if epoch < until:
-                return factor * self._at(epoch, iteration_epochs)
-        return self._at(epoch, self.iteration_epochs)
+        current = (each for each in self.stages if epoch < each[0])
+        _, factor, iteration_epochs = next(current, self.stages[-1])
+        return factor * self._at(epoch, iteration_epochs)
 
     def _at(self, epoch, iteration_epochs):
         settings, warmup, start = self.settings, self.settings.warmup_epochs, self.settings.warmup_start_lr
@@ -71,54 +67,39 @@ class Rates:
 
 
 class Schedule(extension.Extension):
-    """Sets the learning rate before every iteration, from the epoch alone.
+    """Sets an attribute, such as the learning rate, before every iteration, from the epoch alone.
 
     There is nothing to save: a resumed run computes the same values.
 
     Args:
-        optimizer: optimizer whose ``attribute`` is set.
-        attribute: the name of its learning rate, see :func:`mixprec.training.optimizers.attribute`.
-        rates: :class:`Rates`.
+        target: object whose ``attribute`` is set, such as an optimizer.
+        attribute: its name; of a learning rate see :func:`mixprec.training.optimizers.attribute`.
+        at: function from the epoch, a float, to the value, such as :meth:`Rates.at`.
     """
 
     trigger = 1, "iteration"
     priority = extension.PRIORITY_READER - 1  # after the log, which shows the rate of the iteration that just ran
 
-    def __init__(self, optimizer, attribute, rates):
-        self._optimizer = optimizer
-        self._attribute = attribute
-        self._rates = rates
+    def __init__(self, target, attribute, at):
+        self._target, self._attribute, self._at = target, attribute, at
 
     def initialize(self, trainer):
-        """Sets the rate of the first iteration, or of the one after a resume."""
+        """Sets the value of the first iteration, or of the one after a resume."""
         self(trainer)
 
     def __call__(self, trainer):
-        setattr(self._optimizer, self._attribute, self._rates.at(trainer.updater.epoch_detail))
+        setattr(self._target, self._attribute, self._at(trainer.updater.epoch_detail))
 
 
-class Damping(extension.Extension):
-    """Sets the damping of K-FAC before every iteration, from the epoch alone: ``start * (end / start) ** progress``.
+def damping_at(config, epoch):
+    """Returns the damping of K-FAC: ``start * (end / start) ** progress``, where progress is 1 at the end of training.
 
     Args:
-        kfac: :class:`mixprec.KFAC`.
         config: :class:`mixprec.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
+        epoch: of the iteration, a float.
     """
-
-    trigger = 1, "iteration"
-    priority = Schedule.priority
-
-    def __init__(self, kfac, config):
-        self._kfac, self._epochs, self._start = kfac, config.training.epochs, config.kfac.damping
-        self._end = self._start if config.kfac.end_damping is None else config.kfac.end_damping
-
-    def initialize(self, trainer):
-        """Sets the damping of the first iteration, or of the one after a resume."""
-        self(trainer)
-
-    def __call__(self, trainer):
-        progress = min(1.0, trainer.updater.epoch_detail / self._epochs)
-        self._kfac.damping = self._start * (self._end / self._start) ** progress
+    start, end = config.kfac.damping, config.kfac.end_damping
+    return start * ((start if end is None else end) / start) ** min(1.0, epoch / config.training.epochs)
 
 
 def rates_of(config, images, ranks=1):
@@ -129,27 +110,26 @@ def rates_of(config, images, ranks=1):
         images: number of training images.
         ranks: number of processes that train together.
     """
-    schedule, steps, stages = config.schedule, Steps(config, images, ranks), stages_of(config)
+    schedule, steps = config.schedule, Steps(config, images, ranks)
     scaled = {
         name: scaled_rate(config, rate, ranks)
         for name in ("end_lr", "warmup_start_lr")
         if (rate := getattr(schedule, name)) is not None
     }
     scales = config.optimizer.base_batch_size is not None
-    earlier = tuple(
+    of_stages = tuple(
         (
-            float(following.first),
+            float(stage.end),
             stage.batch_size / config.training.batch_size if scales else 1.0,
             1 / steps.in_epoch(stage.first),
         )
-        for stage, following in itertools.pairwise(stages)
+        for stage in stages_of(config)
     )
     return Rates(
         settings=dataclasses.replace(schedule, **scaled),
         peak=scaled_rate(config, config.optimizer.lr, ranks),
         epochs=config.training.epochs,
-        iteration_epochs=1 / steps.in_epoch(stages[-1].first),
-        earlier=earlier,
+        stages=of_stages,
     )
 
 

@@ -6,6 +6,7 @@ without it, has ``data.size`` and ``training.batch_size``.
 
 import bisect
 import dataclasses
+import itertools
 
 from mixprec.config.data import Progressive
 from mixprec.data.loaders.epochs import Epochs, Stages
@@ -17,33 +18,30 @@ class Stage:
 
     Attributes:
         first: its first epoch.
+        end: the first epoch of the next one, or the length of training.
         size: height and width of its images in pixels.
         batch_size: images in a forward and backward pass of a process.
     """
 
     first: int
+    end: int
     size: int
     batch_size: int
-
-    @property
-    def pixels(self):
-        """Number of pixels of a batch."""
-        return self.batch_size * self.size**2
 
 
 def stages_of(config):
     """Returns the list of :class:`Stage` of a config, in order."""
     settings, last = config.progressive, config.training.batch_size
-    firsts = [0, *settings.until]
+    firsts, ends = [0, *settings.until], [*settings.until, config.training.epochs]
     sizes, batch_sizes = [*settings.sizes, config.data.size], [*settings.batch_sizes, last]
     if not settings.batch_sizes:
         batch_sizes = [last] * len(firsts)
-    return [Stage(*each) for each in zip(firsts, sizes, batch_sizes, strict=True)]
+    return [Stage(*each) for each in zip(firsts, ends, sizes, batch_sizes, strict=True)]
 
 
 def largest_stage(config):
     """Returns the :class:`Stage` whose batches have most pixels, and so need most memory."""
-    return max(stages_of(config), key=lambda stage: stage.pixels)
+    return max(stages_of(config), key=lambda stage: stage.batch_size * stage.size**2)
 
 
 def at_largest(config):
@@ -55,28 +53,26 @@ def at_largest(config):
 
 
 def epochs_of(config, images, ranks=1):
-    """Returns how batches make epochs: :class:`~mixprec.data.loaders.epochs.Epochs`, or ``Stages`` of them.
+    """Returns how batches make epochs: :class:`~mixprec.data.loaders.epochs.Stages`, one at least.
 
     Args:
         config: :class:`mixprec.config.Config`.
         images: number of training images.
         ranks: number of processes that train together.
     """
-    found, before = [], (0, 0)
-    stages = stages_of(config)
-    for stage, following in zip(stages, [*stages[1:], None], strict=True):
+    found, before = [], 0
+    for stage in stages_of(config):
         epochs = Epochs(
             images=images,
             batch_size=stage.batch_size,
             last_batch=config.data.last_batch,
             num_shards=ranks,
-            epochs_before=before[0],
-            batches_before=before[1],
+            epochs_before=stage.first,
+            batches_before=before,
         )
         found.append(epochs)
-        if following is not None:
-            before = following.first, epochs.begin(following.first)
-    return found[0] if len(found) == 1 else Stages(tuple(found))
+        before = epochs.begin(stage.end)
+    return Stages(tuple(found))
 
 
 class Steps:
@@ -98,14 +94,12 @@ class Steps:
     """
 
     def __init__(self, config, images, ranks=1):
-        epochs = epochs_of(config, images, ranks)
-        self._epochs = epochs.epochs if isinstance(epochs, Stages) else (epochs,)
+        self._epochs = epochs_of(config, images, ranks).epochs
         self._accumulated = config.training.accumulation_steps
         self._firsts = [each.epochs_before for each in self._epochs]
-        self._before = [0]
-        for each, following in zip(self._epochs, self._epochs[1:], strict=False):
-            epochs_of_stage = following.epochs_before - each.epochs_before
-            self._before.append(self._before[-1] + epochs_of_stage * self._in(each))
+        lengths = (following - first for first, following in itertools.pairwise(self._firsts))
+        steps = (length * self._in(each) for length, each in zip(lengths, self._epochs, strict=False))
+        self._before = list(itertools.accumulate(steps, initial=0))
 
     def until(self, epoch):
         """Returns the number of steps before a place in epochs; a part of a step if it lies in the middle of one."""

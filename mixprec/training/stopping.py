@@ -10,6 +10,7 @@ from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
 from mixprec.backends.transfers import to_host
+from mixprec.scoped import scoped
 from mixprec.training.unsaved_triggers import EachIteration
 
 
@@ -119,11 +120,8 @@ class Stopping(EachIteration):
         """
 
         def write(trainer):
-            self._unfinished = dict(trainer.observation)
-            try:
+            with scoped(self, _unfinished=dict(trainer.observation)):
                 self._snapshot(trainer)
-            finally:
-                self._unfinished = None
 
         def is_due(trainer):  # copies, as a trigger remembers when it was called
             return not self._finishing and copy.copy(evaluation)(trainer) and copy.copy(due)(trainer)

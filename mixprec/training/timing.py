@@ -4,8 +4,7 @@ import dataclasses
 import itertools
 import time
 
-from chainer import backend
-
+from mixprec.training.devices import on_gpu
 from mixprec.training.images import train_iterator
 from mixprec.training.stages import at_largest, stages_of
 
@@ -74,7 +73,7 @@ def measure(config, trainer, images, ranks=1):
     """
     largest, has_stages = at_largest(config), bool(config.progressive.until)
     loader, batches, batch = _time_loader(_small_batches(largest, images, trainer.updater.device))
-    if isinstance(trainer.updater.device, backend.GpuDevice):
+    if on_gpu(trainer.updater.device):
         if has_stages:
             iterator = train_iterator(largest, images, trainer.updater.device, ranks=ranks)
             trainer.updater._iterators["main"] = iterator
@@ -87,9 +86,7 @@ def measure(config, trainer, images, ranks=1):
 
 def _work(config, size):
     """The epochs of all stages, as epochs with images of one size."""
-    stages = stages_of(config)
-    ends = [*(stage.first for stage in stages[1:]), config.training.epochs]
-    return sum((end - stage.first) * (stage.size / size) ** 2 for stage, end in zip(stages, ends, strict=True))
+    return sum((stage.end - stage.first) * (stage.size / size) ** 2 for stage in stages_of(config))
 
 
 def in_words(seconds):
@@ -110,11 +107,8 @@ def some_images(config, trainer, images, timing):
         config, trainer, images: as for :func:`measure`.
         timing: :class:`Timing`: there are as many as a step computes in about a second.
     """
-    iterator = _small_batches(config, images, trainer.updater.device)
-    try:
+    with _small_batches(config, images, trainer.updater.device) as iterator:
         arrays = trainer.updater.converter(iterator.next(), trainer.updater.device)
-    finally:
-        iterator.finalize()
     count = max(2, int(timing.steps))
     return tuple(array[:count] for array in arrays)
 
@@ -125,15 +119,13 @@ def _small_batches(config, images, device):
 
 
 def _time_loader(iterator):
-    try:
+    with iterator:
         for _ in range(2):  # the first starts threads or processes; what they have made ahead by then is soon used up
             batch = iterator.next()
         images, batches, seconds, start = 0, 0, 0.0, time.perf_counter()
         while batches < _BATCHES and seconds < _SECONDS:
             batch = iterator.next()
             images, batches, seconds = images + len(batch[0]), batches + 1, time.perf_counter() - start
-    finally:
-        iterator.finalize()
     return images / seconds, batches, batch
 
 

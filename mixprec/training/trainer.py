@@ -25,7 +25,7 @@ from mixprec.training.optimizers import attribute
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
 from mixprec.training.rank_states import JointSnapshot, RankStates
-from mixprec.training.schedule import Damping, Schedule, rates_of
+from mixprec.training.schedule import Schedule, damping_at, rates_of
 from mixprec.training.snapshot_settings import Settings
 from mixprec.training.stages import Steps
 from mixprec.training.stopping import Stopping
@@ -126,9 +126,9 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
     else:
         trainer.extend(log)
     rates = rates_of(config, len(train), ranks.size)
-    trainer.extend(Schedule(optimizer, attribute(config.optimizer.name), rates))
+    trainer.extend(Schedule(optimizer, attribute(config.optimizer.name), rates.at))
     if optimizer.preconditioner is not None:
-        trainer.extend(Damping(optimizer.preconditioner, config))
+        trainer.extend(Schedule(optimizer.preconditioner, "damping", functools.partial(damping_at, config)), "Damping")
     trainer.extend(snapshot, trigger=each_snapshot)
     trainer.extend(losses)
     trainer.extend(stopping)

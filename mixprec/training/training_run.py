@@ -115,7 +115,7 @@ def _write_about(run, resolved):
     """Writes what the results folder says about a run before its first step."""
     is_resumed = run.snapshot is not None
     output.prepare(run.out, resumed=is_resumed)
-    about = surroundings.report() if run.ranks.described is None else surroundings.report(run.ranks.described)
+    about = surroundings.report(run.ranks.described)
     for name, text in ((output.CONFIG, resolved), ("environment.txt", about), ("conversion.txt", f"{run.report}\n")):
         output.write(os.path.join(run.out, name), text, resumed=is_resumed)
     images.write_records(run.out, run.train, run.val)

@@ -15,6 +15,8 @@ from mixprec import arguments
 from mixprec.activation_memory.planning import DoesNotFit
 from mixprec.training.accumulation import Accumulated
 
+_OF_CAPTURE = ("warmup", "graphs", "other_shapes", "required", "second_stream")  # arguments of mixprec.capture
+
 
 class TimedUpdater(updaters.StandardUpdater):
     """Chainer's updater; ``seconds`` sums up its own time, without evaluation and snapshots.
@@ -82,15 +84,13 @@ class TimedUpdater(updaters.StandardUpdater):
         return self.converter(batch, self.input_device, functools.partial(self._mixing.mix, number=number))
 
     def _batches(self, iterator):
-        batches, images = [self._batch(iterator)], []
-        while True:
-            images.append(iterator.images_of_all if self._ranks > 1 else 0)
-            if len(batches) == self._accumulate or iterator.is_new_epoch:
-                break
+        batches, images = [], 0
+        while not batches or (len(batches) < self._accumulate and not iterator.is_new_epoch):
             batches.append(self._batch(iterator))
+            images += iterator.images_of_all if self._ranks > 1 else 0
         if self._ranks == 1:
             return batches
-        return batches, self.device.send(np.array(sum(images) / self._ranks, np.float32))
+        return batches, self.device.send(np.array(images / self._ranks, np.float32))
 
     @property
     def _sums(self):
@@ -138,16 +138,9 @@ class CapturedUpdater(TimedUpdater):
         optimizer: likewise; the one named ``"main"`` is a :class:`mixprec.MixedPrecisionOptimizer`.
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...; the loss function cannot
             be replaced later.
-        kwargs: likewise.
-        accumulate: as for :class:`TimedUpdater`.
-        ranks: likewise.
-        memory: likewise.
-        mixing: likewise.
-        warmup: as for :func:`mixprec.capture`.
-        graphs: likewise.
-        other_shapes: likewise.
-        required: likewise.
-        second_stream: likewise.
+        kwargs: likewise; ``accumulate``, ``ranks``, ``memory`` and ``mixing`` as for :class:`TimedUpdater`; and
+            ``warmup``, ``graphs``, ``other_shapes``, ``required`` and ``second_stream`` as for :func:`mixprec.capture`,
+            by default what they are there.
 
     Attributes:
         step: what :func:`mixprec.capture` returned: ``step.why_not``, ``step.replays``, ``step.report()``.
@@ -156,29 +149,12 @@ class CapturedUpdater(TimedUpdater):
         mixprec.graph_capture.CaptureError: ``required`` is true and no step can be captured.
     """
 
-    def __init__(
-        self,
-        iterator,
-        optimizer,
-        *args,
-        warmup=3,
-        graphs=4,
-        other_shapes="capture",
-        required=False,
-        second_stream=False,
-        **kwargs,
-    ):
+    def __init__(self, iterator, optimizer, *args, **kwargs):
+        capture = {name: kwargs.pop(name) for name in _OF_CAPTURE if name in kwargs}
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._stage = None
-        self.step = mixprec.capture(
-            self.get_optimizer("main"),
-            self._lossfun() if self._sums else self.loss_func,
-            warmup=warmup,
-            graphs=graphs,
-            other_shapes=other_shapes,
-            required=required,
-            second_stream=second_stream,
-        )
+        lossfun = self._lossfun() if self._sums else self.loss_func
+        self.step = mixprec.capture(self.get_optimizer("main"), lossfun, **capture)
 
     def _step(self, *args, **kwargs):
         stage = getattr(self.get_iterator("main"), "stage", None)

@@ -133,10 +133,10 @@ def test_stages_are_one_after_the_other(drawn):
         alone = dataclasses.replace(each, epochs_before=0, batches_before=0)
         for own in range(length * alone.batches):
             assert stages.of(number) == stage
-            assert stages.epoch(number) == epoch + alone.epoch(own)
-            assert stages.detail(number) == pytest.approx(epoch + alone.detail(own))
-            assert stages.count_of_all(number) == alone.count_of_all(own)
-            assert stages.is_new(number) == (number > 0 and own % alone.batches == 0)
+            assert stages.at(number).epoch(number) == epoch + alone.epoch(own)
+            assert stages.at(number).detail(number) == pytest.approx(epoch + alone.detail(own))
+            assert stages.at(number).count_of_all(number) == alone.count_of_all(own)
+            assert stages.at(number).is_new(number) == (number > 0 and own % alone.batches == 0)
             assert (each.count(number), each.places(number)) == (alone.count(own), alone.places(own))
             number += 1
         assert each.begin(epoch + length) == number
@@ -157,7 +157,7 @@ def test_stages_of_another_number_of_shards_go_on_at_the_same_image(data, delive
         halved.append(dataclasses.replace(each, num_shards=1, epochs_before=before[0], batches_before=before[1]))
         before = before[0] + length, before[1] + length * halved[-1].batches
     found = Stages(tuple(halved)).delivered(old, delivered)
-    assert Stages(tuple(halved)).epoch(found) >= old.epoch(delivered)
-    if not old.is_new(delivered):
+    assert Stages(tuple(halved)).at(found).epoch(found) >= old.at(delivered).epoch(delivered)
+    if not old.at(delivered).is_new(delivered):
         stage = old.of(delivered)
         assert halved[stage].places(found)[0] == old.epochs[stage].places(delivered)[0]

@@ -65,7 +65,7 @@ def train(work, tmp_path, monkeypatch, capsys):
     """Runs the command on a network that is doomed; returns exit code, what it printed, its error, its folder."""
     monkeypatch.chdir(work)
     monkeypatch.setattr(Plots, "__call__", lambda self, trainer: None)  # which takes most of the time
-    monkeypatch.setattr(surroundings, "report", lambda: "")
+    monkeypatch.setattr(surroundings, "report", lambda ranks: "")
     out = tmp_path / "out"
 
     def train(*settings, since=math.inf, until=math.inf, factor=math.nan, training=True, arguments=(), stop=None):

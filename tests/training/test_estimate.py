@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from mixprec import config as configs
-from mixprec.training import command, estimate, kept_activations, needs, timing
+from mixprec.training import command, devices, estimate, kept_activations, needs, timing
 from mixprec.training.model import build_model
 from mixprec.training.plots import Plots
 from mixprec.training.processes import Alone
@@ -123,8 +123,7 @@ def gpu(monkeypatch):
     def gpu():
         pool = types.SimpleNamespace(total_bytes=lambda: 2**30)
         monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(get_default_memory_pool=lambda: pool))
-        monkeypatch.setattr(estimate, "backend", types.SimpleNamespace(GpuDevice=Gpu))
-        monkeypatch.setattr(timing, "backend", types.SimpleNamespace(GpuDevice=Gpu))
+        monkeypatch.setattr(devices, "backend", types.SimpleNamespace(GpuDevice=Gpu))
         return Gpu()
 
     return gpu
@@ -159,7 +158,7 @@ class Clock:
     now = 0.0
 
 
-class Batches:
+class Batches(chainer.dataset.Iterator):
     """A loader that needs 0.5 s for a batch of 32 images."""
 
     def __init__(self):

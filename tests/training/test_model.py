@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import models
 from mixprec import config as configs
 from mixprec.config import ConfigError
-from mixprec.training.label_accuracy import accuracy, top_k_accuracy, valid_images
+from mixprec.training.label_accuracy import TOP, accuracy, valid_images
 from mixprec.training.model import ImageClassifier, build_model
 from tests.cases import first
 
@@ -35,7 +35,7 @@ def test_accuracies_are_those_of_torch(seed, size, classes, dtype):
     t = random.randint(0, classes, size).astype(np.int32)
     ignored = random.rand(size) < 0.3
     t[ignored] = -1
-    for k, found in ((1, accuracy(y, t)), (5, top_k_accuracy(y, t))):
+    for k, found in ((1, accuracy(y, t)), (5, accuracy(y, t, TOP))):
         top = torch.topk(torch.from_numpy(y.astype(np.float32)), k).indices.numpy()
         correct = int((top == t[:, None]).any(axis=1).sum())
         assert (found.dtype, found.shape) == (np.float32, ())
@@ -46,21 +46,21 @@ def test_among_equal_logits_the_first_is_top_1_and_all_are_larger_in_top_5():
     y = np.zeros((6, 6), np.float32)
     t = np.arange(6, dtype=np.int32)
     assert accuracy(y, t).array == np.float32(1 / 6)
-    assert top_k_accuracy(y, t).array == 0
+    assert accuracy(y, t, TOP).array == 0
     y[:, 0] = -1  # five are equal: these are the top 5
-    assert top_k_accuracy(y, t).array == np.float32(5 / 6)
+    assert accuracy(y, t, TOP).array == np.float32(5 / 6)
 
 
 def test_logits_that_are_nan_are_never_right():
     y = np.full((4, 10), np.nan, np.float32)
     y[1:, :5] = 0
-    assert top_k_accuracy(y, np.array([3, 7, -1, 0], np.int32)).array == 0
+    assert accuracy(y, np.array([3, 7, -1, 0], np.int32), TOP).array == 0
 
 
 def test_labels_of_padding_count_nowhere():
     y = np.eye(6, dtype=np.float16)[:4]
     assert accuracy(y, np.array([0, 1, -1, 5], np.int32)).array == np.float32(2 / 3)
-    assert top_k_accuracy(y, np.full(4, -1, np.int32)).array == 0
+    assert accuracy(y, np.full(4, -1, np.int32), TOP).array == 0
     assert accuracy(y, np.full(4, -1, np.int32)).array == 0
 
 

@@ -99,8 +99,8 @@ def test_adamw_of_a_config_is_pytorchs_while_the_learning_rate_changes(tmp_path)
         "exp_avg": torch.full(expected.shape, 0.1 * 0.5, dtype=torch.float64),
         "exp_avg_sq": torch.full(expected.shape, 0.001 * 0.25, dtype=torch.float64),
     }
-    rates = Rates(settings=config.run.Schedule(kind="cosine"), peak=0.1, epochs=6, iteration_epochs=1)
-    schedule = Schedule(optimizer, attribute("AdamW"), rates)
+    rates = Rates(settings=config.run.Schedule(kind="cosine"), peak=0.1, epochs=6, stages=((6.0, 1.0, 1.0),))
+    schedule = Schedule(optimizer, attribute("AdamW"), rates.at)
     for epoch in range(1, 6):
         schedule(types.SimpleNamespace(updater=types.SimpleNamespace(epoch_detail=epoch)))
         adamw.param_groups[0]["lr"] = 0.05 * (1 + np.cos(np.pi * epoch / 6))
@@ -146,7 +146,7 @@ class Bar:
 
     disable = False
 
-    def __init__(self, total, initial=0, desc=None, **_):
+    def __init__(self, total=0, initial=0, desc=None, **_):
         self.total, self.n, self.text = total, initial, desc
         self.postfixes, self.open = [], True
 

@@ -23,7 +23,7 @@ _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 
 def _rates(kind="cosine", peak=0.8, epochs=90, iteration_epochs=1 / _STEPS, **keys):
     settings = configs.run.Schedule(kind=kind, **keys)
-    return Rates(settings=settings, peak=peak, epochs=epochs, iteration_epochs=iteration_epochs)
+    return Rates(settings=settings, peak=peak, epochs=epochs, stages=((epochs, 1.0, iteration_epochs),))
 
 
 def _torch_module():
@@ -118,7 +118,7 @@ def test_the_extension_sets_the_rate_of_the_next_iteration_at_the_start_and_afte
             epoch_detail = 0.0
 
     optimizer = Optimizer()
-    schedule = Schedule(optimizer, "alpha", _rates("step", milestones=(1.0,)))
+    schedule = Schedule(optimizer, "alpha", _rates("step", milestones=(1.0,)).at)
     schedule.initialize(Trainer)
     assert optimizer.alpha == 0.8
     Trainer.updater.epoch_detail = 1.0
@@ -252,13 +252,13 @@ def test_steps_are_counted_through_all_stages(tmp_path_factory, images, last_bat
     )
     steps, epochs = Steps(config, images), epochs_of(config, images)
     delivered = done = 0
-    while epochs.epoch(delivered) < 7:
-        if epochs.is_new(delivered):
-            assert steps.until(epochs.epoch(delivered)) == done
-        assert steps.start(done) == epochs.detail(delivered)
+    while epochs.at(delivered).epoch(delivered) < 7:
+        if epochs.at(delivered).is_new(delivered):
+            assert steps.until(epochs.at(delivered).epoch(delivered)) == done
+        assert steps.start(done) == epochs.at(delivered).detail(delivered)
         for _ in range(accumulated):
             delivered += 1
-            if epochs.is_new(delivered):
+            if epochs.at(delivered).is_new(delivered):
                 break
         done += 1
     assert steps.until(7) == done

@@ -107,12 +107,11 @@ class DaliIterator(ImageIterator):
         else:
             pipeline.run()
 
-    def _restart(self):
-        self._pipeline = None
-
     def finalize(self):
         """Ends DALI's threads. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
         self._pipeline = None
+
+    _restart = finalize
 
     def make_way(self):
         """Waits for work of the GPU that needs the batches, whose memory is DALI's; then as :meth:`finalize`.
@@ -158,7 +157,6 @@ class DaliIterator(ImageIterator):
             self._images,
             self._order,
             first=self._delivered,
-            batches=None if self._spec.train else self._epochs.batches,
             threads=self._delivery.threads,
             ahead=self._delivery.prefetch,
         )

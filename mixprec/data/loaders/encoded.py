@@ -19,15 +19,13 @@ class EncodedBatches:
         first (int): Number of the batch of DALI's first iteration.
         threads (int): Threads that read.
         ahead (int): Batches that are read ahead.
-        batches (int or None): Number of batches after which the first one comes again; None: no end.
     """
 
-    def __init__(self, images, order, *, first, threads, ahead, batches=None):
+    def __init__(self, images, order, *, first, threads, ahead):
         self._images = images
         self._order = order
         self._first = first
         self._began = None  # DALI's first iteration, which after a resume is not 0
-        self._batches = batches
         self._ahead = ahead
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "mixprec-encoded")
         self._coming = collections.deque()  # futures of each batch, from that of the next iteration on
@@ -50,5 +48,4 @@ class EncodedBatches:
     def _indices(self, iteration):
         if self._began is None:
             self._began = iteration
-        number = self._first + iteration - self._began
-        return self._order.indices(number if self._batches is None else number % self._batches)[1]
+        return self._order.indices(self._first + iteration - self._began)[1]

@@ -108,6 +108,10 @@ class Epochs(Shard):
         """Returns the number of batches before an epoch."""
         return self.batches_before + (epoch - self.epochs_before) * self.batches
 
+    def at(self, number):
+        """Returns these, as :meth:`Stages.at` does where there are stages."""
+        return self
+
     def _place(self, number):
         """The epoch of a batch, and its number in the epoch."""
         epoch, batch = divmod(number - self.batches_before, self.batches)
@@ -120,7 +124,7 @@ class Epochs(Shard):
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Training in stages, each with batches of another size: what :class:`Epochs` tells, of the stage of each batch.
+    """Training in stages, each with batches of another size.
 
     Attributes:
         epochs (tuple of Epochs): Of each stage; the last one has no end.
@@ -136,22 +140,6 @@ class Stages:
     def at(self, number):
         """Returns the :class:`Epochs` of batch ``number``."""
         return self.epochs[self.of(number)]
-
-    def count_of_all(self, number):
-        """See :meth:`Epochs.count_of_all`."""
-        return self.at(number).count_of_all(number)
-
-    def epoch(self, delivered):
-        """See :meth:`Epochs.epoch`."""
-        return self.at(delivered).epoch(delivered)
-
-    def detail(self, delivered):
-        """See :meth:`Epochs.detail`."""
-        return self.at(delivered).detail(delivered)
-
-    def is_new(self, delivered):
-        """See :meth:`Epochs.is_new`."""
-        return self.at(delivered).is_new(delivered)
 
     def delivered(self, other, delivered):
         """See :meth:`Epochs.delivered`; the other one has stages at the same epochs."""

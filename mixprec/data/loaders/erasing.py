@@ -1,10 +1,9 @@
 """Random erasing (Zhong et al. 2017, arXiv:1708.04896): a rectangle of an image becomes the mean colour."""
 
 import dataclasses
-import math
 
 from mixprec.data.loaders.typed import Typed
-from mixprec.data.loaders.uniforms import uniforms
+from mixprec.data.loaders.uniforms import rectangles, uniforms
 from mixprec.declaration import between, key
 
 SOURCE, COUNTER, IS_OF_PIXELS = {"name": "boxes", "ndim": 1}, 3, False  # as of mixprec.data.loaders.augmentation.PARTS
@@ -64,11 +63,7 @@ def box(size, attempts):
         tuple of int: top, left, height, width; all 0 if there is none.
     """
     low, high = (part * size * size for part in _AREA)
-    flat, tall = map(math.log, _ASPECT)
-    numbers = iter(attempts)
-    for place, shape, y, x in zip(numbers, numbers, numbers, numbers, strict=True):
-        area, ratio = low + (high - low) * place, math.exp(flat + (tall - flat) * shape)
-        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+    for height, width, y, x in rectangles(low, high, _ASPECT, attempts):
         if height < size and width < size:
             return int(y * (size - height + 1)), int(x * (size - width + 1)), height, width
     return 0, 0, 0, 0

@@ -10,6 +10,7 @@ import numpy as np
 from mixprec.data.loaders.pipeline import new_pipeline
 from mixprec.data.loaders.readers import name_of, read
 from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.tfrecord import read_varint
 
 
 def failed_images(images, spec, window, checkpoint):
@@ -74,11 +75,6 @@ def _fields(message):
         number, kind = divmod(message[start], 8)
         if kind != 2:
             raise ValueError(f"a field of kind {kind}")
-        size, shift, place = 0, 0, start + 1
-        while True:
-            size |= (message[place] & 127) << shift
-            place, shift = place + 1, shift + 7
-            if message[place - 1] < 128:
-                break
+        size, place = read_varint(message, start + 1, len(message))
         yield number, message[place : place + size], message[start : place + size]
         start = place + size

@@ -43,6 +43,7 @@ class ImageIterator(Position):
         validate(spec, len(images), delivery)
         self._images, self._spec, self._delivery = images, spec, delivery
         self._order = Order(spec, len(images))
+        self.batch_size, self.repeat = spec.batch_size, spec.train
         super().__init__(spec.epochs(len(images)))
 
     # What subclasses do.
@@ -80,14 +81,6 @@ class ImageIterator(Position):
         raise NotImplementedError
 
     # Chainer's interface.
-
-    @property
-    def batch_size(self):
-        return self._spec.batch_size
-
-    @property
-    def repeat(self):
-        return self._spec.train
 
     def reset(self):
         """Rewinds to the very beginning: the same batches come again."""

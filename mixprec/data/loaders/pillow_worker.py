@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.augmentation import parts_of
 from mixprec.data.loaders.spec import BatchSpec
-from mixprec.data.loaders.uniforms import CROP, uniforms
+from mixprec.data.loaders.uniforms import CROP, rectangles, uniforms
 from mixprec.data.sources.image_check import FORMATS, image_problem
 
 _ATTEMPTS = 10  # at a random crop, as in DALI and torchvision
@@ -136,11 +136,7 @@ def random_crop(width, height, area, aspect, attempts):
         tuple of int: left, top, right, bottom.
     """
     low, high = (width * height * part for part in area)
-    narrow, wide = map(math.log, aspect)
-    numbers = iter(attempts)
-    for place, shape, x, y in zip(numbers, numbers, numbers, numbers, strict=True):
-        size, ratio = low + (high - low) * place, math.exp(narrow + (wide - narrow) * shape)
-        w, h = round(math.sqrt(size * ratio)), round(math.sqrt(size / ratio))
+    for w, h, x, y in rectangles(low, high, aspect, attempts):
         if 0 < w <= width and 0 < h <= height:
             left, top = int(x * (width - w + 1)), int(y * (height - h + 1))
             return left, top, left + w, top + h

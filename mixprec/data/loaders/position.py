@@ -7,7 +7,7 @@ class Position(dataset.Iterator):
     """The position of an iterator: all of it follows from the number of batches delivered.
 
     Args:
-        epochs (Epochs): How batches make epochs.
+        epochs (Epochs or Stages): How batches make epochs.
     """
 
     def __init__(self, epochs):
@@ -25,21 +25,23 @@ class Position(dataset.Iterator):
 
     @property
     def epoch(self):
-        return self._epochs.epoch(self._delivered)
+        return self._epochs.at(self._delivered).epoch(self._delivered)
 
     @property
     def epoch_detail(self):
-        return self._epochs.detail(self._delivered)
+        return self._epochs.at(self._delivered).detail(self._delivered)
 
     @property
     def previous_epoch_detail(self):
-        return self._epochs.detail(self._delivered - 1) if self._delivered else None
+        last = self._delivered - 1
+        return self._epochs.at(last).detail(last) if self._delivered else None
 
     @property
     def images_of_all(self):
         """Number of images in the last batch of all shards together, those that count."""
-        return self._epochs.count_of_all(self._delivered - 1)
+        last = self._delivered - 1
+        return self._epochs.at(last).count_of_all(last)
 
     @property
     def is_new_epoch(self):
-        return self._epochs.is_new(self._delivered)
+        return self._epochs.at(self._delivered).is_new(self._delivered)

@@ -62,7 +62,9 @@ def labels_of(batch):
     Args:
         batch (TensorListCPU): int32 (1,) each; from WebDataset the bytes of a decimal number.
     """
-    if batch.dtype == _uint8():
+    from nvidia.dali import types
+
+    if batch.dtype == types.UINT8:
         return np.array([int(bytes(np.asarray(text))) for text in batch], np.int32)
     return np.asarray(batch.as_tensor())[:, 0]
 
@@ -84,9 +86,3 @@ def name_of(images, source_info):
     if len(found) != 1:
         raise DataError(f"{printable(source_info)}: not among the samples that were scanned")
     return images.name(found[0])
-
-
-def _uint8():
-    from nvidia.dali import types
-
-    return types.UINT8

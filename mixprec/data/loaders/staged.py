@@ -37,13 +37,12 @@ class StagedIterator(Position):
 
     def reset(self):
         """Rewinds to the very beginning."""
-        self.finalize()
-        self._delivered, self._made = 0, (None, None)
+        self.skip_to(0)
 
     def skip_to(self, delivered):
         """Goes to a position; the loader of its stage begins anew, as far as it has a state of its own."""
-        self.reset()
-        self._delivered = delivered
+        self.finalize()
+        self._delivered, self._made = delivered, (None, None)
 
     def finalize(self):
         """Ends threads and processes; a later ``next()`` or ``serialize()`` goes on from the position."""

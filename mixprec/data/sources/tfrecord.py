@@ -153,7 +153,7 @@ def _integers(pages, value):
         return [_signed(value)]
     numbers, (place, stop) = [], value
     while place < stop:
-        number, place = _read_varint(pages, place, stop)
+        number, place = read_varint(pages, place, stop)
         numbers.append(_signed(number))
     return numbers
 
@@ -166,12 +166,12 @@ def _fields(pages, start, stop):
     """Pairs (number of the field, its value): an int for a varint, the span (start, stop) of what has a length."""
     place = start
     while place < stop:
-        key, place = _read_varint(pages, place, stop)
+        key, place = read_varint(pages, place, stop)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            value, place = _read_varint(pages, place, stop)
+            value, place = read_varint(pages, place, stop)
         elif kind == _SPAN:
-            length, place = _read_varint(pages, place, stop)
+            length, place = read_varint(pages, place, stop)
             value = (place, place + length)
             place += length
         elif kind in (_FIXED64, _FIXED32):
@@ -184,7 +184,7 @@ def _fields(pages, start, stop):
         yield number, value
 
 
-def _read_varint(pages, place, stop):
+def read_varint(pages, place, stop):
     """An unsigned number in groups of 7 bits, the lowest first, and the place behind it."""
     number = shift = 0
     while place < stop and shift < 70:

@@ -59,8 +59,9 @@ def _count(config, progress):
 
 def _bends(rates, steps, total):
     """Iterations beside the end of the warm-up, milestones and stages: a plot has its edges in the right place."""
-    edges = [rates.warmup_epochs, *(rates.milestones if rates.kind == "step" else ())]
-    edges += [until for until, _, _ in rates.earlier]
+    settings = rates.settings
+    edges = [settings.warmup_epochs, *(settings.milestones if settings.kind == "step" else ())]
+    edges += [until for until, _, _ in rates.stages[:-1]]
     around = [int(steps.until(edge)) + offset for edge in edges for offset in (-1, 0, 1)]
     return [place for place in around if 0 <= place < total][:_BENDS]
 
