@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
-from mixprec.optimizer_names import OWN
+from mixprec.optimizer_names import OWN as _OWN
 
 __version__ = "0.1.0"
 
@@ -20,7 +20,7 @@ _HOMES = {
     "StaticLossScale": "mixprec.fixed_scales",
     "NoLossScale": "mixprec.fixed_scales",
     "LossScaleExhausted": "mixprec.loss_scale",
-    **OWN,
+    **_OWN,
     "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
     "offload": "mixprec.activation_memory.offloading",
@@ -43,7 +43,7 @@ __all__ = [
     "offload",
     "recompute",
     "revert",
-    *OWN,
+    *_OWN,
 ]
 
 if TYPE_CHECKING:

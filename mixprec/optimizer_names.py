@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LAMB", "LARS", "SGDW", "Lion", "ScheduleFreeSGD"]  # for type checkers
 
-# All, in the order of the reference.
+# All optimizers, in the order of the reference.
 OPTIMIZERS = (
     "SGD",
     "MomentumSGD",
@@ -37,7 +37,7 @@ OPTIMIZERS = (
     "Lion",
 )
 
-# Those of this package, each with its module.
+# The optimizers of this package, each with its module.
 OWN = {
     "LARS": "mixprec.optimizer.rules.lars",
     "LAMB": "mixprec.optimizer.rules.lamb",
@@ -49,7 +49,7 @@ OWN = {
 # The name of the learning rate, where it is not lr.
 RATES = {"Adam": "alpha", "AdamW": "eta", "AMSGrad": "alpha", "AdaBound": "alpha", "AMSBound": "alpha"}
 
-# The name of the weight decay in the formula of those that have one.
+# The name of the weight decay in the formula, where there is one.
 DECAYS = {
     "AdamW": "weight_decay_rate",
     "LARS": "weight_decay",
@@ -59,13 +59,13 @@ DECAYS = {
     "Lion": "weight_decay",
 }
 
-# Those whose weight decay is a share of the parameter that follows the learning rate.
+# Optimizers whose weight decay is a share of the parameter that follows the learning rate.
 DECOUPLED = ("AdamW", "SGDW", "Lion")
 
-# Those whose models are evaluated at an average of their weights.
+# Optimizers whose models are evaluated at an average of their weights.
 WITH_AVERAGE = ("ScheduleFreeSGD",)
 
-# By keys of the section optimizer, which are arguments of some only: those that have them.
+# Keys of the section optimizer that only some optimizers have as an argument, and which.
 WITH_KEY = {
     "momentum": (
         "MomentumSGD",

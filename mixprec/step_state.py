@@ -84,6 +84,7 @@ class StepState:
             return
         device = backend.get_device_from_array(overflow if is_array else first)
         xp = device.xp
+        overflow = overflow if is_array else xp.asarray(overflow)  # CuPy's where takes no bool
         after = advance(xp.where, xp.maximum, xp.minimum, overflow, *map(device.send, state.values()), *numbers)
         changes = zip(self.state.items(), after, strict=True)
         self._state = {name: xp.asanyarray(new, dtype) for (name, dtype), new in changes}
@@ -180,7 +181,12 @@ def kernel_arguments(cls, owner, address):
         cls: as for :func:`kernel_code`.
         owner: :class:`StepState`, which may have a part of that state only, or ``None``.
         address: function from an array, or ``None``, to its address.
+
+    Raises:
+        TypeError: ``owner`` is of a subclass with other rules.
     """
+    if owner is not None and not set(owner.rules) <= set(cls.rules):
+        raise TypeError(f"{type(owner).__name__} has rules that the kernels of a GPU do not know")
     arrays, numbers = ({}, {}) if owner is None else (owner._state, owner.numbers())
     settings = [type(if_none)(numbers.get(name, if_none)) for name, if_none in cls.settings.items()]
     return [*(address(arrays.get(name)) for name in cls.state), *settings]

@@ -168,6 +168,14 @@ def test_all_scales_count_overflows_in_a_row(overflows, where):
         assert scale.overflows_in_row == 0
 
 
+def test_a_bool_is_taken_where_the_state_is_on_a_device(monkeypatch):
+    scale, numpys = DynamicLossScale(2.0**4), np.where
+    scale.adjust(device_stand_in.array(True))
+    monkeypatch.setattr(np, "where", lambda condition, a, b: numpys(condition.astype(bool), a, b))  # as in CuPy
+    scale.adjust(True)
+    assert (scale.value, scale.overflows_in_row) == (4.0, 2)
+
+
 @pytest.mark.parametrize("scale", [*_fixed(patience=None), DynamicLossScale(patience=None)])
 def test_patience_can_be_switched_off(scale):
     for _ in range(60):

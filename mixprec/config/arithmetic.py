@@ -131,8 +131,8 @@ class Optimizer:
         f"Only for {_WITH['nesterov']}: a step looks ahead, as with nesterov of torch.optim.SGD.", False
     )
     weight_decay: float = key(
-        "Factor of the L2 penalty; in LARS and LAMB that of their own formula. Instead, a step takes lr times this "
-        f"share from a parameter with {_DECOUPLED} (Loshchilov and Hutter 2019).",
+        "Factor of the L2 penalty; LARS and LAMB have it in their own formula. It is decoupled with "
+        f"{_DECOUPLED}: a step takes lr times this share from a parameter (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),

@@ -78,7 +78,7 @@ class _Images:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    """What batches are like, but for the pixels."""
+    """What batches are like, apart from the pixels."""
 
     pad_channels: bool = key(
         "A fourth channel of zeros in memory, behind the three that the network sees: rows of pixels that Tensor cores "

@@ -194,7 +194,7 @@ class BatchNormalization(_Normalization):
         gradients = primitives.batch_norm_backward(dy, x, gamma, beta, self._saved, self.attributes, **options)
         observer = layer_gradients.now.observer
         if observer is not None:
-            *_, dadd = gradients  # that of the normalized batch, too, but for factors
+            *_, dadd = gradients  # the gradient of the normalized batch, too, without factors
             relu = self.attributes.relu and dadd is None
             if dadd is None:
                 dadd = dy if plus is None else primitives.add(dy, plus)

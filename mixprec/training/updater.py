@@ -13,6 +13,7 @@ from chainer.training import extension, updaters
 import mixprec
 from mixprec import arguments
 from mixprec.activation_memory.planning import DoesNotFit
+from mixprec.data.loaders.batch import ToNCHW
 from mixprec.training.accumulation import Accumulated
 
 _OF_CAPTURE = ("warmup", "graphs", "other_shapes", "required", "second_stream")  # arguments of mixprec.capture
@@ -37,7 +38,7 @@ class TimedUpdater(updaters.StandardUpdater):
             in the layout that the iterator gives them.
 
     Raises:
-        TypeError: ``iterator`` is none.
+        TypeError: ``iterator`` is none, or ``converter`` cannot mix.
         ValueError: ``accumulate`` is not a whole number, 1 or more.
     """
 
@@ -51,6 +52,8 @@ class TimedUpdater(updaters.StandardUpdater):
         self._mixing = mixing
         self._memory = memory
         super().__init__(iterator, optimizer, *args, **kwargs)
+        if mixing is not None:
+            arguments.instance("converter", self.converter, ToNCHW, "one of mixprec.data, with mixing")
         self._began = None  # where the last iteration began, in epochs
 
     @property

@@ -7,8 +7,8 @@ from chainer import dataset
 _PADDED = 4  # channels in memory, of which the last is zero
 
 
-class _ToNCHW(dataset.Converter):
-    # A class, because functions under @chainer.dataset.converter() cannot be pickled.
+class ToNCHW(dataset.Converter):
+    """Converter that turns images into NCHW; functions under ``@chainer.dataset.converter()`` cannot be pickled."""
 
     def __call__(self, batch, device=None, mix=None):
         """Sends a batch to a device and views its images as NCHW.
@@ -33,7 +33,7 @@ class _ToNCHW(dataset.Converter):
         return x
 
 
-class _ToPaddedNCHW(_ToNCHW):
+class _ToPaddedNCHW(ToNCHW):
     def _memory(self, x):
         """The four channels of which x is a view of the first three."""
         _, _, width, channels = x.shape
@@ -53,7 +53,7 @@ def _begins_at(whole, x):
 
 
 #: Converter for ``StandardUpdater`` and ``Evaluator`` with the iterators of :mod:`mixprec.data`.
-to_nchw = _ToNCHW()
+to_nchw = ToNCHW()
 
 #: The same for iterators with ``pad_channels=True``, and models that :func:`mixprec.convert` has given the layout
 #: ``"nhwc"``: x has shape (B, 4, H, W). Their first convolution takes the channel of zeros as it is; a view of three of

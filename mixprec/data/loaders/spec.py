@@ -97,7 +97,7 @@ def defaults():
 
 
 def _flat(settings):
-    """All settings by name, but for empty lists: snapshots of versions that did not know them are alike."""
+    """All settings by name, without empty lists: snapshots of versions that did not know them are alike."""
     found = {}
     for name, value in json.loads(json.dumps(dataclasses.asdict(settings))).items():
         found |= value if isinstance(value, dict) else {name: value}

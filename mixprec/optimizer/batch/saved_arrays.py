@@ -73,12 +73,13 @@ def overwritten(pairs):
     Args:
         pairs: yields ``(array, values)``.
     """
-    before = []
+    pairs = list(pairs)
+    before = [(array, in_order_of(array, array)) for array, _ in pairs]  # all first: they may share memory
     try:
-        for array, values in pairs:
-            before.append((array, in_order_of(array, array)))
-            with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):
+            for array, values in pairs:
                 array[...] = values
+        del pairs  # and values with them
         yield bool(before)
     finally:
         for array, value in before:

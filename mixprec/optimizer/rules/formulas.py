@@ -48,8 +48,8 @@ class RuleFormula:
         numbers: formulas of the numbers of a step by their name, see :func:`numbers`. They may use ``t`` and numbers
             of the rule's ``hyperparam``, or of the rule itself.
         device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
-            Operations and their order are those of the rule's ``update_core_cpu``, so that the native library's results
-            are the same bit for bit.
+            Operations and their order are those of the rule in NumPy, so that the native library's results are the same
+            bit for bit. Literals and functions have the suffix ``f``.
         norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
             before the update and of its whole gradient, unscaled, after hooks (LARS).
         step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and
@@ -189,9 +189,14 @@ def _variables(texts, *others):
     return tuple(name for name in names if name not in {*_FUNCTIONS, *others, "t"})
 
 
-def rule_formula_of(rule):
-    """Returns the :class:`RuleFormula` of an update rule, ``None`` for an unknown one."""
-    switches, formulas = _BY_RULE.get(type(rule), ((), {}))
+def rule_formula_of(rule, kind=None):
+    """Returns the :class:`RuleFormula` of an update rule, ``None`` for an unknown one.
+
+    Args:
+        rule: the update rule.
+        kind: class that is looked up; its own by default, so that a subclass of a known one is unknown.
+    """
+    switches, formulas = _BY_RULE.get(kind or type(rule), ((), {}))
     return formulas.get(tuple(bool(getattr(rule.hyperparam, name)) for name in switches))
 
 
@@ -207,7 +212,7 @@ def hook_formula_of(hook):
 
 
 def elementwise(formulas):
-    """Returns those of a dict of formulas that the native library has."""
+    """Returns the part of a dict of formulas that the native library has."""
     return {name: formula for name, formula in formulas.items() if formula.is_elementwise}
 
 

@@ -106,26 +106,26 @@ def _names_of_optimizers():
     own = {name: each.module for name, each in OFFERS.items() if each.module}
     keys = dict.fromkeys(key for each in OFFERS.values() for key in each.keys)
     tables = {
-        "OPTIMIZERS": ("All, in the order of the reference.", tuple(OFFERS)),
-        "OWN": ("Those of this package, each with its module.", own),
+        "OPTIMIZERS": ("All optimizers, in the order of the reference.", tuple(OFFERS)),
+        "OWN": ("The optimizers of this package, each with its module.", own),
         "RATES": (
             "The name of the learning rate, where it is not lr.",
             {name: each.rate for name, each in OFFERS.items() if each.rate != "lr"},
         ),
         "DECAYS": (
-            "The name of the weight decay in the formula of those that have one.",
+            "The name of the weight decay in the formula, where there is one.",
             {name: each.decay for name, each in OFFERS.items() if each.decay},
         ),
         "DECOUPLED": (
-            "Those whose weight decay is a share of the parameter that follows the learning rate.",
+            "Optimizers whose weight decay is a share of the parameter that follows the learning rate.",
             tuple(name for name, each in OFFERS.items() if each.is_decoupled),
         ),
         "WITH_AVERAGE": (
-            "Those whose models are evaluated at an average of their weights.",
+            "Optimizers whose models are evaluated at an average of their weights.",
             tuple(name for name, each in OFFERS.items() if each.has_average),
         ),
         "WITH_KEY": (
-            "By keys of the section optimizer, which are arguments of some only: those that have them.",
+            "Keys of the section optimizer that only some optimizers have as an argument, and which.",
             {key: tuple(name for name, each in OFFERS.items() if key in each.keys) for key in keys},
         ),
         "FIXED": (

@@ -74,13 +74,16 @@ class OwnRule(optimizer.UpdateRule):
 
     Args:
         parent_hyperparam: hyperparameters that provide the default values.
-        given: hyperparameters that differ from these.
+        values: hyperparameters that differ from these, in the order of the optimizer's.
+        given: others by name.
     """
 
+    rule_class: Any = None  # the class that is declared, which users' subclasses follow
     optimizer_class: Any = None  # the optimizer that is declared with it
 
-    def __init__(self, parent_hyperparam: Any = None, **given: Any) -> None:
+    def __init__(self, parent_hyperparam: Any = None, *values: Any, **given: Any) -> None:
         declared = self.optimizer_class.declared()
+        given |= dict(zip(declared, values, strict=False))
         if parent_hyperparam is None:
             parent_hyperparam = optimizer.Hyperparameter()
             vars(parent_hyperparam).update({name: each.default for name, each in declared.items()})
@@ -94,7 +97,7 @@ class OwnRule(optimizer.UpdateRule):
     @property
     def formula(self):
         """What the rule does to an element, with its hyperparameters as they are."""
-        return rule_formula_of(self)
+        return rule_formula_of(self, self.rule_class)
 
     def init_state(self, param):
         """Puts the states of the formula into the state, all zeros."""
@@ -143,12 +146,14 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if cls.__bases__[0] is not OwnOptimizer:  # a user's subclass of one that is declared
+            return
         (cls.rule_class,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
-        cls.rule_class.optimizer_class = cls
+        cls.rule_class.rule_class, cls.rule_class.optimizer_class = cls.rule_class, cls
         offer(
             cls.__name__,
             module=cls.__module__,
-            decay="weight_decay",
+            decay="weight_decay" if "weight_decay" in cls.declared() else None,
             keys=cls.keys,
             is_decoupled=cls.is_decoupled,
             has_average=cls.has_average,
@@ -162,8 +167,9 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
 
     @classmethod
     def declared(cls) -> dict[str, Hyperparameter]:
-        """Returns the hyperparameters of the class by name."""
-        return {name: each for name, each in vars(cls).items() if isinstance(each, Hyperparameter)}
+        """Returns the hyperparameters of the class, and of those that it is a subclass of, by name."""
+        found = {name: each for base in reversed(cls.__mro__) for name, each in vars(base).items()}
+        return {name: each for name, each in found.items() if isinstance(each, Hyperparameter)}
 
     def create_update_rule(self) -> RuleT:
         """Returns a new update rule."""

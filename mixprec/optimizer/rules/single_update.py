@@ -13,33 +13,37 @@ def update_on_gpu(rule, param, grad):
 
     Args:
         rule: :class:`~mixprec.optimizer.rules.own_rules.OwnRule`, with its state.
-        param: array of the parameter.
+        param: array of the parameter; one of float64 is computed in float64, all others in float32.
         grad: its gradient.
     """
     formula = rule.formula
+    wide = "float64" if param.dtype == "float64" else "float32"
+    numbers, made = _numbers(rule, formula, wide)
     states = {name: rule.state[name] for name in formula.states}
-    numbers, made = _numbers(rule, formula)
-    given = {"T grad": grad, **numbers}
+    arrays = {"grad": grad}
     if formula.step:
         step = cuda.cupy.empty_like(param)
-        code = _for_any_dtype(made, f"{formula.step} step_ = step;")
-        _launch(f"{formula.name}_step", code, {**given, "T param": param}, {**states, "step_": step})
-        given |= {"T step": step, "T param_norm": norm(param), "T step_norm": norm(step)}
+        code = f"{formula.step} wanted = step;"
+        _update(
+            f"{formula.name}_step", made, code, numbers, {**arrays, "param": param}, {**states, "wanted": step}, wide
+        )
+        arrays |= {"step": step, "param_norm": norm(param), "step_norm": norm(step)}
     elif formula.norms:
-        given |= {"T param_norm": norm(param), "T grad_norm": norm(grad)}
-    _launch(formula.name, _for_any_dtype(made, formula.device), given, {"param": param, **states})
+        arrays |= {"param_norm": norm(param), "grad_norm": norm(grad)}
+    _update(formula.name, made, formula.device, numbers, arrays, {"param": param, **states}, wide)
     if formula.carried:
         code = "".join(f"const double {name}_ = {text};" for name, text in formula.carried.items())
         code += "".join(f"{name} = {name}_;" for name in formula.carried)
         carried = {name: rule.state[CARRIED][place : place + 1] for place, name in enumerate(formula.carried)}
-        _launch(f"{formula.name}_carried", code, _hyperparameters(rule, formula), carried, "float64")
+        outputs = ", ".join(f"float64 {name}" for name in carried)
+        _launch(f"{formula.name}_carried", code, _hyperparameters(rule, formula), outputs, carried)
 
 
-def _numbers(rule, formula):
+def _numbers(rule, formula, wide):
     """Returns the numbers of a step as arguments, or what they are made from on the device, and statements for that."""
     if not formula.carried:
         numbers = zip(formula.numbers, formula.numbers_of(rule, rule.t), strict=True)
-        return {f"T {name}": number for name, number in numbers}, ""
+        return {f"{wide} {name}": number for name, number in numbers}, ""
     carried = {f"float64 {name}": rule.state[CARRIED][place] for place, name in enumerate(formula.carried)}
     made = "".join(f"const float {name}_ = {text};" for name, text in formula.numbers.items())
     # In a scope of their own, as a number may have the name of the hyperparameter that it is made from.
@@ -52,14 +56,19 @@ def _hyperparameters(rule, formula):
     return {f"float64 {name}": value for name, value in values}
 
 
-def _for_any_dtype(made, code):
-    """Returns statements on ``float`` as statements on ``T``, the dtype of the parameter."""
-    code = f"{made} {code}" + "}" * made.count("{")
-    code = re.sub(r"\b(\d+\.\d*)f\b", r"static_cast<T>(\1)", re.sub(r"\bfloat\b", "T", code))
-    return re.sub(r"\b(sqrt|fabs|copysign)f\(", r"\1(", code)
+def _update(name, made, code, numbers, arrays, outputs, wide):
+    """Launches statements of a formula on ``float`` variables, which have the names of the arrays."""
+    before = "".join(f"const float {each} = {each}_of;" for each in arrays)
+    before += "".join(f"float {each} = {each}_of;" for each in outputs)
+    after = "".join(f"{each}_of = {each};" for each in outputs)
+    code = f"{made} {before} {code} {after}" + "}" * made.count("{")
+    if wide == "float64":
+        code = re.sub(r"\bfloat\b", "double", code)
+        code = re.sub(r"\b(\d+\.?\d*(?:e[-+]?\d+)?)f\b", r"\1", code)
+        code = re.sub(r"\b([a-z]+\d*)f\(", r"\1(", code)
+    inputs = {f"T {each}_of": array for each, array in arrays.items()}
+    _launch(name, code, {**inputs, **numbers}, ", ".join(f"T {each}_of" for each in outputs), outputs)
 
 
-def _launch(name, code, inputs, outputs, dtype="T"):
-    declared = ", ".join(f"{dtype} {output}" for output in outputs)
-    kernel = cuda.elementwise(", ".join(inputs), declared, code, name)
-    kernel(*inputs.values(), *outputs.values())
+def _launch(name, code, inputs, declared, outputs):
+    cuda.elementwise(", ".join(inputs), declared, code, name)(*inputs.values(), *outputs.values())

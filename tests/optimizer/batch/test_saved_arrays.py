@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec.optimizer import running_statistics
-from mixprec.optimizer.batch.saved_arrays import SavedArrays
+from mixprec.optimizer.batch.saved_arrays import SavedArrays, overwritten
 from tests.cases import tries
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_runs import CHAINERS
@@ -22,6 +22,14 @@ from tests.stand_ins.host_launch import HostLauncher
 @pytest.fixture(scope="module")
 def launcher():
     return HostLauncher()
+
+
+def test_arrays_that_share_memory_are_brought_back():
+    array = np.arange(6.0).reshape(2, 3)
+    before = array.copy()
+    with overwritten([(array, np.zeros((2, 3))), (array.T, np.ones((3, 2)))]):
+        assert (array == 1).all()
+    assert np.array_equal(array, before)
 
 
 DTYPES = (np.float32, np.float16, np.int64, np.int8, np.bool_)
