@@ -1,4 +1,4 @@
-"""The attributes of Chainer that are replaced for converted models: here the attributes of links, without calls of them.
+"""The attributes of Chainer that are replaced for converted models: attributes of links here, without calls of them.
 
 ``convert`` applies them, once in a process, and so does a converted link that is unpickled in another process. Links
 and functions that are not converted take the original way: one look into an attribute, or into a thread-local, is all
