@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from mixprec import standard_streams
-from mixprec.data.sources.folders import listing
+from mixprec.data.sources import progress
 from mixprec.messages import encoding_hint
 from tests import ROOT
 from tests.cases import first
@@ -257,8 +257,8 @@ def test_letters_that_the_encoding_lacks_are_escaped(put, tmp_path):
 
 def test_progress_bars_stay_away_without_standard_error(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr("mixprec.data.sources.folders.tqdm", lambda items, **settings: settings["disable"])
-    assert listing([], "folder") is True
+    monkeypatch.setattr(progress, "tqdm", lambda items, **settings: settings["disable"])
+    assert progress.bar("Listing", "folder") is True
 
 
 def test_the_encoding_is_named_where_it_may_be_the_reason(monkeypatch):
