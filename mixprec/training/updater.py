@@ -16,8 +16,6 @@ from mixprec.activation_memory.planning import DoesNotFit
 from mixprec.data.loaders.batch import ToNCHW
 from mixprec.training.accumulation import Accumulated
 
-_OF_CAPTURE = ("warmup", "graphs", "other_shapes", "required", "second_stream")  # arguments of mixprec.capture
-
 
 class TimedUpdater(updaters.StandardUpdater):
     """Chainer's updater; ``seconds`` sums up its own time, without evaluation and snapshots.
@@ -141,9 +139,8 @@ class CapturedUpdater(TimedUpdater):
         optimizer: likewise; the one named ``"main"`` is a :class:`mixprec.MixedPrecisionOptimizer`.
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...; the loss function cannot
             be replaced later.
-        kwargs: likewise; ``accumulate``, ``ranks``, ``memory`` and ``mixing`` as for :class:`TimedUpdater`; and
-            ``warmup``, ``graphs``, ``other_shapes``, ``required`` and ``second_stream`` as for :func:`mixprec.capture`,
-            by default what they are there.
+        kwargs: likewise, and ``accumulate``, ``ranks``, ``memory`` and ``mixing`` as for :class:`TimedUpdater`.
+        warmup, graphs, other_shapes, required, second_stream: as for :func:`mixprec.capture`.
 
     Attributes:
         step: what :func:`mixprec.capture` returned: ``step.why_not``, ``step.replays``, ``step.report()``.
@@ -152,12 +149,29 @@ class CapturedUpdater(TimedUpdater):
         mixprec.graph_capture.CaptureError: ``required`` is true and no step can be captured.
     """
 
-    def __init__(self, iterator, optimizer, *args, **kwargs):
-        capture = {name: kwargs.pop(name) for name in _OF_CAPTURE if name in kwargs}
+    def __init__(
+        self,
+        iterator,
+        optimizer,
+        *args,
+        warmup=3,
+        graphs=4,
+        other_shapes="capture",
+        required=False,
+        second_stream=False,
+        **kwargs,
+    ):
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._stage = None
-        lossfun = self._lossfun() if self._sums else self.loss_func
-        self.step = mixprec.capture(self.get_optimizer("main"), lossfun, **capture)
+        self.step = mixprec.capture(
+            self.get_optimizer("main"),
+            self._lossfun() if self._sums else self.loss_func,
+            warmup=warmup,
+            graphs=graphs,
+            other_shapes=other_shapes,
+            required=required,
+            second_stream=second_stream,
+        )
 
     def _step(self, *args, **kwargs):
         stage = getattr(self.get_iterator("main"), "stage", None)

@@ -89,10 +89,10 @@ def test_what_cannot_be_a_lock_is_one_line(out, make):
 def test_a_lock_of_another_user_is_named(out, holder, monkeypatch):
     open_file = os.open
 
-    def refused(path, flags, *mode):
+    def refused(path, flags, *mode, **more):
         if str(path).endswith("run.lock") and flags & os.O_RDWR and not flags & os.O_EXCL:
             raise PermissionError(errno.EACCES, "Permission denied")
-        return open_file(path, flags, *mode)
+        return open_file(path, flags, *mode, **more)
 
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(lock.LockError, match=f"another user's run, process {holder.pid} on "), lock.locked("out"):
