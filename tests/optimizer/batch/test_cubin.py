@@ -8,7 +8,6 @@ import pytest
 from chainer import optimizer_hooks
 
 from mixprec.backends import launch
-from mixprec.optimizer import moving_average
 from mixprec.optimizer.batch import saved_arrays
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.kernel_program import KernelProgram, source_of
@@ -39,7 +38,7 @@ def _sources():
     programs["all hooks"] = [_program(RULES["Adam"], HOOKS), _program(None, HOOKS), _program(sgd)]
     threads = launch.CupyLauncher.threads
     sources = {name: source_of(own, threads, launch.CupyLauncher.chunk) for name, own in programs.items()}
-    return sources | {"save": saved_arrays.source_of(threads), "average": moving_average.source_of(threads)}
+    return sources | {file: saved_arrays.source_of(file, threads) for file in ("save.cu", "average.cu")}
 
 
 def share_of(architecture, cases):
