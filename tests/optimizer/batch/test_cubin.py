@@ -84,7 +84,7 @@ def test_every_rule_and_hook_compiles_without_spills(architecture):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         logs = pool.map(compiler, sources.values(), [architecture] * len(sources))
     for name, log in zip(sources, logs, strict=True):
-        kernels = {"save": ("save",), "average": ("weigh", "average")}.get(name, ("check", "update"))
+        kernels = {"save.cu": ("save",), "average.cu": ("weigh", "average")}.get(name, ("check", "update"))
         for kernel in kernels:
             assert re.search(rf"'?{kernel}'? for '{architecture}'", log), f"{name}: {log}"
         assert "warning" not in log, f"{name}: {log}"
