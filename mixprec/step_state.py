@@ -185,11 +185,17 @@ def kernel_arguments(cls, owner, address):
     Raises:
         TypeError: ``owner`` is of a subclass with other rules.
     """
-    if owner is not None and not set(owner.rules) <= set(cls.rules):
-        raise TypeError(f"{type(owner).__name__} has rules that the kernels of a GPU do not know")
+    if owner is not None:
+        _check_known(type(owner), cls)
     arrays, numbers = ({}, {}) if owner is None else (owner._state, owner.numbers())
     settings = [type(if_none)(numbers.get(name, if_none)) for name, if_none in cls.settings.items()]
     return [*(address(arrays.get(name)) for name in cls.state), *settings]
+
+
+@functools.cache
+def _check_known(own, cls):
+    if not set(own.rules) <= set(cls.rules):
+        raise TypeError(f"{own.__name__} has rules that the kernels of a GPU do not know")
 
 
 def _advance(name, cls):

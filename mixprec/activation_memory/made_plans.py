@@ -106,7 +106,7 @@ class Plans:
 
 @dataclasses.dataclass
 class _Unplanned:
-    """A round that was recorded once; a plan is made from two, as times of the first one are those of a start.
+    """A round that was recorded once; a plan is made from two, as the first one has the times of a start.
 
     Attributes:
         signature, recording: of it.

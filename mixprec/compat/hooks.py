@@ -68,7 +68,7 @@ def after_import(*targets, why=None):
 def around(*targets, why=None):
     """Decorates a function that runs in the place of each target, and gets what it replaces as its first argument.
 
-    The arguments are those of :func:`after_import`.
+    It takes the arguments of :func:`after_import`.
     """
 
     def declare(run):

@@ -30,7 +30,7 @@ class DeviceForm(UpdateForm):
         self._params = [entry.param for entry in plan.entries]
         self._unsettled = False
         self._skip = None
-        for rule in [entry.rule for entry in plan.entries if entry.rule and _counts(entry.formula)]:
+        for rule in [entry.rule for entry in plan.entries if entry.rule and entry.formula.moves]:
             other = _COUNTED_BY.get(rule, lambda: None)()
             if other is not None and other is not step:
                 other.settle()
@@ -93,7 +93,3 @@ class DeviceForm(UpdateForm):
         arrays = [param.grad for param in self._params]
         addresses = [self._launcher.address(array) for array in arrays if array is not None and array.size]
         return len(set(addresses)) < len(addresses)
-
-
-def _counts(formula):
-    return formula.counts or formula.powers

@@ -8,7 +8,7 @@ import numpy as np
 from chainer import get_array_types
 
 from mixprec.compat.rebind import rebound
-from mixprec.compat.registry import patch_around
+from mixprec.compat.registry import patch
 from mixprec.dtypes import FLOAT32, is_half
 from mixprec.master_arrays import OWNER
 from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
@@ -62,14 +62,14 @@ def install():
     _extensions.apply()
 
 
-@patch_around(
+@patch(
     "chainer.training.extensions.parameter_statistics:ParameterStatistics.__call__",
     "chainer.training.extensions.variable_statistics_plot:VariableStatisticsPlot.__call__",
     when="setup",
 )
-def _extensions(call, self, trainer):
+def _extensions(call):
     """Without it statistics of gradients are multiplied by the loss scale, and may be inf in FP16."""
-    return rebound(call, getattr=_unscaled_attribute)(self, trainer)
+    return rebound(call, getattr=_unscaled_attribute)
 
 
 def _unscaled_attribute(owner, name, *default):

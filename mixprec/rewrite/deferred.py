@@ -27,7 +27,7 @@ from mixprec.rewrite.places import Unfused, of_sum
 
 _ASKED = "its value is asked for"
 _COMPLETE = {fusion.chain: fusion for fusion in FUSIONS}
-_OF_INPUT = "shape", "dtype", "ndim", "size", "device", "xp"  # attributes that are those of the input
+_OF_INPUT = "shape", "dtype", "ndim", "size", "device", "xp"  # attributes that it shares with the input
 _OWN = "normalization", "source", "chain", "operand", "takers"  # attributes that a plain variable has not
 
 

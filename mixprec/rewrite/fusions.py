@@ -1,7 +1,7 @@
 """The fused operations of converted models: chains of functions that one node computes, each declared once.
 
 An entry of :data:`FUSIONS` is a pattern. :mod:`mixprec.rewrite.deferred` follows it from a batch normalization on, and
-computes the chain with its last function, by the node of the normalization. The gradients are those of that node. All
+computes the chain with its last function, by the node of the normalization. That node also computes the gradients. All
 of a chain is computed in float32 and rounded once, where its functions alone round one after the other.
 """
 

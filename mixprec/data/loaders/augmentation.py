@@ -36,7 +36,7 @@ class Augmentation(*(part.Keys for part in reversed(PARTS))):  # fields of the l
 
 
 def parts_of(settings, of_pixels=None):
-    """Returns those of :data:`PARTS` that have anything to do, all or those with this ``IS_OF_PIXELS``."""
+    """Returns the modules of :data:`PARTS` that are on, all or only the ones with this ``IS_OF_PIXELS``."""
     on = [part for part in PARTS if _is_on(settings, fields(part.Keys)[0].name)]
     return [part for part in on if of_pixels in (None, part.IS_OF_PIXELS)]
 

@@ -6,7 +6,7 @@ import typing
 
 
 class Typed:
-    """Base of a frozen dataclass: numbers, flags and tuples of another kind become those of the declaration."""
+    """Base of a frozen dataclass: numbers, flags and tuples are converted to the types that are declared."""
 
     def __post_init__(self):
         for field in dataclasses.fields(self):

@@ -95,7 +95,7 @@ class KernelProgram:
         number, value = 0, 1
         counted = [hook_counted for _, hook_counted in self._hooks] + [True]
         for owner, t_counts in zip(self._owners(), counted, strict=False):
-            powers = getattr(owner, "powers", {})
+            powers = owner.powers
             for formula in owner.numbers.values():
                 needed = {name for name in owner.hyperparameters if uses(formula, name)}
                 needed |= {powers[name] for name in needed & set(powers)}
@@ -195,7 +195,7 @@ def points_of(programs):
 
 def _carried(owner, text):
     """Declares the carried numbers that a formula uses, as they were before the step."""
-    for place, name in enumerate(getattr(owner, "carried", ())):
+    for place, name in enumerate(owner.carried):
         if uses(text, name):
             yield f"const double {name} = carried_[{place}];"
 

@@ -11,7 +11,8 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -32,8 +33,23 @@ def numbers(*names, **formulas):
     return {**{name: name for name in names}, **formulas}
 
 
+class _Formula:
+    powers: Mapping[str, str] = types.MappingProxyType({})  # hooks have none, and carry nothing
+    carried: Mapping[str, str] = types.MappingProxyType({})
+
+    @property
+    def counts(self):
+        """Whether the numbers of a step depend on how many steps there have been."""
+        return any(uses(text, "t") for text in self.numbers.values())
+
+    @property
+    def moves(self):
+        """Whether the numbers of a step change by themselves: with the steps, or with a number that the rule moves."""
+        return bool(self.counts or self.powers)
+
+
 @dataclasses.dataclass(frozen=True)
-class RuleFormula:
+class RuleFormula(_Formula):
     """What an update rule does to one element of a parameter; creating one declares it.
 
     The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
@@ -48,8 +64,8 @@ class RuleFormula:
         numbers: formulas of the numbers of a step by their name, see :func:`numbers`. They may use ``t`` and numbers
             of the rule's ``hyperparam``, or of the rule itself.
         device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
-            Operations and their order are those of the rule in NumPy, so that the native library's results are the same
-            bit for bit. Literals and functions have the suffix ``f``.
+            The rule in NumPy has the same operations in the same order, so that the native library's results are the
+            same bit for bit. Literals and functions have the suffix ``f``.
         norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
             before the update and of its whole gradient, unscaled, after hooks (LARS).
         step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and
@@ -96,11 +112,6 @@ class RuleFormula:
         names = [name for name in self.hyperparameters if name in vars(rule)]
         return [*names, "t"] if self.counts else names
 
-    @property
-    def counts(self):
-        """Whether the numbers of a step depend on how many steps there have been."""
-        return any("t" in formula.co_names for formula in self._formulas)
-
     def hyperparameters_of(self, rule):
         """Returns the values of :attr:`hyperparameters` of an update rule of Chainer's, as a tuple of floats."""
         hyperparam, own = rule.hyperparam, rule.__dict__
@@ -135,7 +146,7 @@ class RuleFormula:
 
 
 @dataclasses.dataclass(frozen=True)
-class HookFormula:
+class HookFormula(_Formula):
     """What a hook does to one element of a gradient; creating one declares it.
 
     Attributes:
@@ -172,11 +183,6 @@ class HookFormula:
     def is_elementwise(self):
         """Whether an element needs nothing of the others and no noise; the native library has such formulas only."""
         return self.norms is None and not self.noise
-
-    @property
-    def counts(self):
-        """Whether the numbers of a step depend on how many steps there have been."""
-        return any(uses(text, "t") for text in self.numbers.values())
 
     def hyperparameters_of(self, hook):
         """Returns the values of :attr:`hyperparameters` of a hook, as a tuple of floats."""
@@ -225,7 +231,7 @@ def may_count(kind):
     if kind is DecayOfSome:
         return False
     formulas = [_BY_HOOK[kind]] if kind in _BY_HOOK else [*_BY_RULE.get(kind, ((), {}))[1].values()]
-    return not formulas or any(formula.counts or getattr(formula, "powers", None) for formula in formulas)
+    return not formulas or any(formula.moves for formula in formulas)
 
 
 def uses(text, name):

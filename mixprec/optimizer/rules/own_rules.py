@@ -4,6 +4,7 @@ Such a file declares the optimizer with its hyperparameters, the update rule wit
 of the rule. From these come what the wrapper runs, and what Chainer runs without it.
 """
 
+import inspect
 import math
 import typing
 from typing import Any, Generic, TypeVar
@@ -78,26 +79,23 @@ class OwnRule(optimizer.UpdateRule):
         given: others by name.
     """
 
-    rule_class: Any = None  # the class that is declared, which users' subclasses follow
-    optimizer_class: Any = None  # the optimizer that is declared with it
+    optimizer_class: Any = None  # the optimizer that is declared with it, which users' subclasses follow
 
     def __init__(self, parent_hyperparam: Any = None, *values: Any, **given: Any) -> None:
         declared = self.optimizer_class.declared()
-        given |= dict(zip(declared, values, strict=False))
+        given = inspect.signature(self.optimizer_class).bind_partial(*values, **given).arguments
         if parent_hyperparam is None:
             parent_hyperparam = optimizer.Hyperparameter()
             vars(parent_hyperparam).update({name: each.default for name, each in declared.items()})
         super().__init__(parent_hyperparam)
         for name, value in given.items():
-            if name not in declared:
-                raise TypeError(f"{type(self).__name__} has no hyperparameter {name}; it has {', '.join(declared)}")
             if value is not None:
                 setattr(self.hyperparam, name, declared[name].checked(value))
 
     @property
     def formula(self):
         """What the rule does to an element, with its hyperparameters as they are."""
-        return rule_formula_of(self, self.rule_class)
+        return rule_formula_of(self, self.optimizer_class.rule_class)
 
     def init_state(self, param):
         """Puts the states of the formula into the state, all zeros."""
@@ -149,7 +147,7 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
         if cls.__bases__[0] is not OwnOptimizer:  # a user's subclass of one that is declared
             return
         (cls.rule_class,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
-        cls.rule_class.rule_class, cls.rule_class.optimizer_class = cls.rule_class, cls
+        cls.rule_class.optimizer_class = cls
         offer(
             cls.__name__,
             module=cls.__module__,

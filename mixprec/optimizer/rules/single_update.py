@@ -1,5 +1,6 @@
 """The update of one parameter on a GPU, as Chainer's own loop runs it: kernels of CuPy, made of the rule's formula."""
 
+import functools
 import re
 
 from chainer.backends import cuda
@@ -57,7 +58,15 @@ def _hyperparameters(rule, formula):
 
 
 def _update(name, made, code, numbers, arrays, outputs, wide):
-    """Launches statements of a formula on ``float`` variables, which have the names of the arrays."""
+    """Launches statements of a formula."""
+    inputs = {f"T {each}_of": array for each, array in arrays.items()}
+    operation = _operation(made, code, tuple(arrays), tuple(outputs), wide)
+    _launch(name, operation, {**inputs, **numbers}, ", ".join(f"T {each}_of" for each in outputs), outputs)
+
+
+@functools.cache  # for each parameter in each step
+def _operation(made, code, arrays, outputs, wide):
+    """Returns statements of a formula, on ``float`` variables that have the names of arrays, as those of a kernel."""
     before = "".join(f"const float {each} = {each}_of;" for each in arrays)
     before += "".join(f"float {each} = {each}_of;" for each in outputs)
     after = "".join(f"{each}_of = {each};" for each in outputs)
@@ -66,8 +75,7 @@ def _update(name, made, code, numbers, arrays, outputs, wide):
         code = re.sub(r"\bfloat\b", "double", code)
         code = re.sub(r"\b(\d+\.?\d*(?:e[-+]?\d+)?)f\b", r"\1", code)
         code = re.sub(r"\b([a-z]+\d*)f\(", r"\1(", code)
-    inputs = {f"T {each}_of": array for each, array in arrays.items()}
-    _launch(name, code, {**inputs, **numbers}, ", ".join(f"T {each}_of" for each in outputs), outputs)
+    return code
 
 
 def _launch(name, code, inputs, declared, outputs):
