@@ -190,24 +190,25 @@ def recipe_of(buffer, buffers):
     Returns:
         ``(functions, sources)`` as for :func:`compute_again`, or ``None``.
     """
-    functions, sources = [], []
+    functions, sources, nodes = [], [], buffer.nodes
+    found = nodes and _follow(nodes[0].creator_node, buffers, functions, sources)
+    return (functions, list(dict.fromkeys(sources))) if found and sources and buffer not in sources else None
 
-    def follow(function):
-        if function is None or len(functions) >= _LONGEST or retained.again(function) is None:
-            return False
-        for x in function.inputs:
-            if x in buffers:
-                sources.append(buffers[x])
-            elif x.creator_node is None:
-                # What is not retained may change before it is read.
-                if x.data is None and not isinstance(x.get_variable_or_none(), chainer.Parameter):
-                    return False
-            elif x.creator_node not in functions and not follow(x.creator_node):
+
+# Not inside of recipe_of: a function that calls itself there is a cycle with what it has found, activations too, until
+# Python's collector comes by.
+def _follow(function, buffers, functions, sources):
+    """Appends to ``functions`` and ``sources`` what gives the outputs of a function; returns whether there is a way."""
+    if function is None or len(functions) >= _LONGEST or retained.again(function) is None:
+        return False
+    for x in function.inputs:
+        if x in buffers:
+            sources.append(buffers[x])
+        elif x.creator_node is None:
+            # What is not retained may change before it is read.
+            if x.data is None and not isinstance(x.get_variable_or_none(), chainer.Parameter):
                 return False
-        functions.append(function)
-        return len(functions) <= _LONGEST
-
-    nodes = buffer.nodes
-    if not nodes or not follow(nodes[0].creator_node) or not sources or buffer in sources:
-        return None
-    return functions, list(dict.fromkeys(sources))
+        elif x.creator_node not in functions and not _follow(x.creator_node, buffers, functions, sources):
+            return False
+    functions.append(function)
+    return len(functions) <= _LONGEST

@@ -38,11 +38,16 @@ def line_of(frame):
 
 
 def cause_of(error):
-    """Returns the message of an exception, with the user's line and the function of Chainer, in one line."""
-    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    """Returns the message of an exception, with the user's line and the function of Chainer, in one line.
+
+    The exception has no traceback any more then: its frames hold the arrays of the step, and what is read of a frame
+    holds the exception.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
     lines = [_described(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame)]
     nodes = [frame.f_locals.get("self") for frame, _ in frames]
     names = [type(node).__name__ for node in nodes if isinstance(node, chainer.FunctionNode)]
+    error.__traceback__ = None
     text = " ".join(text_of(error).split()) or type(error).__name__
     for cause, meaning in _MEANINGS.items():
         if cause in text:

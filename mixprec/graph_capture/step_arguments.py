@@ -70,28 +70,28 @@ class Arguments:
             arrays: as many as :attr:`arrays`.
             keep: whether variables whose array stays the same are not new ones.
         """
-        left = iter(arrays)
+        return _replaced(self._values, iter(arrays), keep)
 
-        def replaced(value):
-            if isinstance(value, tuple):
-                parts = map(replaced, value)
-                return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-            if isinstance(value, list):
-                return list(map(replaced, value))
-            if isinstance(value, dict):
-                result = copy.copy(value)  # also of a subclass
-                for name, each in value.items():
-                    result[name] = replaced(each)
-                return result
-            array = _array_of(value)
-            if array is None:
-                return value
-            new = next(left)
-            if not isinstance(value, chainer.Variable):
-                return new
-            return value if keep and new is array else chainer.Variable(new, requires_grad=value.requires_grad)
 
-        return replaced(self._values)
+# Not inside of with_arrays: a function that calls itself there is a cycle with the arrays, until Python's collector
+# comes by.
+def _replaced(value, arrays, keep):
+    if isinstance(value, tuple):
+        parts = [_replaced(each, arrays, keep) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, list):
+        return [_replaced(each, arrays, keep) for each in value]
+    if isinstance(value, dict):
+        result = copy.copy(value)  # also of a subclass
+        for name, each in value.items():
+            result[name] = _replaced(each, arrays, keep)
+        return result
+    if (array := _array_of(value)) is None:
+        return value
+    new = next(arrays)
+    if not isinstance(value, chainer.Variable):
+        return new
+    return value if keep and new is array else chainer.Variable(new, requires_grad=value.requires_grad)
 
 
 def _array_of(value):

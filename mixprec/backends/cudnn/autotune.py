@@ -38,8 +38,11 @@ def fastest(device, candidates, failed=None, check=None):
             failed(name, error)
 
     working = [(name, function) for name, function in candidates if attempt(device, name, function, caught)]
-    if not working:
-        raise failures[0]
+    try:
+        if not working:
+            raise failures[0]
+    finally:
+        failures.clear()  # errors hold frames, these the arrays that were worked on, and callers' frames the errors
     if check is not None:
         working = check(working)
     times = [[] for _ in working]

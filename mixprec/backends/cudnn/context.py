@@ -164,20 +164,20 @@ class CudnnContext:
             )
         never = choices.never(text)
         candidates = [candidate for candidate in candidates if candidate[0] not in never] or candidates
-        failures = {}  # errors by name
+        failures = {}  # what errors say and whether they are for want of memory, by name
 
         def failed(name, error):
             _log.warning("%s: %s is out, it failed when it was measured: %s", key, name, one_line(error))
-            failures[name] = error
+            failures[name] = one_line(error), lacks_memory(error)
 
         try:
             name, milliseconds, first = fastest(self._device, candidates, failed)
         except BrokenDevice:
             if failures:  # otherwise it was an engine that a candidate has searched
                 name = list(failures)[-1]
-                choices.ban(text, name, f"it failed: {one_line(failures[name])}")
+                choices.ban(text, name, f"it failed: {failures[name][0]}")
             raise
-        if not any(map(lacks_memory, failures.values())):  # otherwise the next process tries all of them again
+        if not any(lacks for _, lacks in failures.values()):  # otherwise the next process tries all of them again
             choices.put(text, name, milliseconds, now.compile_seconds)
         _log.info(
             "%s: %s, %.4f ms; %s takes %.4f ms",

@@ -48,15 +48,15 @@ def search(operation, settings, engines, executor, choices, addresses):
     ]
     written.append(Memory(workspace.ptr, max(map(engines.size, names))))
 
-    failures = {}  # errors by name
+    failures = {}  # what errors say and whether they are for want of memory, by name
 
     def failed(name, error):
         _log.warning("%s: %s is out, it failed when it was measured: %s", operation, name, one_line(error))
-        failures[name] = error
+        failures[name] = one_line(error), lacks_memory(error)
 
     def ban(name):
-        if not lacks_memory(failures[name]):
-            choices.ban(text, name, f"it failed: {one_line(failures[name])}")
+        if not failures[name][1]:
+            choices.ban(text, name, f"it failed: {failures[name][0]}")
 
     def wrong(name, why):
         _log.warning("%s: %s computes something else, and is not used: %s", operation, name, why)

@@ -1,5 +1,6 @@
 """Plans of one device on the stand-in for cuDNN: what is built when, which engine is taken, where it runs."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -7,6 +8,7 @@ import itertools
 import logging
 import threading
 import types
+import weakref
 
 import chainer
 import numpy as np
@@ -522,6 +524,28 @@ def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(c
     assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", short) == "separate"
     assert caplog.messages == ["key: fused is out, it failed when it was measured: out of memory"]
     assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "fused"
+
+
+def test_ways_that_lacked_memory_hold_none_until_the_collector_comes():
+    settings.configure(autotune="measure")
+    held = weakref.WeakSet()
+
+    def scarce():
+        array = type("Array", (), {})()
+        held.add(array)
+        raise MemoryError("out of memory")
+
+    timed = Candidates(separate=2.0, fused=1.0)
+    context = CudnnContext(0, frontend=fake_cudnn, device=timed.device)
+    gc.collect()
+    gc.disable()
+    try:
+        assert context.choose("key", [timed.candidates[0], ("fused", scarce), ("split", scarce)]) == "separate"
+        with contextlib.suppress(MemoryError):  # pytest.raises would hold it, too
+            context.choose("other key", [("fused", scarce), ("split", scarce)])
+        assert not held
+    finally:
+        gc.enable()
 
 
 def test_a_way_that_breaks_the_device_is_not_tried_by_the_next_process(monkeypatch):
