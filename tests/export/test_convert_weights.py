@@ -62,10 +62,11 @@ def save(path, arch, classes):
 
 
 def assert_same_bits(path, other):
-    a, b = np.load(path), np.load(other)
-    assert set(a.files) == set(b.files)
-    for name in a.files:
-        assert (a[name].dtype, a[name].shape, a[name].tobytes()) == (b[name].dtype, b[name].shape, b[name].tobytes())
+    with np.load(path) as a, np.load(other) as b:
+        assert set(a.files) == set(b.files)
+        for name in a.files:
+            assert (a[name].dtype, a[name].shape) == (b[name].dtype, b[name].shape)
+            assert a[name].tobytes() == b[name].tobytes()
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_the_seed_decides_the_head_and_weights_leave_the_rest_of_a_run_alone(tra
         write("w.npz", MODELS["resnet8"](10))
     other = train("--out", "two", *_set("model.weights=w.npz", "optimizer.lr=0.1", "training.seed=0"))
     assert other.returncode == 0
-    one, two = np.load("one/model.npz"), np.load("two/model.npz")
-    assert all(one[name].tobytes() == two[name].tobytes() for name in one.files)
+    with np.load("one/model.npz") as one, np.load("two/model.npz") as two:
+        assert all(one[name].tobytes() == two[name].tobytes() for name in one.files)
 
 
 @pytest.mark.parametrize(
