@@ -7,6 +7,8 @@ import pickle
 import signal
 import time
 
+from mixprec.interruption import for_parent_only
+
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
 _GRACE = 10.0  # seconds in which a process that is not wanted any more may end by itself
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -28,8 +30,9 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,))
-        self._process.start()
-        theirs.close()
+        with for_parent_only():
+            self._process.start()
+            theirs.close()
 
     def __enter__(self):
         return self
@@ -113,7 +116,6 @@ def reason_of(error):
 
 def serve(connection):
     """Does what it is asked on a connection until the other end is gone; the process of a :class:`Worker` runs it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _parent[:] = [connection]
     while True:

@@ -20,6 +20,10 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"argument {option}: found '--', expected a value")
         return super().parse_known_args(args, namespace)
 
+    def add_repeated(self, option, metavar, help):
+        """Adds an option that may be given again and again, a list; its help says so."""
+        self.add_argument(option, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
+
     def error(self, message):
         """Prints the message and exits."""
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)

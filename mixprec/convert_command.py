@@ -155,25 +155,18 @@ def _parse(argv):
         help="module:callable or module:callable(arguments), which makes a chainer.Link, or module:link; modules of "
         "the current directory can be imported. Example: 'chainer.links:VGG16Layers(pretrained_model=None)'",
     )
-    parser.add_argument(
-        "--input",
-        action="append",
-        metavar="SHAPE[:DTYPE]",
-        help=f"what the model is called on, such as 2x3x64x64 or 4x20:int32 (zeros); default {_INPUT}; "
-        f"repeated for several positional arguments; of a chainer.links.Classifier a single one is for its predictor",
+    help = (
+        f"what the model is called on, such as 2x3x64x64 or 4x20:int32 (zeros); default {_INPUT}; one for each "
+        "positional argument; of a chainer.links.Classifier a single one is for its predictor"
     )
+    parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
     parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default float16")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw fuses nothing")
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
     )
-    parser.add_argument(
-        "--keep-float32",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="links whose names match stay in float32, such as /fc or '/head/*'; may be repeated",
-    )
+    help = "links whose names match stay in float32, such as /fc or '/head/*'"
+    parser.add_repeated("--keep-float32", "PATTERN", help)
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
     parser.add_argument("--json", metavar="PATH", help="write the report there, too")
     return parser.parse_args(argv)

@@ -19,21 +19,34 @@ def end_quietly():
         signal.signal(signal.SIGINT, _end)
 
 
-@contextlib.contextmanager
 def raised_once():
     """In the block the first Ctrl-C raises ``KeyboardInterrupt``, and the second one ends the process at once.
 
     Between the two is what ends threads and processes, and may take long. Outside of the main thread, and where Ctrl-C
     is ignored, it changes nothing.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        yield
-        return
-    before = signal.signal(signal.SIGINT, _raise)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return _handled(_raise)
+
+
+@contextlib.contextmanager
+def for_parent_only():
+    """In the block Ctrl-C waits until its end, and the processes that start there never take notice of it.
+
+    Ctrl-C goes to all processes of a terminal, while they are imported, too. A process that has begun to start another
+    one has to finish that first: what it has not told it would be missed there.
+    """
+    from multiprocessing import resource_tracker  # not in the first moments of each command
+
+    resource_tracker.ensure_running()  # or it starts in the block, and takes the signal off the mask
+    noted = []
+    with _handled(lambda number, frame: noted.append(number)):  # other threads take the signal, too
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which a process inherits
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if noted:
+        signal.raise_signal(signal.SIGINT)
 
 
 def run(main):
@@ -44,6 +57,18 @@ def run(main):
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _handled(handler):
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _raise(number, frame):

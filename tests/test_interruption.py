@@ -43,6 +43,24 @@ def main():
 raise SystemExit(interruption.run(main))
 """
 
+# Ctrl-C comes while a process is started, to both.
+STARTS = """
+import os, signal, subprocess, sys, threading
+from mixprec import interruption
+
+CHILD = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('child')"
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # the signal may come to it
+
+def main():
+    with interruption.for_parent_only():
+        os.kill(os.getpid(), signal.SIGINT)
+        subprocess.run([sys.executable, "-c", CHILD], check=True)
+        print("parent", flush=True)
+    print("goes on", flush=True)
+
+raise SystemExit(interruption.run(main))
+"""
+
 
 def _start(program):
     return subprocess.Popen(
@@ -78,6 +96,11 @@ def test_a_second_ctrl_c_ends_a_script_at_once():
         process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+def test_a_process_is_started_to_the_end_and_sees_no_ctrl_c():
+    out, errors = (process := _start(STARTS)).communicate(timeout=60)
+    assert (process.returncode, out, errors) == (130, "child\nparent\n", "interrupted\n")
 
 
 def test_where_ctrl_c_is_ignored_it_stays_so():

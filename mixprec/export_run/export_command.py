@@ -75,13 +75,7 @@ def _parse(argv):
     parser.add_argument(
         "--val-images", type=_count(1), metavar="N", help="check on so many images; default: all validation images"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="overrides a key of the run's config: data.val=/images/val, export.max_drop_int8=2; may be repeated",
-    )
+    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the run's config, such as export.max_drop_int8=2")
     arguments = parser.parse_args(argv)
     if not arguments.int8:
         for option, is_given in (

@@ -96,13 +96,7 @@ def _parse(argv, ranks):
         metavar="FILE",
         help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="overrides a key of the config, for example optimizer.lr=0.4; may be repeated",
-    )
+    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
     parser.add_argument(
         "--resume",

@@ -6,13 +6,13 @@ import io
 import math
 import multiprocessing
 import os
-import signal
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from mixprec.data.data_error import DataError
+from mixprec.interruption import for_parent_only
 from scripts.datasets.generated_set import make_set
 
 # Part of the manifest: raise it when other pictures come out for the same seed.
@@ -125,20 +125,14 @@ def picture(index, seed):
 
 def _contents(images, seed, side=None):
     """Yields (path inside the set, JPEG in bytes); worked out by processes, in order."""
-    pool = ProcessPoolExecutor(
-        len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"), initializer=_ignore_interrupts
-    )
+    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
     try:
-        made = pool.map(functools.partial(_jpeg, seed=seed, side=side), range(images), chunksize=16)
+        with for_parent_only():  # the processes start now
+            made = pool.map(functools.partial(_jpeg, seed=seed, side=side), range(images), chunksize=16)
         for index, content in enumerate(made):
             yield _path(index, images), content
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _ignore_interrupts():
-    # Ctrl-C goes to all processes of a terminal; the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_for_validation(index, images):
