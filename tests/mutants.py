@@ -566,6 +566,8 @@ MUTANTS = [
     Mutant("uncast", "old_names/numpy_names.py", "old_names/test_numpy_names.py",
            "np.asarray(values).astype(dtype)", "np.asarray(values)", "np.cast casts nothing"),
     # graph_capture
+    Mutant("kept-frames", "graph_capture/origin.py", "graph_capture/test_garbage.py",
+           "error.__traceback__ = None", "pass", "the arrays of a failed capture wait for Python's collector"),
     Mutant("other-shape", "graph_capture/step_arguments.py", CAPTURED,
            "return array.shape, array.dtype, order", "return array.ndim, array.dtype, order",
            "the graph of a full batch runs on the last one"),
