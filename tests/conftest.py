@@ -60,6 +60,15 @@ def pytest_collection():
         gc.freeze()
 
 
+@pytest.fixture
+def no_collector():
+    """Python's cyclic collector is off: what only it would free is there to the end."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def _cudnn_settings():
     """A training run in a test leaves its settings behind; and no test keeps choices in the user's folder."""

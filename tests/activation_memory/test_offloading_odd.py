@@ -1,7 +1,5 @@
 """mixprec.offload and programs that hold, change, leave and read again what it has moved: as without it."""
 
-import gc
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -110,21 +108,17 @@ def test_as_without(program, memory):
         np.testing.assert_array_equal(ours, expected)
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_slots_are_free_without_the_garbage_collector(memory, monkeypatch):
     """The file does not grow from step to step."""
     taken, take = [], FileCopies.take
     monkeypatch.setattr(FileCopies, "take", lambda self, size: taken.append(take(self, size)) or taken[-1])
     model, places = Model(), []
-    gc.collect()
-    gc.disable()
-    try:
-        for number in range(20):
-            with memory:
-                F.sum(F.exp(model[1](F.tanh(model[0](model.batch(number)))))).backward()
-            places.append({slot.offset for slot in taken})
-            taken.clear()
-    finally:
-        gc.enable()
+    for number in range(20):
+        with memory:
+            F.sum(F.exp(model[1](F.tanh(model[0](model.batch(number)))))).backward()
+        places.append({slot.offset for slot in taken})
+        taken.clear()
     assert places[-1]
     assert set().union(*places[12:]) <= set().union(*places[4:12])
 

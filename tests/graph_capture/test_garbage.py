@@ -36,14 +36,6 @@ RUNS = {
 }
 
 
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("name", first(2, RUNS))
 @pytest.mark.usefixtures("no_collector")
 def test_steps(name):

@@ -1,14 +1,38 @@
 """Finds the fastest of several functions that compute the same, by measurement on the device."""
 
+import logging
 import statistics
 
-from mixprec.backends.cudnn.errors import BrokenDevice, one_line
+from mixprec.backends.cudnn.errors import BrokenDevice, lacks_memory, one_line
 
 _ROUNDS = 2, 3, 10  # turns: of all, of those that are not far slower, of those between which it is close
 _SLOW, _CLOSE = 1.5, 1.05  # times the fastest
+_log = logging.getLogger("mixprec")
 
 
-def fastest(device, candidates, failed=None, check=None):
+class Failures:
+    """What has failed when it was measured, without the exceptions: their frames hold the arrays that were worked on.
+
+    Args:
+        what: was measured, for messages.
+
+    Attributes:
+        reasons: dict from names to the first lines of what the exceptions say, in the order in which they came.
+        lacking: set of the names of what failed for want of memory, and may work the next time.
+    """
+
+    def __init__(self, what):
+        self._what, self.reasons, self.lacking = what, {}, set()
+
+    def add(self, name, error):
+        """Notes an exception, and warns of it."""
+        self.reasons[name] = one_line(error)
+        if lacks_memory(error):
+            self.lacking.add(name)
+        _log.warning("%s: %s is out, it failed when it was measured: %s", self._what, name, self.reasons[name])
+
+
+def fastest(device, candidates, failed, check=None):
     """Times candidates and returns the fastest.
 
     Each is called once to warm up, to its end; one that raises an exception then is out. The others are called in
@@ -19,7 +43,7 @@ def fastest(device, candidates, failed=None, check=None):
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         candidates: pairs of name and callable, which does its work on the current stream, the same each time.
-        failed: called with the name and the exception of one that has failed; may be ``None``.
+        failed: called with the name and the exception of one that has failed, as :meth:`Failures.add`.
         check: given a list of such pairs that work, returns those that are to be timed, one at least; may be ``None``.
 
     Returns:
@@ -34,8 +58,7 @@ def fastest(device, candidates, failed=None, check=None):
 
     def caught(name, error):
         failures.append(error)
-        if failed is not None:
-            failed(name, error)
+        failed(name, error)
 
     working = [(name, function) for name, function in candidates if attempt(device, name, function, caught)]
     try:

@@ -7,11 +7,11 @@ import threading
 from mixprec import cudnn_library
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.backends.cudnn.autotune import fastest
+from mixprec.backends.cudnn.autotune import Failures, fastest
 from mixprec.backends.cudnn.choices import Choices
 from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.cudnn.engines import Engines
-from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine, lacks_memory, one_line
+from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.executor import Executor
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.cudnn.search import text_of
@@ -164,20 +164,15 @@ class CudnnContext:
             )
         never = choices.never(text)
         candidates = [candidate for candidate in candidates if candidate[0] not in never] or candidates
-        failures = {}  # what errors say and whether they are for want of memory, by name
-
-        def failed(name, error):
-            _log.warning("%s: %s is out, it failed when it was measured: %s", key, name, one_line(error))
-            failures[name] = one_line(error), lacks_memory(error)
-
+        failures = Failures(key)
         try:
-            name, milliseconds, first = fastest(self._device, candidates, failed)
+            name, milliseconds, first = fastest(self._device, candidates, failures.add)
         except BrokenDevice:
-            if failures:  # otherwise it was an engine that a candidate has searched
-                name = list(failures)[-1]
-                choices.ban(text, name, f"it failed: {failures[name][0]}")
+            if failures.reasons:  # otherwise it was an engine that a candidate has searched
+                name, reason = list(failures.reasons.items())[-1]
+                choices.ban(text, name, f"it failed: {reason}")
             raise
-        if not any(lacks for _, lacks in failures.values()):  # otherwise the next process tries all of them again
+        if not failures.lacking:  # otherwise the next process tries all of them again
             choices.put(text, name, milliseconds, now.compile_seconds)
         _log.info(
             "%s: %s, %.4f ms; %s takes %.4f ms",

@@ -6,8 +6,8 @@ import math
 import time
 
 from mixprec.backends.cudnn.agreement import Memory, agreeing
-from mixprec.backends.cudnn.autotune import fastest
-from mixprec.backends.cudnn.errors import BrokenDevice, lacks_memory, one_line
+from mixprec.backends.cudnn.autotune import Failures, fastest
+from mixprec.backends.cudnn.errors import BrokenDevice
 
 # How many engines are measured, as by default in PyTorch (torch.backends.cudnn.benchmark_limit). cuDNN lists about 45
 # for a convolution of float16, those first that it thinks are fast.
@@ -48,29 +48,24 @@ def search(operation, settings, engines, executor, choices, addresses):
     ]
     written.append(Memory(workspace.ptr, max(map(engines.size, names))))
 
-    failures = {}  # what errors say and whether they are for want of memory, by name
-
-    def failed(name, error):
-        _log.warning("%s: %s is out, it failed when it was measured: %s", operation, name, one_line(error))
-        failures[name] = one_line(error), lacks_memory(error)
+    failures = Failures(operation)
 
     def ban(name):
-        if not failures[name][1]:
-            choices.ban(text, name, f"it failed: {failures[name][0]}")
+        if name not in failures.lacking:
+            choices.ban(text, name, f"it failed: {failures.reasons[name]}")
 
     def wrong(name, why):
         _log.warning("%s: %s computes something else, and is not used: %s", operation, name, why)
         choices.ban(text, name, why)
 
+    check = functools.partial(agreeing, device, operation, written=written, failed=failures.add, wrong=wrong)
     try:
-        name, milliseconds, first = fastest(
-            device, candidates, failed, lambda working: agreeing(device, operation, working, written, failed, wrong)
-        )
+        name, milliseconds, first = fastest(device, candidates, failures.add, check)
     except BrokenDevice:
-        ban(list(failures)[-1])
+        ban(list(failures.reasons)[-1])
         raise
     # Only now: where all fail, it is not the fault of each of them.
-    for failing in failures:
+    for failing in failures.reasons:
         ban(failing)
     choices.put(text, name, milliseconds, settings.compile_seconds)
     _log.info(

@@ -19,7 +19,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import context as context_module
 from mixprec.backends.cudnn import engines, plans, search, settings
 from mixprec.backends.cudnn import search_time as search_time_module
-from mixprec.backends.cudnn.autotune import fastest
+from mixprec.backends.cudnn.autotune import Failures, fastest
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.handles import Handles
@@ -306,7 +306,8 @@ def timed(costs):
     """Times functions that take so many milliseconds, from turn to turn; returns what is found, and their calls."""
     ticks = [itertools.cycle(each) for each in costs]
     calls, device = [], HostDevice(lambda: next(ticks[calls[-1]]))
-    return fastest(device, [(str(i), functools.partial(calls.append, i)) for i in range(len(costs))]), calls
+    functions = [(str(i), functools.partial(calls.append, i)) for i in range(len(costs))]
+    return fastest(device, functions, Failures("functions").add), calls
 
 
 def test_what_is_far_slower_has_two_turns_and_what_is_close_has_ten_more():
@@ -526,6 +527,7 @@ def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(c
     assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "fused"
 
 
+@pytest.mark.usefixtures("no_collector")
 def test_ways_that_lacked_memory_hold_none_until_the_collector_comes():
     settings.configure(autotune="measure")
     held = weakref.WeakSet()
@@ -537,15 +539,10 @@ def test_ways_that_lacked_memory_hold_none_until_the_collector_comes():
 
     timed = Candidates(separate=2.0, fused=1.0)
     context = CudnnContext(0, frontend=fake_cudnn, device=timed.device)
-    gc.collect()
-    gc.disable()
-    try:
-        assert context.choose("key", [timed.candidates[0], ("fused", scarce), ("split", scarce)]) == "separate"
-        with contextlib.suppress(MemoryError):  # pytest.raises would hold it, too
-            context.choose("other key", [("fused", scarce), ("split", scarce)])
-        assert not held
-    finally:
-        gc.enable()
+    assert context.choose("key", [timed.candidates[0], ("fused", scarce), ("split", scarce)]) == "separate"
+    with contextlib.suppress(MemoryError):  # pytest.raises would hold it, too
+        context.choose("other key", [("fused", scarce), ("split", scarce)])
+    assert not held
 
 
 def test_a_way_that_breaks_the_device_is_not_tried_by_the_next_process(monkeypatch):
