@@ -77,6 +77,26 @@ class BatchNorm:
     relu: bool = False
 
 
+class Normalized(NamedTuple):
+    """A batch normalization by the statistics of the batch with its input, as arguments of ``batch_norm``.
+
+    Attributes:
+        x: (..., C) in the storage dtype.
+        gamma: (C,) float32.
+        beta: (C,) float32.
+        running: ``None`` or ``(mean, variance)``, which move.
+        attributes: :class:`BatchNorm`.
+        sums: ``None`` or those of the convolution that has computed ``x``.
+    """
+
+    x: Any
+    gamma: Any
+    beta: Any
+    running: Any
+    attributes: BatchNorm
+    sums: Any = None
+
+
 @dataclass(frozen=True)
 class Following:
     """The batch normalization with statistics of the batch that follows a convolution.

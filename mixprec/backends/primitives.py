@@ -16,8 +16,18 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 from mixprec.interface import Interface
 
 
-class Primitives(Interface, but=("deconv_fprop",)):
-    """One for NumPy (:mod:`mixprec.backends.cpu`), one for each CUDA device (:mod:`mixprec.backends.cuda`)."""
+_COMPOSED = (
+    *("deconv_fprop", "dual_batch_norm", "dual_batch_norm_backward"),
+    *("batch_norm_max_pool", "batch_norm_max_pool_backward"),
+)
+
+
+class Primitives(Interface, but=_COMPOSED):
+    """One for NumPy (:mod:`mixprec.backends.cpu`), one for each CUDA device (:mod:`mixprec.backends.cuda`).
+
+    A few are composed of others here. A backend that has a way with fewer passes over memory computes the same bits as
+    these, but where a docstring says otherwise.
+    """
 
     # Convolution
 
@@ -125,6 +135,70 @@ class Primitives(Interface, but=("deconv_fprop",)):
 
         y is the output of the forward pass where there was an addition, otherwise ``None``.
         """
+
+    # Batch normalizations with what is next to them in a ResNet: `one` and `other` are `geometry.Normalized`
+
+    def dual_batch_norm(self, one, other):
+        """Adds two batch normalizations, the second of which is rounded to the storage dtype first.
+
+        Args:
+            one: the first; its ``attributes.relu`` says whether a ReLU follows the addition.
+            other: the second, without a ReLU; its x is like that of the first.
+
+        Returns:
+            ``(y, saved)``: y like x, and what :meth:`dual_batch_norm_backward` needs, in a form of the backend's own.
+        """
+        add, of_other = self.batch_norm(*other[:5], sums=other.sums)
+        y, of_one = self.batch_norm(*one[:5], add=add, sums=one.sums)
+        return y, (of_one, of_other)
+
+    def dual_batch_norm_backward(self, dy, one, other, saved, *, plus=None):
+        """Returns the gradients of :meth:`dual_batch_norm`: ``(dx, dgamma, dbeta)`` of one, of other, and that of both.
+
+        Args:
+            dy: like x, the gradient of y, or the first of its two terms.
+            one: as there; running statistics and sums are not looked at.
+            other: likewise.
+            saved: from there.
+            plus: ``None`` or the second term, see :meth:`batch_norm_backward`.
+
+        Returns:
+            The two tuples, and the gradient of the sum, which is that behind the ReLU: like x.
+        """
+        *of_one, g = self.batch_norm_backward(
+            dy, one.x, one.gamma, one.beta, saved[0], one.attributes, add=True, plus=plus
+        )
+        *of_other, _ = self.batch_norm_backward(g, other.x, other.gamma, other.beta, saved[1], other.attributes)
+        return tuple(of_one), tuple(of_other), g
+
+    def batch_norm_max_pool(self, one, pooling):
+        """Returns ``(y, where, saved)``: :meth:`max_pool` of :meth:`batch_norm`, which is rounded in between.
+
+        Args:
+            one: the batch normalization, and whether a ReLU follows; x is (N, H, W, C).
+            pooling: of windows of at most 255 elements.
+
+        Returns:
+            y and where as of :meth:`max_pool`, and Saved.
+        """
+        h, saved = self.batch_norm(*one[:5], sums=one.sums)
+        return *self.max_pool(h, pooling), saved
+
+    def batch_norm_max_pool_backward(self, dy, where, one, saved, pooling, *, plus=None):
+        """Returns the gradients ``(dx, dgamma, dbeta)`` of :meth:`batch_norm_max_pool`.
+
+        The order in which dgamma and dbeta are summed is the backend's own.
+
+        Args:
+            dy: like y, its gradient, or the first of its two terms.
+            where: from there, as is ``saved``.
+            one: as there; running statistics and sums are not looked at.
+            saved: see ``where``.
+            pooling: as there.
+            plus: ``None`` or the second term, see :meth:`batch_norm_backward`.
+        """
+        g = self.max_pool_backward(dy if plus is None else self.add(dy, plus), where, pooling, one.x.shape)
+        return self.batch_norm_backward(g, one.x, one.gamma, one.beta, saved, one.attributes)[:3]
 
     # Pooling
 
