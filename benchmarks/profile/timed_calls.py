@@ -31,7 +31,7 @@ from mixprec.backends.primitives import Primitives
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.rewrite.deferred import Normalization
+from mixprec.rewrite.normalization import Normalization
 
 _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
 _PREDICTOR = "/predictor"
@@ -60,7 +60,7 @@ def watching(spans, optimizer, primitives, rates, *, tf32=False):
             stack.enter_context(_replaced(cls, "forward", watch.forward))
         stack.enter_context(_replaced(_backprop_utils, "backprop_step", watch.backward))
         stack.enter_context(_replaced(_backprop_utils, "_reduce", watch.sum))
-        stack.enter_context(_replaced(Normalization, "compute", watch.normalization))
+        stack.enter_context(_replaced(Normalization, "apply", watch.normalization))
         stack.enter_context(_replaced(OptimizerStep, "run", watch.update))
         stack.enter_context(_replaced(Plan, "run", functools.partial(watch.engine, lambda plan, *_: plan.engine)))
         stack.enter_context(_replaced(CupyLauncher, "launch", functools.partial(watch.engine, _kernel_of)))
@@ -223,13 +223,13 @@ class _Watch:
 
         return run
 
-    def normalization(self, compute):
+    def normalization(self, apply):
         """Returns the computation of a deferred batch normalization, in its own layer."""
 
-        @functools.wraps(compute)
-        def run(normalization, *arguments, **keywords):
+        @functools.wraps(apply)
+        def run(normalization, node, *inputs):
             with self._in(_shown(normalization.link) if normalization.link else self._layers[-1]):
-                return compute(normalization, *arguments, **keywords)
+                return apply(normalization, node, *inputs)
 
         return run
 

@@ -15,7 +15,6 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 
 from mixprec.interface import Interface
 
-
 _COMPOSED = (
     *("deconv_fprop", "dual_batch_norm", "dual_batch_norm_backward"),
     *("batch_norm_max_pool", "batch_norm_max_pool_backward"),
@@ -146,7 +145,8 @@ class Primitives(Interface, but=_COMPOSED):
             other: the second, without a ReLU; its x is like that of the first.
 
         Returns:
-            ``(y, saved)``: y like x, and what :meth:`dual_batch_norm_backward` needs, in a form of the backend's own.
+            ``(y, saved)``: y like x, and a pair of Saved as of :meth:`batch_norm`: of one, with an addition, and of
+            other.
         """
         add, of_other = self.batch_norm(*other[:5], sums=other.sums)
         y, of_one = self.batch_norm(*one[:5], add=add, sums=one.sums)

@@ -7,7 +7,7 @@ import warnings
 import chainer
 import numpy as np
 
-from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.geometry import BatchNorm, Normalized
 from mixprec.functions import checks, layer_gradients
 from mixprec.functions.node import Node, dense
 from mixprec.functions.stochastic_depth import row_factors
@@ -182,8 +182,29 @@ class BatchNormalization(_Normalization):
         self.retain_inputs((0, 1, 2))
         options = {"add": add, "sums": self.sums, "ranks": self._ranks, "factors": self.factors}
         y, self._saved = primitives.batch_norm(x, gamma, beta, self.statistics, self.attributes, **options)
-        self.statistics = None  # they have moved, and belong to the link
+        self.settle()
         return (y,)
+
+    def settle(self):
+        """Lets go of the running statistics: they have moved, and belong to the link."""
+        self.statistics = None
+
+    def normalized(self, x, gamma, beta):
+        """Returns :class:`~mixprec.backends.geometry.Normalized` of arrays, for a node that computes it with more."""
+        return Normalized(x, gamma, beta, self.statistics, self.attributes, self.sums)
+
+    def behind(self, node, inputs, saved):
+        """Returns this node, which was not applied, going backward for a part of one that was.
+
+        Args:
+            node: that one.
+            inputs: variable nodes.
+            saved: Saved.
+        """
+        self.retain_inputs((0, 1, 2))
+        self.take_part(node, *inputs)
+        self._saved = saved
+        return self
 
     def again(self):
         return copy.copy(self) if self._ranks is None else None

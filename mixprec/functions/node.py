@@ -110,6 +110,17 @@ class Node(chainer.FunctionNode):
             self._retained_output_data = tuple([outputs[place] for place in self._output_indexes_to_retain])
         self.lazy_grad_sum = chainer.config.lazy_grad_sum
 
+    def take_part(self, node, *inputs):
+        """Makes this node, which was not applied, go backward for a part of one that was.
+
+        Args:
+            node: that one.
+            inputs: variable nodes.
+        """
+        self.inputs, self.channels_first, self.lazy_grad_sum = inputs, node.channels_first, node.lazy_grad_sum
+        self.rank, self._output_count = max([x.rank for x in inputs]), 1
+        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,)
+
     @property
     def label(self):
         """The name of the function."""

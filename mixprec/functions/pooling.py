@@ -95,6 +95,19 @@ class MaxPooling2D(_Pooling):
         y, self._where = primitives.max_pool(x, self._pooling)
         return (y,)
 
+    def behind(self, node, x, where, x_shape):
+        """Returns this node, which was not applied, going backward for a part of one that was.
+
+        Args:
+            node: that one.
+            x: variable node of the input.
+            where: as of :meth:`~mixprec.backends.primitives.Primitives.max_pool`.
+            x_shape: (N, H, W, C).
+        """
+        self.take_part(node, x)
+        self._where, self._x_shape = where, x_shape
+        return self
+
     def gradients(self, primitives, indexes, dy):
         return (primitives.max_pool_backward(dy, self._where, self._pooling, self._x_shape),)
 

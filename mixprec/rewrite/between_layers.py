@@ -32,7 +32,9 @@ from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
 from mixprec.functions.node import chainer_apply
+from mixprec.rewrite.deferred import Deferred, can_follow, taken
 from mixprec.rewrite.dtype_rules import on_views, rule_of
+from mixprec.rewrite.joined import pooled
 from mixprec.rewrite.memory_order import (
     TO_NCHW,
     TO_NHWC,
@@ -54,12 +56,22 @@ _ELEMENTWISE = {
     *("AddConstant", "Mul", "MulConstant", "MultiAdd", "Neg", "Sub", "SubFromConstant"),
 }
 
+_POOLED = (3, 3), (2, 2)  # window and stride, as at the beginning of ResNets
 
-def _max_pooling(scope, node, inputs):
+
+def max_pooling(scope, node, inputs):
+    """The rule for the maxima of windows; of 3x3 with a stride of 2 they are computed with what is deferred."""
     (x,) = inputs
-    if not is_in_plane(node) or not _are_images(x) or math.prod(node.ksize) > pooling.LARGEST_WINDOW:
+    is_known = is_in_plane(node) and _are_images(x) and math.prod(node.ksize) <= pooling.LARGEST_WINDOW
+    geometry = pooling_of(node, node.cover_all) if is_known else None
+    if type(x) is Deferred:
+        name, is_plain = type(node).__name__, is_known and not node.return_indices
+        if is_plain and (geometry.window, geometry.stride) == _POOLED and can_follow(x, name):
+            return (pooled(x, geometry),)
+        taken(x, name)
+    if not is_known:
         return None
-    ours = pooling.MaxPooling2D(pooling_of(node, node.cover_all))
+    ours = pooling.MaxPooling2D(geometry)
     y = ours.run(scope.images(x))
     if node.return_indices:
         node.indexes = ours.indexes()
@@ -188,7 +200,7 @@ RULES = {
     Concat: _concat,
     Dropout: _dropout,
     LocalResponseNormalization: _local_response_normalization,
-    MaxPoolingND: _max_pooling,
+    MaxPoolingND: max_pooling,
     Mean: _mean,
     PReLUFunction: _prelu,
     Reshape: _reshape,

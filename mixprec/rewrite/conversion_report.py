@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from mixprec.rewrite import parameters, trace
-from mixprec.rewrite.fusions import ADD_RELU, RELU
+from mixprec.rewrite.fusions import NAMES
 from mixprec.text_table import aligned
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
@@ -127,7 +127,7 @@ class Report:
         """Number of batch normalizations in a step by what they are fused with, ``None`` if that is not known."""
         if self._conversion.findings is None:
             return None
-        counts = dict.fromkeys((RELU, ADD_RELU, ""), 0)
+        counts = dict.fromkeys((*NAMES, ""), 0)
         for (_, fused), count in self._conversion.findings.normalizations.items():
             counts[fused] += count
         return counts
@@ -178,8 +178,10 @@ class Report:
             return
         yield "kept for backward", f"{_change(*self.activation_bytes)}, with {self._conversion.findings.batch}"
         fused = self.fused
-        counts = f"{fused[RELU]} with ReLU, {fused[ADD_RELU]} with add and ReLU, {fused['']} alone"
-        yield "batch normalizations", counts
+        yield (
+            "batch normalizations",
+            ", ".join([f"{fused[name]} with {name}" for name in NAMES if fused[name]] + [f"{fused['']} alone"]),
+        )
         yield "statistics", f"{self.conv_statistics} may be taken in the convolution before, on a GPU"
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)

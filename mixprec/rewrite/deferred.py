@@ -22,66 +22,14 @@ from mixprec.functions.batch_normalization import AdditionAndReLU
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
 from mixprec.rewrite.fusions import FUSIONS
+from mixprec.rewrite.joined import dual, put_behind, why_not_dual
 from mixprec.rewrite.memory_order import run_in_order_of
 from mixprec.rewrite.places import Unfused, of_sum
 
 _ASKED = "its value is asked for"
-_COMPLETE = {fusion.chain: fusion for fusion in FUSIONS}
+_COMPLETE = {fusion.chain: fusion for fusion in FUSIONS if not fusion.of_two}
 _OF_INPUT = "shape", "dtype", "ndim", "size", "device", "xp"  # attributes that it shares with the input
 _OWN = "normalization", "source", "chain", "operand", "takers"  # attributes that a plain variable has not
-
-
-class Normalization:
-    """A batch normalization that has not been computed.
-
-    Args:
-        x: variable, the input.
-        rest: other inputs of the node, before what is added.
-        build: function that makes the node of ``(relu, add, count, factors)``: whether a ReLU follows, whether there is
-            an addition before it, whether running statistics move, and factors of images before the addition or
-            ``None``.
-        statistics: the running statistics that it reads or moves, arrays.
-        moves: whether it moves them, and so normalizes by the statistics of the batch.
-        site: :class:`~mixprec.rewrite.places.NormalizationPlace`, or ``None``.
-        scope: :class:`~mixprec.rewrite.scope.Scope`.
-
-    Attributes:
-        counted: whether it has been computed.
-        fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
-            :class:`Deferred` whose ReLU that was, to the :class:`Deferred` to which there was added in it, and to the
-            node of the result.
-    """
-
-    def __init__(self, x, rest, build, statistics, moves, site, scope):
-        self.x = x
-        self.rest = rest
-        self.statistics = statistics
-        self.moves = moves
-        self.site = site
-        self.scope = scope
-        self.link = "" if scope.link is None else scope.link.name
-        self.backprop = chainer.config.enable_backprop
-        self.fused = None
-        self.counted = False
-        self._build = build
-
-    def compute(self, fused="", add=None, factors=None):
-        """Applies the node, and returns its output. Running statistics move when it is done first.
-
-        Args:
-            fused: name of the :class:`~mixprec.rewrite.fusions.Fusion`, which ends with a ReLU; empty for none.
-            add: ``None``, or the variable that is added.
-            factors: ``None``, or those of stochastic depth (N,).
-        """
-        node = self._build(bool(fused), add is not None, not self.counted, factors)
-        trace = self.scope.trace
-        if trace is not None and not self.counted:
-            trace.note_normalization(self.link, fused)
-        self.counted = True
-        self.scope.pending.pop(id(self), None)
-        node.channels_first = self.x.ndim == 4
-        inputs = (self.x, *self.rest)
-        return node.apply(inputs if add is None else (*inputs, add))[0]
 
 
 class Deferred(chainer.Variable):
@@ -158,11 +106,10 @@ def can_follow(x, function):
     if type(x) is not Deferred or not x.is_as_before():
         return False
     chain, site = (*x.chain, function), x.normalization.site
-    for fusion in FUSIONS:
-        is_begun = fusion.chain[: len(chain)] == chain and (x.normalization.moves or not fusion.by_batch)
-        if is_begun and (fusion.chain == chain or site.fused in (None, fusion.name)):  # it waits only if it has before
-            return True
-    return False
+    begun = [each for each in FUSIONS if each.chain[: len(chain)] == chain and each.takes(*x.normalization.kind)]
+    if chain in _COMPLETE and x.fusion is None:
+        return bool(begun)
+    return any(site.fused in (None, each.name) for each in begun)  # it waits only if it has before
 
 
 def taken(x, name):
@@ -184,7 +131,12 @@ def compute(deferred, why=None):
 
 def _compute(deferred, why, total=None):
     normalization, source, chain, operand = deferred.normalization, deferred.source, deferred.chain, deferred.operand
-    fused = None
+    joined, fused = normalization.joined, None
+    if joined is not None and not joined.is_by_itself(deferred):
+        joined.separate(normalization, _compute, _become)
+        if type(deferred) is not Deferred:
+            return
+        joined = None
     if deferred.fusion is not None:
         result = _fused(source, deferred.fusion)
     else:
@@ -197,14 +149,21 @@ def _compute(deferred, why, total=None):
             if type(source) is Deferred:
                 _compute(source, *((of_sum(why), deferred) if chain[-1] == "Add" else (why, total)))
             result = _scaled(source, operand) if chain[-1] != "Add" else _sum(normalization, source, _plain(operand))
-    # It becomes the variable that the user expects.
+    _become(deferred, result)
+    if joined is not None:
+        normalization.joined = None
+        joined.put(deferred)
+    if fused is not None:
+        _split(deferred, normalization, *fused)
+
+
+def _become(deferred, result):
+    """Makes a deferred variable the one that the user expects."""
     object.__setattr__(deferred, "__class__", chainer.Variable)
     for name in _OWN:
         del deferred.__dict__[name]
     deferred.__dict__.update(result.__dict__)
     deferred._node._variable = weakref.ref(deferred)
-    if fused is not None:
-        _split(deferred, normalization, *fused)
 
 
 def _plain(variable):
@@ -249,6 +208,11 @@ def _fused(source, fusion):
         operands[first.chain[-1]] = first.operand
         first = first.source
     add = operands.get("Add")
+    if type(add) is Deferred and add.source is None:
+        why = why_not_dual(source)
+        if why is None:
+            return dual(source)
+        compute(add, why or None)
     if add is not None:
         add = _plain(add)
         if add.ndim == 4:
@@ -295,17 +259,4 @@ def _split(variable, normalization, node, source, operand, y):
         last = result.creator_node
         if y.data is None:
             y.data = result.array
-    _rank_after(node.rank, last)
-    last.outputs = (weakref.ref(y),)
-    y.creator_node = last
-
-
-def _rank_after(rank, node):
-    """Moves the ranks of new nodes between those of an old one and of its consumers, which Chainer goes back by."""
-    span = node.rank - rank + 1
-    nodes = [node]
-    while nodes:
-        each = nodes.pop()
-        if each.rank > rank:
-            nodes += [x.creator_node for x in each.inputs if x.creator_node is not None]
-            each.rank = rank + (each.rank - rank) / span
+    put_behind(node.rank, last, y)

@@ -29,7 +29,7 @@ from mixprec.functions.linear import Linear
 from mixprec.functions.node import as_nhwc, chainer_apply, dense
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
-from mixprec.rewrite.between_layers import elementwise
+from mixprec.rewrite.between_layers import elementwise, max_pooling
 from mixprec.rewrite.deferred import Deferred, can_follow, compute, taken
 from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
 from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run_in_order_of
@@ -145,7 +145,7 @@ def _batch_normalization(scope, node, inputs):
             convolved.place.following, sums = Following(relu, add), convolved.sums
         return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
 
-    return (scope.normalization(x, rest, build, running or (), True),)
+    return (scope.normalization(x, rest, build, running or (), True, ranks is not None),)
 
 
 def _fixed_batch_normalization(scope, node, inputs):
@@ -259,5 +259,5 @@ RULES = {
     ReLU: _relu,
     StochasticDepth: _stochastic_depth,
 }
-TAKING_DEFERRED = (_add, _relu, _stochastic_depth)
+TAKING_DEFERRED = (_add, _relu, _stochastic_depth, max_pooling)
 TAKING_FILTERS = (_convolution, _deconvolution)  # they lay filters out before they cast them

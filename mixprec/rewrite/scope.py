@@ -12,8 +12,9 @@ import chainer
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
-from mixprec.rewrite.deferred import Deferred, Normalization, compute
+from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
+from mixprec.rewrite.normalization import Normalization
 from mixprec.rewrite.operands import name_lost_array
 from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
 from mixprec.rewrite.state import active
@@ -199,7 +200,7 @@ class Scope:
             found = known[key] = new()
         return found
 
-    def normalization(self, x, rest, build, statistics, moves):
+    def normalization(self, x, rest, build, statistics, moves, joint=False):
         """Returns the result of a batch normalization: deferred, or computed where that has turned out to be needless.
 
         Args:
@@ -208,12 +209,13 @@ class Scope:
             build: likewise.
             statistics: likewise.
             moves: likewise.
+            joint: likewise.
         """
         for earlier in list(self.pending.values()) if self.pending else ():
             if (moves or earlier.moves) and any(a is b for a in statistics for b in earlier.statistics):
                 self._finish(earlier)
         site = self.site()
-        waiting = Normalization(x, rest, build, statistics, moves, site, self)
+        waiting = Normalization(x, rest, build, statistics, moves, site, self, joint)
         if site is None or site.fused is False:
             return waiting.compute()
         self.pending[id(waiting)] = waiting

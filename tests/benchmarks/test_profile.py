@@ -24,7 +24,7 @@ from mixprec.backends import primitives_of
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.rewrite.deferred import Normalization
+from mixprec.rewrite.normalization import Normalization
 from models import MODELS
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 
@@ -185,7 +185,7 @@ def test_resnet18(name, monkeypatch):
 
 def test_nothing_stays_wrapped():
     def wrapped():
-        functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.compute, OptimizerStep.run
+        functions = _backprop_utils.backprop_step, _backprop_utils._reduce, Normalization.apply, OptimizerStep.run
         return chainer.FunctionNode.forward, functions, dict(vars(PRIMITIVES)), dict(chainer._get_link_hooks())
 
     _, optimizer, _ = _trained(Small())

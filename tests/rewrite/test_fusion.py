@@ -17,7 +17,7 @@ import pytest
 
 import mixprec
 from mixprec import announcements
-from mixprec.rewrite.fusions import ADD_RELU, RELU
+from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, RELU
 from mixprec.rewrite.state import active
 from tests.cases import first, pairs
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
@@ -78,7 +78,7 @@ def sum_by_function(m, x):
 
 
 def projection(m, x):
-    """A shortcut with a batch normalization of its own: one of the two has the other as what is added."""
+    """A shortcut with a batch normalization of its own."""
     x = m.stem(x)
     h = F.relu(m.bn1(m.conv1(x)))
     return F.relu(m.bn2(m.conv2(h)) + m.bn3(m.conv3(x)))
@@ -112,7 +112,7 @@ FUSED = [
     (sum_in_place, {"/bn1": [RELU], "/bn2": [ADD_RELU]}),
     (shortcut_in_place, {"/bn1": [ADD_RELU]}),
     (sum_by_function, {"/bn1": [ADD_RELU]}),
-    (projection, {"/bn1": [RELU], "/bn2": [ADD_RELU], "/bn3": ["it is added to another one, or broadcast"]}),
+    (projection, {"/bn1": [RELU], "/bn2": [DUAL], "/bn3": [DUAL]}),
     (in_a_list, {"/bn1": [RELU]}),
     (one_link_in_two_ways, {"/bn1": [RELU, "Sigmoid follows"]}),
     (two_dimensions, {"/bn1": [RELU]}),
@@ -124,17 +124,15 @@ def test_what_is_fused(function, expected):
     model, report = beside(function, example=images(0))
     assert {name: found for name, found in fusions(model).items() if found} == expected
     found = [each for sites in expected.values() for each in sites]
-    alone = len([each for each in found if each not in (RELU, ADD_RELU)])
-    assert report.fused == {RELU: found.count(RELU), ADD_RELU: found.count(ADD_RELU), "": alone}
+    alone = len([each for each in found if each not in NAMES])
+    assert report.fused == {name: found.count(name) for name in NAMES} | {"": alone}
 
 
 @pytest.mark.parametrize(("function", "expected"), FUSED[:6], ids=[function.__name__ for function, _ in FUSED[:6]])
 def test_without_an_example_the_same_is_fused_from_the_first_call_on(function, expected, announced):
     model, report = beside(function, calls=1)
     for name, found in fusions(model).items():
-        assert [each in (RELU, ADD_RELU) and each for each in found] == [
-            each in (RELU, ADD_RELU) and each for each in expected.get(name, [])
-        ]
+        assert [each in NAMES and each for each in found] == [each in NAMES and each for each in expected.get(name, [])]
     assert report.traced
     assert not announced.records
 
@@ -158,7 +156,7 @@ def test_evaluation_is_a_place_of_its_own(function):
 def test_fuse_false_fuses_nothing():
     model, report = beside(projection, fuse=False)
     assert not any(fusions(model).values())
-    assert report.fused == {RELU: 0, ADD_RELU: 0, "": 3}
+    assert report.fused == dict.fromkeys(NAMES, 0) | {"": 3}
 
 
 # What is not fused, and why. A function may keep something in `m.notes`.
@@ -623,7 +621,7 @@ def test_training_evaluation_and_training_again():
         with chainer.using_config("train", call % 3 != 2):
             assert_same(step(converted, images(call)), step(plain, images(call)))
     assert {key: each.fused for key, each in converted.bn2.__dict__["_mixprec_conversion"].sites.items()} == {
-        (True, 0): ADD_RELU,
+        (True, 0): DUAL,
         (False, 0): ADD_RELU,
     }
 
@@ -663,7 +661,7 @@ class _Sums(chainer.LinkHook):
 def test_link_hooks_see_what_links_return(local, kept):
     plain, converted = new(projection), new(projection)
     mixprec.convert(converted, images(7), compute="float32")
-    assert site(converted.bn2).fused == ADD_RELU
+    assert site(converted.bn2).fused == DUAL
     found = []
     for model in (plain, converted):
         hook = _Sums(L.BatchNormalization, [] if kept else None)
@@ -687,9 +685,9 @@ def test_function_hooks_see_every_function_alone_and_fusion_goes_on_afterwards()
     assert [label for label in hook.seen if "batch" in label or label in ("relu", "add")] == [
         *("batch_normalization", "relu", "batch_normalization", "batch_normalization", "add", "relu"),
     ]
-    assert site(model.bn2).fused == ADD_RELU
+    assert site(model.bn2).fused == DUAL
     node = model(images(0)).creator_node.inputs[0].creator_node
-    assert node.label == "batch_normalization + add + relu"
+    assert node.label == "dual_batch_normalization + relu"
 
 
 def test_function_hooks_in_the_first_calls_do_not_decide_anything():
@@ -698,7 +696,7 @@ def test_function_hooks_in_the_first_calls_do_not_decide_anything():
     for call in range(5):
         with _Notes() if call < 2 else contextlib.nullcontext():
             assert_same(step(converted, images(call)), step(plain, images(call)))
-    assert site(converted.bn2).fused == ADD_RELU
+    assert site(converted.bn2).fused == DUAL
 
 
 # Exceptions, threads, calls within calls.

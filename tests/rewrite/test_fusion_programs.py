@@ -80,13 +80,29 @@ def _forgotten(m, values, x, number):
     values.append(F.forget(lambda x: F.relu(m.bn4(m.conv4(x))), x))
 
 
+def _of_two(m, values, x, number):
+    """The end of a residual block; some of what lies between is taken later."""
+    one = m.bn1(m.conv1(x))
+    other = m.bn2(m.conv2(values[number % len(values)]))
+    total = one + other
+    values += [each for bit, each in enumerate((one, other, total)) if number >> bit & 1] + [F.relu(total)]
+
+
+def _pooled(m, values, x, number):
+    """The same for a max pooling, with zeros beside it so that all has one shape."""
+    one = m.bn3(x)
+    relu = F.relu(one)
+    y = F.pad(F.max_pooling_2d(relu, 3, 2, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), "constant")
+    values += [each for bit, each in enumerate((one, relu)) if number >> bit & 1] + [y]
+
+
 def _looked_at(m, values, x, number):
     list(LOOKS.values())[number % len(LOOKS)](m, x)
 
 
 STEPS = [
     *(_normalized, _normalized, _rectified, _rectified, _added, _added_in_place, _sigmoid, _convolved, _dropped),
-    *(_rectified_without_backprop, _evaluated, _forgotten, _looked_at, _looked_at),
+    *(_rectified_without_backprop, _evaluated, _forgotten, _looked_at, _looked_at, _of_two, _of_two, _pooled),
 ]
 # A step, which of the values it takes (the last one is what people take most), and a number.
 INSTRUCTIONS = st.tuples(st.sampled_from(STEPS), st.sampled_from([-1, -1, -1, 0, 1, 2, 3]), st.integers(0, 23))

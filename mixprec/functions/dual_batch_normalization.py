@@ -1,0 +1,65 @@
+"""Two batch normalizations that are added, and a ReLU: the end of a residual block with a projection shortcut."""
+
+import copy
+
+from mixprec.functions import layer_gradients
+from mixprec.functions.batch_normalization import check_batch
+from mixprec.functions.node import Node
+
+
+class DualBatchNormalization(Node):
+    """``relu(one(x) + other(z))`` by the statistics of the batch; inputs are those of one, and then those of the other.
+
+    Args:
+        one: :class:`~mixprec.functions.batch_normalization.BatchNormalization` with a ReLU, not applied.
+        other: another one without.
+    """
+
+    name = "dual_batch_normalization"
+    image_inputs = (0, 3)
+    takes_two_terms = True
+
+    def __init__(self, one, other):
+        self._nodes = one, other
+        self.options = one.options, other.options
+
+    @property
+    def label(self):
+        """The name of the function, and what follows it."""
+        return f"{self.name}{' + relu' * self._nodes[0].attributes.relu}"
+
+    def check(self, x, gamma, beta, z, z_gamma, z_beta):
+        one, other = self._nodes
+        one.check(x, gamma, beta, z)
+        other.check(z, z_gamma, z_beta)
+
+    def compute(self, primitives, *arrays):
+        check_batch(self.name, arrays[0].shape)
+        self.retain_inputs(range(6))
+        y, (self._saved, self._saved_other) = primitives.dual_batch_norm(*self._normalized(arrays))
+        for node in self._nodes:
+            node.settle()
+        return (y,)
+
+    def again(self):
+        return copy.copy(self)
+
+    def gradients(self, primitives, indexes, dy, plus=None):
+        pair, saved = self._normalized(self.retained()), (self._saved, self._saved_other)
+        *gradients, g = primitives.dual_batch_norm_backward(dy, *pair, saved, plus=plus)
+        observer = layer_gradients.now.observer
+        if observer is not None:
+            for each, of_each, place in zip(pair, saved, (1, 4), strict=True):
+                observer.scales(self.inputs[place : place + 2], each.x, g, (each.gamma, each.beta), of_each, False)
+        return *gradients[0], *gradients[1]
+
+    def _normalized(self, arrays):
+        return [node.normalized(*arrays[first : first + 3]) for node, first in zip(self._nodes, (0, 3), strict=True)]
+
+    def behind(self, other):
+        """Returns the node of what it computes behind the other normalization, going backward only.
+
+        Args:
+            other: variable node of the other one's result, which has turned out to be needed by itself.
+        """
+        return self._nodes[0].behind(self, (*self.inputs[:3], other), self._saved)

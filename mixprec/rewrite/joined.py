@@ -1,0 +1,187 @@
+"""Batch normalizations that were computed together with more than the chain of one: a second one, or a max pooling.
+
+:mod:`mixprec.rewrite.deferred` computes them so where nothing else needs what lies between. If something does after
+all, the node is taken apart: what is needed is computed once more, and takes its place in the graph. The node that has
+computed all of it has what the rest needs for its backward pass. At this place they are not joined any more.
+"""
+
+import weakref
+
+from mixprec.announcements import announce
+from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
+from mixprec.functions.dual_batch_normalization import DualBatchNormalization
+from mixprec.rewrite.fusions import ADD_RELU, DUAL, POOLED, RELU
+
+
+def pooled(relu, pooling):
+    """Returns the max pooling of a deferred ReLU of a batch normalization, computed with both.
+
+    Args:
+        relu: :class:`~mixprec.rewrite.deferred.Deferred`.
+        pooling: :class:`~mixprec.backends.geometry.Pooling`.
+    """
+    normalization = relu.normalization
+    normalization.site.fused = POOLED
+    node = BatchNormalizationMaxPooling2D(normalization.begin(POOLED, relu=True), pooling)
+    y = normalization.apply(node, *normalization.inputs)
+    if y.creator_node is not None:
+        normalization.joined = _Pooled(relu, y)
+    return y
+
+
+def dual(total):
+    """Returns the ReLU of a deferred sum of two batch normalizations, computed with both.
+
+    Args:
+        total: :class:`~mixprec.rewrite.deferred.Deferred`.
+    """
+    one, other = total.normalization, total.operand.normalization
+    one.site.fused = other.site.fused = DUAL
+    node = DualBatchNormalization(one.begin(DUAL, relu=True, add=True), other.begin(DUAL))
+    y = one.apply(node, *one.inputs, *other.inputs)
+    if y.creator_node is not None:
+        one.other, one.joined = other, _Dual(total, y)
+        other.joined = one.joined
+    return y
+
+
+def why_not_dual(total):
+    """Returns why the ReLU of a deferred sum cannot be computed by :func:`dual`; ``None`` if it can.
+
+    Args:
+        total: :class:`~mixprec.rewrite.deferred.Deferred`, whose ``operand`` is one, too, that has no ``source``.
+
+    Returns:
+        the reason for the report; empty if it is the one for all that is added.
+    """
+    one, other = total.normalization, total.operand.normalization
+    if "StochasticDepth" in total.chain:
+        return "it is added to another one, which has stochastic depth"
+    if one.joint or other.joint:
+        return "it is added to another one, and statistics are those of several processes"
+    alike = one.moves and other.moves and one.backprop == other.backprop and one.scope is other.scope
+    if not alike or one.counted or other.counted or one.site.fused not in (None, DUAL):
+        return ""
+    return None
+
+
+class _Pooled:
+    """What :func:`pooled` has computed.
+
+    Args:
+        relu: as there.
+        y: its result.
+    """
+
+    def __init__(self, relu, y):
+        self._normalized, self._relu, self._y = map(weakref.ref, (relu.source, relu, y.node))
+        self._node = y.creator_node
+
+    def is_by_itself(self, deferred):
+        """See :class:`_Dual`."""
+        return False
+
+    def separate(self, normalization, compute, become):
+        """Computes the batch normalization with its ReLU, as if the pooling had not been known.
+
+        Args:
+            normalization: :class:`~mixprec.rewrite.normalization.Normalization`.
+            compute: function that computes a :class:`~mixprec.rewrite.deferred.Deferred` for a reason.
+            become: function that makes one a result.
+        """
+        if not normalization.scope.conversion.on_example:
+            announce(
+                "%s: a batch normalization is computed twice in one step, because its result is needed beside the max "
+                "pooling with which it was fused; it will not be fused with that any more",
+                normalization.link,
+            )
+        normalization.site.fused, normalization.joined = RELU, None
+        h, relu = normalization.compute(RELU), self._relu()
+        node = h.creator_node if self._node.inputs is not None else self._node  # see _put
+        if relu is not None:
+            become(relu, h)
+            h = relu
+        normalization.fused = node, self._normalized, self._normalized, weakref.ref(h.node)
+        _put(h, self._node, self._y())
+
+
+class _Dual:
+    """What :func:`dual` has computed.
+
+    Args:
+        total: as there.
+        y: its result.
+    """
+
+    def __init__(self, total, y):
+        self._one, self._other = map(weakref.ref, (total.normalization, total.operand))
+        self._held = (*map(weakref.ref, (total, total.source, y.node)),)
+        self._node = y.creator_node
+
+    def is_by_itself(self, deferred):
+        """Whether a deferred variable is the second batch normalization: :meth:`put` wants its result."""
+        return self._other() is deferred
+
+    def separate(self, normalization, compute, become):
+        """Computes the second batch normalization, as if the first had been known to be needed by itself.
+
+        Args:
+            normalization: the first or the second :class:`~mixprec.rewrite.normalization.Normalization`.
+            compute: see :class:`_Pooled`.
+            become: likewise.
+        """
+        other, why = self._other(), "it is added to another one that is needed by itself"
+        if other is not None:
+            compute(other, why)
+        else:
+            normalization.other.site.give_up(why)
+            self.put(normalization.other.compute())
+
+    def put(self, other):
+        """Puts the second batch normalization into the graph.
+
+        Args:
+            other: variable, its result.
+        """
+        node = _put(other, self._node, self._held[-1]())
+        one = self._one()
+        if one is not None:
+            one.joined, one.fused = None, (node, *self._held)
+            if one.site.fused == DUAL:
+                one.site.fused = ADD_RELU
+
+
+def _put(variable, node, y):
+    """Puts a variable between a node that has been applied and the node of its result; returns what makes that now."""
+    if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here
+        variable.unchain()
+    elif y is not None and y.creator_node is node:
+        last = node.behind(variable.node)
+        put_behind(node.rank, last, y)
+        return last
+    return node
+
+
+def put_behind(rank, last, y):
+    """Makes a new node the creator of a variable node.
+
+    Chainer goes back by ranks: those of new nodes come between the one of an old node and those of its consumers.
+
+    Args:
+        rank: of the old node.
+        last: the new one, behind others that may be new.
+        y: the variable node.
+    """
+    top = y.rank
+    share = (top - rank) / (last.rank - rank + 1)
+    nodes = [last]
+    while nodes:
+        each = nodes.pop()
+        if each.rank > rank:
+            nodes += [x.creator_node for x in each.inputs if x.creator_node is not None]
+            each.rank = rank + (each.rank - rank) * share
+    last.outputs = (weakref.ref(y),)
+    y.creator_node = last
+    y._rank = top
+    for x in last.inputs:  # what is put between them later comes below
+        x._rank = min(x.rank, last.rank)
