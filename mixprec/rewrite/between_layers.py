@@ -65,9 +65,11 @@ def max_pooling(scope, node, inputs):
     is_known = is_in_plane(node) and _are_images(x) and math.prod(node.ksize) <= pooling.LARGEST_WINDOW
     geometry = pooling_of(node, node.cover_all) if is_known else None
     if type(x) is Deferred:
-        name, is_plain = type(node).__name__, is_known and not node.return_indices
-        if is_plain and (geometry.window, geometry.stride) == _POOLED and can_follow(x, name):
+        name, why = type(node).__name__, _why_apart(node, geometry)
+        if not why and can_follow(x, name):
             return (pooled(x, geometry),)
+        if why and x.fusion is not None:
+            x.normalization.site.apart = f"its max pooling apart: {why}"
         taken(x, name)
     if not is_known:
         return None
@@ -76,6 +78,16 @@ def max_pooling(scope, node, inputs):
     if node.return_indices:
         node.indexes = ours.indexes()
     return (y,)
+
+
+def _why_apart(node, geometry):
+    """Returns why a max pooling is not computed together with a batch normalization, or an empty text."""
+    if geometry is None or node.return_indices:
+        return "indices are wanted, or its arguments are not known"
+    if (geometry.window, geometry.stride) != _POOLED:
+        (rows, columns), (down, across) = geometry.window, geometry.stride
+        return f"windows are {rows}x{columns} with stride {down}x{across}, not 3x3 with 2x2"
+    return ""
 
 
 def _average_pooling(scope, node, inputs):

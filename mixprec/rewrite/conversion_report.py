@@ -29,7 +29,7 @@ class LinkReport:
         before: dtype names of its parameters before the conversion.
         after: dtype names of its parameters after the conversion.
         why: why the dtype is what it is.
-        fused: what a batch normalization is fused with, or why it is not; otherwise empty.
+        fused: what a batch normalization is fused with, and what is computed apart, or why it is not; otherwise empty.
         size: number of elements of its initialized parameters.
     """
 
@@ -177,11 +177,8 @@ class Report:
             yield "functions", _NOT_TRACED
             return
         yield "kept for backward", f"{_change(*self.activation_bytes)}, with {self._conversion.findings.batch}"
-        fused = self.fused
-        yield (
-            "batch normalizations",
-            ", ".join([f"{fused[name]} with {name}" for name in NAMES if fused[name]] + [f"{fused['']} alone"]),
-        )
+        counts = [f"{count} with {name}" for name, count in self.fused.items() if name and count]
+        yield "batch normalizations", ", ".join([*counts, f"{self.fused['']} alone"])
         yield "statistics", f"{self.conv_statistics} may be taken in the convolution before, on a GPU"
         where = [f"{each.direction} at {each.link or '/'} for {each.function}" for each in self.conversions]
         yield "layout conversions", f"{len(where)} a step" + "".join(f"\n{'':22}{line}" for line in where)
@@ -200,7 +197,7 @@ def dtype_names(link):
 
 def _fused(state):
     sites = [] if state is None else [site for (train, _), site in sorted(state.sites.items()) if train]
-    return "; ".join(dict.fromkeys(site.fused or site.why for site in sites))
+    return "; ".join(dict.fromkeys(site.text for site in sites))
 
 
 def _change(before, after):

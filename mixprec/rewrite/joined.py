@@ -96,6 +96,7 @@ class _Pooled:
                 normalization.link,
             )
         normalization.site.fused, normalization.joined = RELU, None
+        normalization.site.apart = "its max pooling apart: the ReLU is needed elsewhere"
         h, relu = normalization.compute(RELU), self._relu()
         node = h.creator_node if self._node.inputs is not None else self._node  # see _put
         if relu is not None:

@@ -145,7 +145,7 @@ def _batch_normalization(scope, node, inputs):
             convolved.place.following, sums = Following(relu, add), convolved.sums
         return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
 
-    return (scope.normalization(x, rest, build, running or (), True, ranks is not None),)
+    return (scope.normalization(x, rest, build, running or (), True, not is_chainers),)
 
 
 def _fixed_batch_normalization(scope, node, inputs):

@@ -17,11 +17,17 @@ class NormalizationPlace:
         fused: name of the :class:`~mixprec.rewrite.fusions.Fusion` of the last call; ``False`` if it is not deferred
             any more, ``None`` before its first call.
         why: why it is not deferred any more.
+        apart: what is not fused with it, and why, where it is fused with less; for reports.
     """
 
     def __init__(self):
         self.fused = None
-        self.why = ""
+        self.why = self.apart = ""
+
+    @property
+    def text(self):
+        """What the report says."""
+        return f"{self.fused}, {self.apart}" if self.fused and self.apart else self.fused or self.why
 
     def give_up(self, why):
         """Ends the fusion at this place."""

@@ -77,17 +77,24 @@ _ONE_PROCESS = """
             with self.init_scope():
                 self.conv1 = L.Convolution2D(3, 8, 3, nobias=True, initialW=filters)
                 self.conv2 = L.Convolution2D(8, 8, 3, pad=1, nobias=True, initialW=square)
-                self.bn1, self.bn2 = normalization(8), normalization(8)
-                self.fc = L.Linear(288, 4, initialW=chainer.initializers.Constant(0.01))
+                self.conv3 = L.Convolution2D(8, 8, 1, nobias=True, initialW=square[:, :, :1, :1])
+                self.bn1, self.bn2, self.bn3 = (normalization(8) for _ in range(3))
+                self.fc = L.Linear(72, 4, initialW=chainer.initializers.Constant(0.01))
 
         def forward(self, x):
-            h = F.relu(self.bn1(self.conv1(x)))
+            h = F.max_pooling_2d(F.relu(self.bn1(self.conv1(x))), 3, 2)
+            h = F.relu(self.bn2(self.conv2(h)) + self.bn3(self.conv3(h)))
             return self.fc(F.relu(self.bn2(self.conv2(h)) + h))
 
     def trained(normalization, x, t, average):
         model = L.Classifier(Residual(normalization))
         report = mixprec.convert(model, x[:2], compute="float32")
-        assert report.fused == {"ReLU": 1, "add + ReLU": 1, "": 0} and not report.unconverted
+        expected = {"ReLU": 1, "add + ReLU": 2, "": 1} if normalization is of_ranks else {
+            "ReLU + max pooling": 1, "add of two + ReLU": 2, "add + ReLU": 1
+        }
+        assert {name: count for name, count in report.fused.items() if count} == expected
+        why = "it is added to another one, and statistics are those of several processes"
+        assert (why in str(report)) == (normalization is of_ranks) and not report.unconverted
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
         for _ in range(20):
             model.cleargrads()
@@ -112,7 +119,10 @@ _ONE_PROCESS = """
 
 @pytest.mark.slow
 def test_ranks_are_one_process_with_all_images():
-    """In FP32, 20 steps of a network with both fusions: parameters and running statistics, to 1e-6."""
+    """In FP32, 20 steps of a network with all fusions: parameters and running statistics, to 1e-6.
+
+    Of two batch normalizations in one pass, and of one with its max pooling, batches are those of one process.
+    """
     mpi.run(2, _MODEL, _ONE_PROCESS)
 
 
