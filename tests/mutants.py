@@ -607,7 +607,7 @@ MUTANTS = [
            "outer and frozenset(filter(_has_no_gradient, outer))", "outer",
            "gradients are added to those of F.forget before they are there"),
     Mutant("scale-as-gradient", "optimizer/scaled_loss.py", "optimizer/test_odd.py",
-           "if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):", "if fits:",
+           "is type(loss.array) and isinstance(loss.creator_node, CrossEntropy)", "is type(loss.array)",
            "zeros in the gradient of a parameter are zeros in the loss scale"),
     # bridge
     Mutant("momentum-for-decay", "bridge/batch_norm.py", BRIDGED,

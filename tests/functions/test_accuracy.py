@@ -50,6 +50,7 @@ def test_the_largest_few(top):
         ((np.zeros((2, 3), "f"), np.zeros(3, "i")), {}, "accuracy: y must be (N, K) and t (N,); found (2, 3) and (3,)"),
         ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"top": 0}, "accuracy: top must be"),
         (([1.0], np.zeros(2, "i")), {}, "accuracy: y must be"),
+        ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"loss": 1.0}, "accuracy: loss must be a chainer.Variable; found"),
     ],
 )
 def test_what_does_not_fit(arguments, keywords, message):
