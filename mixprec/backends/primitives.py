@@ -333,7 +333,7 @@ class Primitives(Interface, but=_COMPOSED):
             ``(losses, log_z, mean)``. The first two are (M,) float32: the loss of each row, and the logarithm of the
             sum of exponentials of its logits, which the backward pass needs. The last one is ``None`` without a
             ``divisor``, or three times () float32: the mean, the reciprocal of the divisor, and what :meth:`accuracy`
-            returns with this ``ignore_label``; ``None`` for that where it would take as long as by itself.
+            returns with this ``ignore_label``.
         """
 
     def softmax_cross_entropy_backward(
