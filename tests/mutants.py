@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant("top5", "backends/cpu/matrices.py", "functions/test_accuracy.py",
            "axis=1) <= top", "axis=1) < top", "the top-5 accuracy is that of the top 4"),
     Mutant("accuracy-ties", "backends/kernels/loss.cu", "backends/cuda/test_loss.py",
-           "logit == own && c < label", "logit == own && c <= label", "no label is right on a GPU"),
+           "logit == own[0] && c < label", "logit == own[0] && c <= label", "no label is right on a GPU"),
     Mutant("stem-columns", "backends/kernels/stem.cu", "backends/cuda/test_stem.py",
            "place % 2 - across.before", "place % 2", "first convolutions have filters that are shifted by a column"),
     Mutant("smoothing-loss", "backends/kernels/loss.cu", "backends/cpu/test_loss.py",
