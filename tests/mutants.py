@@ -135,7 +135,7 @@ MUTANTS = [
     Mutant("top5", "backends/cpu/matrices.py", "functions/test_accuracy.py",
            "axis=1) <= top", "axis=1) < top", "the top-5 accuracy is that of the top 4"),
     Mutant("accuracy-ties", "backends/kernels/loss.cu", "backends/cuda/test_loss.py",
-           "logit == own && c < label", "logit == own && c <= label", "no label is right on a GPU"),
+           "logit == own[0] && c < label", "logit == own[0] && c <= label", "no label is right on a GPU"),
     Mutant("stem-columns", "backends/kernels/stem.cu", "backends/cuda/test_stem.py",
            "place % 2 - across.before", "place % 2", "first convolutions have filters that are shifted by a column"),
     Mutant("smoothing-loss", "backends/kernels/loss.cu", "backends/cpu/test_loss.py",
@@ -607,7 +607,7 @@ MUTANTS = [
            "outer and frozenset(filter(_has_no_gradient, outer))", "outer",
            "gradients are added to those of F.forget before they are there"),
     Mutant("scale-as-gradient", "optimizer/scaled_loss.py", "optimizer/test_odd.py",
-           "if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):", "if fits:",
+           "is type(loss.array) and isinstance(loss.creator_node, CrossEntropy)", "is type(loss.array)",
            "zeros in the gradient of a parameter are zeros in the loss scale"),
     # bridge
     Mutant("momentum-for-decay", "bridge/batch_norm.py", BRIDGED,

@@ -30,7 +30,7 @@ _PRIMITIVES = _by_name(
         "global_average_pool_backward",
         LINEAR: "linear linear_dgrad linear_wgrad",
         LOSS: "softmax_cross_entropy softmax_cross_entropy_backward binary_cross_entropy binary_cross_entropy_backward "
-        "mean_of_counted accuracy",
+        "accuracy",
         LAYOUT: "cast to_nhwc to_nchw",
     }
 )

@@ -308,7 +308,9 @@ class Primitives(Interface, but=_COMPOSED):
 
     # Loss
 
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
+    def softmax_cross_entropy(
+        self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None, divisor=None
+    ):
         """Cross entropy of the softmax of logits with labels, in float32.
 
         With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
@@ -324,10 +326,14 @@ class Primitives(Interface, but=_COMPOSED):
             ignore_label: rows with this label have a loss of 0.
             mixed: ``None``, or ``(second, share)``: second labels (M,) int32, from 0 to K - 1 where the first one
                 counts, and the share of the first, from 0 to 1, (M,) float32 or () for all rows.
+            divisor: ``None``, or what the sum of the losses is divided by for their mean; 0 for the number of rows that
+                count, or for 1 where none does.
 
         Returns:
-            ``(losses, log_z)``, each (M,) float32: the loss of each row, and the logarithm of the sum of exponentials
-            of its logits, which the backward pass needs.
+            ``(losses, log_z, mean)``. The first two are (M,) float32: the loss of each row, and the logarithm of the
+            sum of exponentials of its logits, which the backward pass needs. The last one is ``None`` without a
+            ``divisor``, or three times () float32: the mean, the reciprocal of the divisor, and what :meth:`accuracy`
+            returns with this ``ignore_label``.
         """
 
     def softmax_cross_entropy_backward(
@@ -339,7 +345,7 @@ class Primitives(Interface, but=_COMPOSED):
         it is ``None``. Rows with ``ignore_label`` get zeros.
         """
 
-    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None, divisor=None):
         """Mean over the classes of the cross entropies of the sigmoids of logits with labels, in float32.
 
         The targets q of a row are those of :meth:`softmax_cross_entropy`, each that of a class by itself; its loss is
@@ -351,10 +357,10 @@ class Primitives(Interface, but=_COMPOSED):
             smoothing: from 0 to below 1.
             threshold: ``None``; or targets above it are 1, and others are 0.
             ignore_label: rows with this label have a loss of 0.
-            mixed: as for :meth:`softmax_cross_entropy`.
+            mixed: as for :meth:`softmax_cross_entropy`, as is ``divisor``.
 
         Returns:
-            The losses of the rows, (M,) float32.
+            ``(losses, mean)``: the losses of the rows, (M,) float32, and the mean as of :meth:`softmax_cross_entropy`.
         """
 
     def binary_cross_entropy_backward(
@@ -363,12 +369,6 @@ class Primitives(Interface, but=_COMPOSED):
         """Returns dx (M, K) in the dtype of ``x``, the other arguments as of :meth:`binary_cross_entropy`.
 
         ``dlosses`` and ``factor`` are as for :meth:`softmax_cross_entropy_backward`.
-        """
-
-    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
-        """Returns ``(mean, factor)``, each () float32: the sum of ``losses`` (M,) times factor, and ``factor = 1 / n``.
-
-        n is ``count``, or the number of rows whose label in ``t`` (M,) int32 is not ``ignore_label``, at least 1.
         """
 
     def accuracy(self, x, t, *, top=None, ignore_label=None):

@@ -115,8 +115,10 @@ def _pair(name, mixed):
     return tuple(mixed)
 
 
-class _CrossEntropy(Node):
+class CrossEntropy(Node):
     """Of logits and labels; inputs x and t, and second and share of mixed images."""
+
+    _accuracy = None
 
     def __init__(self, normalize, ignore_label, reduce, **options):
         self._normalize = normalize
@@ -147,14 +149,17 @@ class _CrossEntropy(Node):
         self._check_labels(t, t, last, f"labels must be from 0 to {last}, or {ignored} to be ignored")
         self._check_labels(second, t, last, f"second labels must be from 0 to {last} where those of t count")
         logits, labels, mixed = self._flat(x, t, second, share)
-        losses = self._losses(primitives, logits, labels, mixed)
-        if not self._mean:
+        divisor = 0 if self._normalize else max(1, len(x))
+        losses, mean = self._losses(primitives, logits, labels, mixed, divisor if self._mean else None)
+        if mean is None:
             return (losses.reshape(t.shape),)
-        count = None if self._normalize else max(1, len(x))
-        loss, self._factor = primitives.mean_of_counted(
-            losses, labels, ignore_label=self._options["ignore_label"], count=count
-        )
+        loss, self._factor, self._accuracy = mean
         return (loss,)
+
+    def accuracy(self, y, t, ignore_label):
+        """Returns the accuracy of these very arrays, () float32, if the launch of the loss has found it, else None."""
+        is_same = self.inputs[0].data is y and self.inputs[1].data is t
+        return self._accuracy if is_same and self._options["ignore_label"] == ignore_label else None
 
     def gradients(self, primitives, indexes, dy):
         inputs = self.retained()
@@ -162,8 +167,8 @@ class _CrossEntropy(Node):
         dx = self._gradient_of(primitives, dlosses, *self._flat(*inputs), factor)
         return dx.reshape(inputs[0].shape), *(None,) * (len(inputs) - 1)
 
-    def _losses(self, primitives, logits, labels, mixed):
-        """Returns the loss of each row (M,)."""
+    def _losses(self, primitives, logits, labels, mixed, divisor):
+        """Returns the loss of each row (M,), and what there is of all rows."""
         raise NotImplementedError
 
     def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
@@ -189,7 +194,7 @@ def _flat_labels(t):
     return t.reshape(-1).astype(np.int32, copy=False)
 
 
-class SoftmaxCrossEntropy(_CrossEntropy):
+class SoftmaxCrossEntropy(CrossEntropy):
     """See :func:`softmax_cross_entropy`."""
 
     name = "softmax_cross_entropy"
@@ -204,13 +209,14 @@ class SoftmaxCrossEntropy(_CrossEntropy):
         if weight is not None and weight.shape != x.shape[-1:]:
             raise ValueError(f"{self.name}: class_weight must have shape {x.shape[-1:]}; found {weight.shape}")
 
-    def _losses(self, primitives, logits, labels, mixed):
+    def _losses(self, primitives, logits, labels, mixed, divisor):
         weight = self._options["class_weight"]
         if weight is not None:
             weight = chainer.backend.get_device_from_array(logits).send(weight).astype(np.float32, copy=False)
             self._options["class_weight"] = weight
-        losses, self._log_z = primitives.softmax_cross_entropy(logits, labels, mixed=mixed, **self._options)
-        return losses
+        options = {**self._options, "mixed": mixed, "divisor": divisor}
+        losses, self._log_z, mean = primitives.softmax_cross_entropy(logits, labels, **options)
+        return losses, mean
 
     def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
         return primitives.softmax_cross_entropy_backward(
@@ -218,7 +224,7 @@ class SoftmaxCrossEntropy(_CrossEntropy):
         )
 
 
-class BinaryCrossEntropy(_CrossEntropy):
+class BinaryCrossEntropy(CrossEntropy):
     """See :func:`binary_cross_entropy`."""
 
     name = "binary_cross_entropy"
@@ -237,8 +243,8 @@ class BinaryCrossEntropy(_CrossEntropy):
                 f"other classes and of the label; found {threshold:g}"
             )
 
-    def _losses(self, primitives, logits, labels, mixed):
-        return primitives.binary_cross_entropy(logits, labels, mixed=mixed, **self._options)
+    def _losses(self, primitives, logits, labels, mixed, divisor):
+        return primitives.binary_cross_entropy(logits, labels, mixed=mixed, divisor=divisor, **self._options)
 
     def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
         return primitives.binary_cross_entropy_backward(
@@ -246,7 +252,7 @@ class BinaryCrossEntropy(_CrossEntropy):
         )
 
 
-def accuracy(y, t, ignore_label=None, *, top=None):
+def accuracy(y, t, ignore_label=None, *, top=None, loss=None):
     """Computes what :func:`chainer.functions.accuracy` does, in one launch on a GPU. It has no gradient.
 
     Args:
@@ -256,6 +262,9 @@ def accuracy(y, t, ignore_label=None, *, top=None):
         top: ``None``: the label's logit has to be the largest, the first one among equals, as an argmax has it, NaN
             being larger than all numbers. A number: it has to be among so many largest ones, where those that are
             equal to it count as larger, and so do NaN.
+        loss: ``None``, or a variable. If it is a mean of :func:`softmax_cross_entropy` or :func:`binary_cross_entropy`,
+            of these very arrays, with the same ``ignore_label``, and has its graph, its launch on a GPU has found the
+            accuracy. The arrays must not have changed since.
 
     Returns:
         Variable (), float32; 0 if no label counts.
@@ -269,7 +278,11 @@ def accuracy(y, t, ignore_label=None, *, top=None):
     _check_predictions(y, t)
     ignore_label = None if ignore_label is None else checks.whole(_ACCURACY, "ignore_label", ignore_label)
     top = None if top is None else checks.whole(_ACCURACY, "top", top, 1)
-    return _share(y, t, ignore_label, top)
+    if not (loss is None or isinstance(loss, chainer.Variable)):
+        raise arguments.not_a(f"{_ACCURACY}: loss", loss, "a chainer.Variable")
+    node = None if loss is None or top is not None else loss.creator_node
+    found = node.accuracy(y, t, ignore_label) if isinstance(node, CrossEntropy) else None
+    return _share(y, t, ignore_label, top) if found is None else chainer.Variable(found, requires_grad=False)
 
 
 def accuracy_as_chainer(y, t, ignore_label):

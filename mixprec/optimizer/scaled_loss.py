@@ -1,6 +1,7 @@
 """Backward passes on a scaled loss.
 
-``update()`` and ``scale_loss`` of the wrapper make a :class:`ScaledLoss`, by :class:`ScaledPasses`.
+``scale_loss`` of the wrapper makes a :class:`ScaledLoss`, by :class:`ScaledPasses`, and so does ``update()``, but of
+cross entropies of mixprec.
 :mod:`~mixprec.optimizer.pass_scales` sees to it that its ``backward`` leaves the factor on parameters.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from mixprec import arguments, functions
 from mixprec.dtypes import BFLOAT16
-from mixprec.functions.classification import SoftmaxCrossEntropy
+from mixprec.functions.classification import CrossEntropy
 from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.model_parallel import ENDS, is_part_of_chain
 
@@ -38,20 +39,32 @@ class ScaledLoss(chainer.Variable):
         """
         if loss_scale is not None:
             raise ValueError("backward(loss_scale=...) of a loss that scale_loss() has scaled already")
-        backward = super().backward
+        loss = self
         if self.array.size == 1 and self.grad_var is None:  # otherwise Chainer would multiply by the factor once more
-            with chainer.using_device(self.device):
-                fits = type(self.factor) is type(self.array)
-                if fits and isinstance(self.unscaled.creator_node, SoftmaxCrossEntropy):
-                    # The gradient of what was multiplied: a 1, and a product with it, would be two launches more. Other
-                    # functions, such as an addition, hand it on: a parameter would get the factor itself.
-                    backward = self.unscaled.backward
-                    self.unscaled.grad = self.factor.astype(self.dtype, copy=False).reshape(self.shape)
-                else:
+            if _begins_with(self.unscaled, self.factor):
+                loss = self.unscaled
+            else:
+                with chainer.using_device(self.device):
                     self.grad = self.xp.ones_like(self.array)
-        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
-        with np.errstate(over="ignore", invalid="ignore"), self.looking_on(self.factor), _naming_the_scale(self.factor):
-            backward(retain_grad, enable_double_backprop, self.factor)
+        _run(loss, self.factor, self.looking_on, retain_grad, enable_double_backprop)
+
+
+def _begins_with(loss, factor):
+    """Whether the backward pass begins with the factor as the gradient of the loss, which it is then.
+
+    A 1, and a product with it, would be two launches more. Other functions, such as an addition, hand the gradient on:
+    a parameter would get the factor itself.
+    """
+    fits = type(factor) is type(loss.array) and isinstance(loss.creator_node, CrossEntropy)
+    if fits:
+        loss.grad = factor.reshape(loss.shape)
+    return fits
+
+
+def _run(loss, factor, looking_on, *options):
+    # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+    with np.errstate(over="ignore", invalid="ignore"), looking_on(factor), _naming_the_scale(factor):
+        chainer.Variable.backward(loss, *options, loss_scale=factor)
 
 
 @contextlib.contextmanager
@@ -122,6 +135,7 @@ class ScaledPasses:
 
     def __init__(self, scaler, preconditioner=None):
         self._scaler, self._preconditioner = scaler, preconditioner
+        self._looking_on = ScaledLoss.looking_on if preconditioner is None else preconditioner.collecting
         self.factor = None
 
     def factor_on(self, device):
@@ -139,16 +153,28 @@ class ScaledPasses:
 
         A loss whose graph goes on in other processes stays as it is (:mod:`~mixprec.optimizer.model_parallel`).
         """
-        if ENDS in sys.modules and is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
-            return loss
-        check_loss(loss)
-        factor = self.factor_on(loss.device)
+        return self._scaled(loss, self._factor_of(loss))
+
+    def backward(self, loss):
+        """Does what ``scale(loss).backward()`` does, without a scaled loss where the pass begins at the loss itself."""
+        factor = self._factor_of(loss)
+        if factor is not None and _begins_with(loss, factor):
+            _run(loss, factor, self._looking_on)
+        else:
+            self._scaled(loss, factor).backward()
+
+    def _scaled(self, loss, factor):
         if factor is None:
             return loss
         result = scaled(loss, factor)
-        if self._preconditioner is not None:
-            result.looking_on = self._preconditioner.collecting
+        result.looking_on = self._looking_on
         return result
+
+    def _factor_of(self, loss):
+        if ENDS in sys.modules and is_part_of_chain(loss, not isinstance(self._scaler, NoLossScale)):
+            return None
+        check_loss(loss)
+        return self.factor_on(loss.device)
 
     def run(self, model, lossfun, args, kwds, ranks=None, search=None):
         """Calls a loss function, clears the gradients of the model, and runs ``backward`` of each loss it returns.
@@ -178,5 +204,5 @@ class ScaledPasses:
                     continue
                 search = None
                 with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
-                    self.scale(loss).backward()
+                    self.backward(loss)
                 del loss  # before the next one, for which there is to be memory

@@ -6,7 +6,7 @@ IGNORED = -1  # the label of padding, as in chainer.functions.softmax_cross_entr
 TOP = 5
 
 
-def accuracy(y, t, top=None):
+def accuracy(y, t, top=None, loss=None):
     """Returns the share of labels whose logit is the largest, the first one among equals, as an argmax has it.
 
     Or whose logit is among the ``top`` largest. Logits that are equal to that of the label then count as larger ones.
@@ -17,11 +17,12 @@ def accuracy(y, t, top=None):
         y: logits (N, K), variable or array; K is larger than ``top``.
         t: labels (N,), signed integers; -1 is ignored.
         top: number of logits, or ``None``.
+        loss: as for :func:`mixprec.functions.accuracy`.
 
     Returns:
         chainer.Variable: float32 of shape (); 0 if no label counts.
     """
-    return functions.accuracy(y, t, IGNORED, top=top)
+    return functions.accuracy(y, t, IGNORED, top=top, loss=loss)
 
 
 def valid_images(arrays):

@@ -145,7 +145,7 @@ class ImageClassifier(L.Classifier):
         self.y = self.predictor(x)
         self.loss = self._loss(t, None if second is None else (second, share))
         chainer.report({"loss": self.loss}, self)
-        self.accuracy = self.accfun(self.y, t)
+        self.accuracy = self.accfun(self.y, t, loss=self.loss)
         chainer.report({"accuracy": self.accuracy}, self)
         if not chainer.config.train and self.y.shape[1] > TOP:
             chainer.report({f"accuracy_top{TOP}": accuracy(self.y, t, TOP)}, self)

@@ -92,7 +92,6 @@ def test_each_call_of_a_small_network_has_its_layer_and_kind():
         ("fc", kinds.LAYOUT, "to_nchw"),
         ("fc", kinds.LINEAR, "linear"),
         ("(classifier)", kinds.LOSS, "softmax_cross_entropy"),
-        ("(classifier)", kinds.LOSS, "mean_of_counted"),
         ("(classifier)", kinds.LOSS, "accuracy"),
         ("(classifier)", kinds.LOSS, "softmax_cross_entropy_backward"),
         ("fc", kinds.LINEAR, "linear_dgrad"),

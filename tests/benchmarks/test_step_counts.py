@@ -44,11 +44,10 @@ def _parts(network):
     layers |= {"conv_fprop": convolutions + FOLD, "conv_wgrad": convolutions + FOLD}
     layers["conv_dgrad"] = convolutions - 1  # none of the images
     layers |= {"linear": 1, "linear_dgrad": 1, "linear_wgrad": 1, "bias_grad": 1}
-    loss = {"softmax_cross_entropy": 1, "mean_of_counted": 1, "softmax_cross_entropy_backward": 1}
-    # The loss is multiplied by its scale in float32.
-    sums = {"add": 1, "astype": 1, "multiply": 1}
+    loss = {"softmax_cross_entropy": 1, "softmax_cross_entropy_backward": 1}  # the first one with the accuracy
+    sums = {"add": 1, "astype": 1}  # the loss scale in float32, with which the backward pass begins
     update = {"save": 1, "check": 1, "update": 1}  # running statistics are kept for a step that is skipped
-    return layers | loss | sums | {"accuracy": 1} | update
+    return layers | loss | sums | update
 
 
 STEP = _parts(RESNET18)
@@ -71,12 +70,12 @@ def test_a_fused_step(full):
     found = full[counts.EAGER]
     assert found.note == ""
     assert found.parts == _parts(RESNET50)
-    assert found.launches == sum(found.parts.values()) == 392
+    assert found.launches == sum(found.parts.values()) == 389
     # What a schedule moves is uploaded with one copy; images come from the loader as the network wants them.
     assert (found.uploads, found.syncs, found.conversions) == (1, 0, 0)
     assert found.graph_launches == 0
     lines = counts.parts_table(found).splitlines()
-    assert lines[-1].split() == ["all", "392"]
+    assert lines[-1].split() == ["all", "389"]
     assert ["conv_dgrad", "52"] in map(str.split, lines)
 
 
@@ -85,7 +84,7 @@ def test_a_step_as_a_graph(full):
     assert found.parts == _parts(RESNET50) | AROUND_A_GRAPH
     assert (found.launches, found.graph_launches) == (sum(AROUND_A_GRAPH.values()), 1)
     assert (found.uploads, found.syncs, found.conversions) == (1, 0, 0)
-    assert found.note == "392 launches in the graph"
+    assert found.note == "389 launches in the graph"
 
 
 def test_the_bytes_of_a_step(full):
@@ -100,9 +99,9 @@ def test_the_bytes_of_a_step(full):
         kinds.ELEMENTWISE: (1, 0, 0),
         kinds.POOLING: (4, 1.24, 1.24),
         kinds.LINEAR: (3, 0.02, 0.02),
-        kinds.LOSS: (4, 0, 0),
+        kinds.LOSS: (2, 0, 0),
         kinds.UPDATE: (3, 0.66, 0.66),
-        kinds.OTHER: (2, 0, 0),
+        kinds.OTHER: (1, 0, 0),
     }
     for name, copies in ((counts.EAGER, {}), (counts.CAPTURED, {COPY: (4, 0.15, 0.15)})):
         found = totals(full[name].moves, 256)

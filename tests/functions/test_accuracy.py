@@ -29,6 +29,16 @@ def test_it_is_chainers(dtype, ignore_label):
     assert 0 < found.array < 1
 
 
+@pytest.mark.parametrize("loss", [functions.softmax_cross_entropy, functions.binary_cross_entropy])
+@pytest.mark.parametrize(("number", "ignore_label"), [(0, 3), (0, -1), (1, 3)])
+def test_that_of_a_loss(loss, number, ignore_label):
+    """One of other labels, or that ignores others, has no part in it."""
+    y, t = chainer.Variable(_logits(FLOAT32)), [*np.random.default_rng(1).integers(0, 7, (2, 200), np.int32)]
+    found = functions.accuracy(y, t[0], 3, loss=loss(y, t[number], ignore_label=ignore_label))
+    assert found.array == functions.accuracy(y, t[0], 3).array
+    assert found.array != functions.accuracy(y, t[1], 3).array
+
+
 def test_all_labels_ignored():
     assert functions.accuracy(np.zeros((2, 3), "f"), np.full(2, -1, "i"), -1).array == 0
 
@@ -50,6 +60,7 @@ def test_the_largest_few(top):
         ((np.zeros((2, 3), "f"), np.zeros(3, "i")), {}, "accuracy: y must be (N, K) and t (N,); found (2, 3) and (3,)"),
         ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"top": 0}, "accuracy: top must be"),
         (([1.0], np.zeros(2, "i")), {}, "accuracy: y must be"),
+        ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"loss": 1.0}, "accuracy: loss must be a chainer.Variable; found"),
     ],
 )
 def test_what_does_not_fit(arguments, keywords, message):

@@ -51,7 +51,9 @@ class Losses:
     """The losses of :class:`~mixprec.backends.primitives.Primitives`."""
 
     @_quiet
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
+    def softmax_cross_entropy(
+        self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None, divisor=None
+    ):
         """See :meth:`~mixprec.backends.primitives.Primitives.softmax_cross_entropy`."""
         x = self.cast(x, FLOAT32)
         largest = np.maximum.reduce(x, axis=1, keepdims=True)
@@ -68,7 +70,8 @@ class Losses:
             weights = np.ones(x.shape[1], np.float32) if class_weight is None else class_weight
             of_all = (log_sum[:, None] - shifted) @ weights
             losses = np.float32(1 - smoothing) * losses + np.float32(smoothing / x.shape[1]) * of_all
-        return np.where(counted, losses, np.float32(0)), largest[:, 0] + log_sum
+        losses = np.where(counted, losses, np.float32(0))
+        return losses, largest[:, 0] + log_sum, self._mean(losses, x, t, counted, divisor)
 
     @_quiet
     def softmax_cross_entropy_backward(
@@ -97,12 +100,13 @@ class Losses:
         return self.cast(dx, x.dtype)
 
     @_quiet
-    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None, divisor=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.binary_cross_entropy`."""
         counted = t != ignore_label
         x, q = self.cast(x, FLOAT32), _distribution(x.shape, t, counted, smoothing, threshold, mixed)
         losses = np.add.reduce(np.maximum(x, 0) - x * q + np.log1p(np.exp(-np.abs(x))), axis=1)
-        return np.where(counted, losses * np.float32(1 / x.shape[1]), np.float32(0))
+        losses = np.where(counted, losses * np.float32(1 / x.shape[1]), np.float32(0))
+        return losses, self._mean(losses, x, t, counted, divisor)
 
     @_quiet
     def binary_cross_entropy_backward(
@@ -116,26 +120,30 @@ class Losses:
         dx[~counted] = 0
         return self.cast(dx, x.dtype)
 
-    @_quiet
-    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
-        """See :meth:`~mixprec.backends.primitives.Primitives.mean_of_counted`."""
-        if count is None:
-            count = max(np.count_nonzero(t != ignore_label), 1)
-        factor = np.array(1 / count, np.float32)
-        return np.array(np.add.reduce(losses) * factor, np.float32), factor
+    def _mean(self, losses, x, t, counted, divisor):
+        if divisor is None:
+            return None
+        factor = np.array(1 / (divisor or max(np.count_nonzero(counted), 1)), np.float32)
+        return np.array(np.add.reduce(losses) * factor, np.float32), factor, _share(_predicted(x, t), counted)
 
     def accuracy(self, x, t, *, top=None, ignore_label=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.accuracy`."""
-        x = self.cast(x, FLOAT32)
-        known = (t >= 0) & (t < x.shape[1])
-        labels = np.where(known, t, 0)[:, None]
-        if top is None:
-            right = np.argmax(x, axis=1) == t
-        else:
-            right = np.add.reduce(~(x < np.take_along_axis(x, labels, axis=1)), axis=1) <= top
         counted = np.ones(len(t), bool) if ignore_label is None else t != ignore_label
-        share = np.count_nonzero(right & known & counted) / max(np.count_nonzero(counted), 1)
-        return np.array(share, np.float32)
+        return _share(_predicted(self.cast(x, FLOAT32), t, top), counted)
+
+
+def _predicted(x, t, top=None):
+    """Returns whether logits predict the label, for each row (M,)."""
+    if top is None:
+        return np.argmax(x, axis=1) == t
+    known = (t >= 0) & (t < x.shape[1])
+    of_label = np.take_along_axis(x, np.where(known, t, 0)[:, None], axis=1)
+    return (np.add.reduce(~(x < of_label), axis=1) <= top) & known
+
+
+def _share(right, counted):
+    """Returns the share () float32 of rows that are right among those that count."""
+    return np.array(np.count_nonzero(right & counted) / max(np.count_nonzero(counted), 1), np.float32)
 
 
 def _targets(t, counted, mixed):

@@ -16,13 +16,16 @@ class Losses(Base):
     A label that is neither a class nor to be ignored gives a loss of NaN.
     """
 
-    def softmax_cross_entropy(self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None):
+    def softmax_cross_entropy(
+        self, x, t, *, class_weight=None, smoothing=0.0, ignore_label=-1, mixed=None, divisor=None
+    ):
         losses, log_z = self._empty((len(x),), np.float32), self._empty((len(x),), np.float32)
+        mean, of_mean = self._mean(divisor)
         width, lanes = self._lanes(x)
-        arguments = [x, t, class_weight, losses, log_z, *_mixed(mixed)]
+        arguments = [x, t, class_weight, losses, log_z, *of_mean, *_mixed(mixed)]
         arguments += [*x.shape, lanes, ignore_label, float(smoothing)]
         self._launch_rows("softmax_cross_entropy", arguments, x, width, lanes)
-        return losses, log_z
+        return losses, log_z, mean
 
     def softmax_cross_entropy_backward(
         self, dlosses, x, t, log_z, *, class_weight=None, smoothing=0.0, ignore_label=-1, factor=None, mixed=None
@@ -34,13 +37,14 @@ class Losses(Base):
         self._launch_rows("softmax_cross_entropy_backward", arguments, x, width, lanes)
         return dx
 
-    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None):
+    def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None, divisor=None):
         losses = self._empty((len(x),), np.float32)
+        mean, of_mean = self._mean(divisor)
         width, lanes = self._lanes(x)
-        arguments = [x, t, losses, *_mixed(mixed), *x.shape, lanes, ignore_label]
+        arguments = [x, t, losses, *of_mean, *_mixed(mixed), *x.shape, lanes, ignore_label]
         arguments += [float(smoothing), _or_infinity(threshold)]
         self._launch_rows("binary_cross_entropy", arguments, x, width, lanes)
-        return losses
+        return losses, mean
 
     def binary_cross_entropy_backward(
         self, dlosses, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, factor=None, mixed=None
@@ -52,21 +56,18 @@ class Losses(Base):
         self._launch_rows("binary_cross_entropy_backward", arguments, x, width, lanes)
         return dx
 
-    def mean_of_counted(self, losses, t, *, ignore_label=-1, count=None):
-        mean, factor = self._empty((), np.float32), self._empty((), np.float32)
-        arguments = [losses, t, mean, factor, losses.size, ignore_label, -1.0 if count is None else float(count)]
-        self.kernels.launch(_FILE, "mean_of_counted", 1, arguments, np.dtype(np.float32))
-        return mean, factor
-
     def accuracy(self, x, t, *, top=None, ignore_label=None):
         share = self._empty((), np.float32)
-        if not len(x):
-            self.launcher.zero(share)
         width, lanes = self._lanes(x)
         arguments = [x, t, share, self.launcher.counters(3), *x.shape, lanes]
         arguments += [top or 0, int(ignore_label is not None), ignore_label or 0]
         self._launch_rows("accuracy", arguments, x, width, lanes)
         return share
+
+    def _mean(self, divisor):
+        """Returns what a loss has of all rows, or ``None``, and the arguments that its kernel takes for that."""
+        mean = None if divisor is None else tuple([self._empty((), np.float32) for _ in range(3)])
+        return mean, [*(mean or [None] * 3), self.launcher.counters(2), float(divisor or -1)]
 
     def _lanes(self, *arrays):
         """Returns how many classes a thread has at a time, and how many threads a row."""
@@ -77,7 +78,7 @@ class Losses(Base):
         return width, self.launcher.threads if lanes > 2 * _WARP else min(lanes, _WARP)
 
     def _launch_rows(self, name, arguments, x, width, lanes):
-        blocks = ceil_div(x.shape[0], self.launcher.threads // lanes)
+        blocks = max(ceil_div(x.shape[0], self.launcher.threads // lanes), 1)  # there is a mean of no rows
         self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
 
 

@@ -1,5 +1,5 @@
-// Cross entropies of logits (rows, classes), of the softmax or of each sigmoid. A row has `lanes` threads: a power of two up to a warp, or a block.
-// They read it twice, the second time from a cache.
+// Cross entropies of logits (rows, classes), of the softmax or of each sigmoid. A row has `lanes` threads: a power of two
+// up to a warp, or a block. They read it twice, the second time from a cache.
 
 // Calls visit(number of the class, logit) for the part of a row that a thread has.
 template <class Visit>
@@ -27,14 +27,60 @@ struct Labels {
           share(exists && seconds ? shares[row * shares_step] : 1.0f) {}
 };
 
+// The classes that come before the label of a row: those of larger logits, and the first ones of equal ones.
+struct Before {
+    int label, classes;  // that a thread has found
+    bool known;
+    float own[1];
+
+    __device__ __forceinline__ Before(u64 x, long long row, int number, int label_, bool counts)
+        : label(label_), classes(0), known(counts && 0 <= label_ && label_ < number), own{0.0f} {
+        if (known) load(x, row * number + label, own);
+    }
+
+    __device__ __forceinline__ bool has(int c, float logit) const {
+        return logit != logit ? own[0] == own[0] || c < label : logit > own[0] || (logit == own[0] && c < label);
+    }
+};
+
+// What a loss has of all rows, by the last block: the mean over rows with a label that counts, its sum in the order of
+// one block alone, and the share of them that are right, as `accuracy` has it. count is negative if it is to be found;
+// without `mean` there is nothing to do. Two counters: of blocks, and of rows that are right.
+__device__ __forceinline__ void finish(
+    const float* losses, const int* t, const Before& before, int lanes, float* mean, float* factor, float* share,
+    u32* counters, double count, long long rows, long long ignore_label) {
+    if (!mean) return;
+    const bool right = combined(before.classes, lanes, Sum()) == 0 && before.known && threadIdx.x % lanes == 0;
+    const int of_block = combined(static_cast<int>(right), THREADS, Sum());
+    if (threadIdx.x == 0 && of_block) atomicAdd(counters + 1, static_cast<u32>(of_block));
+    if (!is_last_block(counters, gridDim.x)) return;
+    const volatile float* found = losses;  // by all blocks
+    double sum = 0;
+    long long counted = 0;
+#pragma unroll 4
+    for (long long row = threadIdx.x; row < rows; row += THREADS) {
+        sum += found[row];
+        counted += t[row] != ignore_label;
+    }
+    sum = combined(sum, THREADS, Sum());
+    counted = max(combined(counted, THREADS, Sum()), 1ll);
+    if (threadIdx.x) return;
+    volatile u32* all_right = counters + 1;
+    *factor = static_cast<float>(1 / (count < 0 ? counted : count));
+    *mean = static_cast<float>(sum) * *factor;
+    *share = static_cast<float>(static_cast<double>(*all_right) / counted);
+    *all_right = 0;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
-    u64 x, const int* t, const float* class_weight, float* losses, float* log_z, const int* seconds, const float* shares,
-    long long shares_step, long long rows, long long classes_, long long lanes_, long long ignore_label,
-    double smoothing) {
+    u64 x, const int* t, const float* class_weight, float* losses, float* log_z, float* mean, float* factor,
+    float* share, u32* counters, double count, const int* seconds, const float* shares, long long shares_step,
+    long long rows, long long classes_, long long lanes_, long long ignore_label, double smoothing) {
     const int classes = classes_, lanes = lanes_;
     const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
     const int own = row < rows ? classes : 0;  // the others only come to where all threads of a warp have to
     const Labels labels(t, seconds, shares, shares_step, row, row < rows);
+    Before before(x, row, classes, labels.first, mean && row < rows && labels.first != ignore_label);
     float largest = __uint_as_float(0xff800000);  // -inf
     for_each_class(x, row, own, lanes, [&](int, float logit) { largest = fmaxf(largest, logit); });
     largest = combined(largest, lanes, Largest());
@@ -42,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
     float exponentials = 0, weights = 0, distances = 0, of_first = 0, of_second = 0;
     for_each_class(x, row, own, lanes, [&](int c, float logit) {
         exponentials += expf(logit - largest);
+        before.classes += before.has(c, logit);
         if (c == labels.first) of_first = largest - logit;
         if (c == labels.second) of_second = largest - logit;
         if (smoothing) {
@@ -57,24 +104,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_cross_entropy(
         weights = combined(weights, lanes, Sum());
         distances = combined(distances, lanes, Sum());
     }
-    if (row >= rows || threadIdx.x % lanes) return;
-    const float log_sum = logf(exponentials);
-    float loss = 0;
-    if (labels.first != ignore_label) {
-        // What is not a class has no loss, but must not look as if it had one.
-        const auto of = [&](int label, float distance) {
-            const bool known = 0 <= label && label < classes;
-            return known ? weight_of(class_weight, label) * (distance + log_sum) : __uint_as_float(0x7fffffff);
-        };
-        loss = of(labels.first, of_first);
-        if (seconds) loss = labels.share * loss + (1 - labels.share) * of(labels.second, of_second);
-        if (smoothing) {
-            loss = static_cast<float>(1 - smoothing) * loss +
-                   static_cast<float>(smoothing / classes) * (distances + log_sum * weights);
+    if (row < rows && threadIdx.x % lanes == 0) {
+        const float log_sum = logf(exponentials);
+        float loss = 0;
+        if (labels.first != ignore_label) {
+            // What is not a class has no loss, but must not look as if it had one.
+            const auto of = [&](int label, float distance) {
+                const bool known = 0 <= label && label < classes;
+                return known ? weight_of(class_weight, label) * (distance + log_sum) : __uint_as_float(0x7fffffff);
+            };
+            loss = of(labels.first, of_first);
+            if (seconds) loss = labels.share * loss + (1 - labels.share) * of(labels.second, of_second);
+            if (smoothing) {
+                loss = static_cast<float>(1 - smoothing) * loss +
+                       static_cast<float>(smoothing / classes) * (distances + log_sum * weights);
+            }
         }
+        losses[row] = loss;
+        log_z[row] = largest + log_sum;
     }
-    losses[row] = loss;
-    log_z[row] = largest + log_sum;
+    finish(losses, t, before, lanes, mean, factor, share, counters, count, rows, ignore_label);
 }
 
 // dlosses of all rows, or of one that stands for all: dlosses_step is 1 or 0. They are multiplied by *factor, if given.
@@ -143,21 +192,26 @@ struct Targets {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) binary_cross_entropy(
-    u64 x, const int* t, float* losses, const int* seconds, const float* shares, long long shares_step, long long rows,
-    long long classes_, long long lanes_, long long ignore_label, double smoothing, double threshold) {
+    u64 x, const int* t, float* losses, float* mean, float* factor, float* share, u32* counters, double count,
+    const int* seconds, const float* shares, long long shares_step, long long rows, long long classes_,
+    long long lanes_, long long ignore_label, double smoothing, double threshold) {
     const int classes = classes_, lanes = lanes_;
     const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
     const Labels labels(t, seconds, shares, shares_step, row, row < rows);
     const Targets targets(labels, classes, smoothing, threshold);
+    Before before(x, row, classes, labels.first, mean && row < rows && labels.first != ignore_label);
     float sum = 0;
     for_each_class(x, row, row < rows ? classes : 0, lanes, [&](int c, float logit) {
+        before.classes += before.has(c, logit);
         sum += fmaxf(logit, 0.0f) - logit * targets.of(c) + log1pf(expf(-fabsf(logit)));
     });
     sum = combined(sum, lanes, Sum());
-    if (row >= rows || threadIdx.x % lanes) return;
-    const bool known = min(labels.first, labels.second) >= 0 && max(labels.first, labels.second) < classes;
-    const float mean = known ? sum * static_cast<float>(1.0 / classes) : __uint_as_float(0x7fffffff);
-    losses[row] = labels.first == ignore_label ? 0.0f : mean;
+    if (row < rows && threadIdx.x % lanes == 0) {
+        const bool known = min(labels.first, labels.second) >= 0 && max(labels.first, labels.second) < classes;
+        const float loss = known ? sum * static_cast<float>(1.0 / classes) : __uint_as_float(0x7fffffff);
+        losses[row] = labels.first == ignore_label ? 0.0f : loss;
+    }
+    finish(losses, t, before, lanes, mean, factor, share, counters, count, rows, ignore_label);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) binary_cross_entropy_backward(
@@ -181,25 +235,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) binary_cross_entropy_backw
     }
 }
 
-// The mean over rows with a label that counts, by one block. count is negative if it is to be found.
-extern "C" __global__ void __launch_bounds__(THREADS) mean_of_counted(
-    const float* losses, const int* t, float* mean, float* factor, long long rows, long long ignore_label,
-    double count) {
-    double sum = 0;
-    long long counted = 0;
-#pragma unroll 4
-    for (long long row = threadIdx.x; row < rows; row += THREADS) {
-        sum += losses[row];
-        counted += t[row] != ignore_label;
-    }
-    sum = combined(sum, THREADS, Sum());
-    counted = combined(counted, THREADS, Sum());
-    if (threadIdx.x) return;
-    if (count < 0) count = max(counted, 1ll);
-    *factor = static_cast<float>(1 / count);
-    *mean = static_cast<float>(sum) * *factor;
-}
-
 // The share of rows that count whose label is their largest logit, `top` is 0, or among the `top` largest. Three counters:
 // of blocks, of rows that are right, and of those that count.
 extern "C" __global__ void __launch_bounds__(THREADS) accuracy(
@@ -209,18 +244,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) accuracy(
     const long long row = static_cast<long long>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
     const int label = row < rows ? t[row] : 0;
     const bool counts = row < rows && !(ignores && label == ignore_label);
-    const bool known = counts && 0 <= label && label < classes;
-    float of_label[1] = {0.0f};
-    if (known) load(x, row * classes + label, of_label);
-    int above = 0;  // classes that come before the label
-    for_each_class(x, row, known ? classes : 0, lanes, [&](int c, float logit) {
-        const float own = of_label[0];
-        const bool larger = logit != logit ? own == own || c < label : logit > own || (logit == own && c < label);
-        above += top ? !(logit < own) : larger;
+    Before before(x, row, classes, label, counts);
+    for_each_class(x, row, before.known ? classes : 0, lanes, [&](int c, float logit) {
+        before.classes += top ? !(logit < before.own[0]) : before.has(c, logit);
     });
-    above = combined(above, lanes, Sum());
+    const int above = combined(before.classes, lanes, Sum());
     if (threadIdx.x % lanes == 0 && counts) {
-        if (known && (top ? above <= top : above == 0)) atomicAdd(counters + 1, 1u);
+        if (before.known && above <= top) atomicAdd(counters + 1, 1u);
         atomicAdd(counters + 2, 1u);
     }
     if (!is_last_block(counters, gridDim.x) || threadIdx.x) return;

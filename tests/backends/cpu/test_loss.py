@@ -78,7 +78,7 @@ def test_softmax_cross_entropy(
     class_weight = rng.uniform(0.5, 2, number).astype(np.float32) if weighted else None
     options = {"class_weight": class_weight, "smoothing": smoothing, "ignore_label": ignore_label}
     options["mixed"] = mixed_labels(rng, t, count, number, kind)
-    losses, log_z = on_both.softmax_cross_entropy(x, t, **options)
+    losses, log_z, _ = on_both.softmax_cross_entropy(x, t, **options)
 
     expected, expected_log_z, gradient = softmax_cross_entropy(x, t, **options)
     loss_bound, log_z_bound, gradient_bound = softmax_cross_entropy_bounds(x, class_weight, expected_log_z)
@@ -133,7 +133,7 @@ def test_binary_cross_entropy(
     x, t = arrays(rng, (count, number), dtype, spread), labels(rng, count, number, ignore_label)
     options = {"smoothing": smoothing, "threshold": threshold, "ignore_label": ignore_label}
     options["mixed"] = mixed_labels(rng, t, count, number, kind)
-    losses = on_both.binary_cross_entropy(x, t, **options)
+    losses, _ = on_both.binary_cross_entropy(x, t, **options)
     expected, gradient = binary_cross_entropy(x, t, **options)
     loss_bound, gradient_bound = binary_cross_entropy_bounds(x)
     assert_close(losses, expected, FLOAT32, loss_bound)
@@ -151,7 +151,7 @@ def test_logits_of_any_size(on_both, dtype):
     largest = 65504 if dtype == FLOAT16 else 1e38
     x = np.array([[largest, -largest, 0], [-largest, -largest, -largest], [0, -np.inf, 0]], dtype)
     t = np.zeros(3, np.int32)
-    losses, log_z = on_both.softmax_cross_entropy(x, t)
+    losses, log_z, _ = on_both.softmax_cross_entropy(x, t)
     np.testing.assert_allclose(losses, [0, np.log(3), np.log(2)], rtol=1e-6)
     np.testing.assert_allclose(log_z, [exact(x)[0, 0], exact(x)[1, 0] + np.log(3), np.log(2)], rtol=1e-6)
     dx = on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z)
@@ -162,7 +162,7 @@ def test_logits_of_any_size(on_both, dtype):
 def test_rows_that_do_not_count_may_hold_anything(on_both):
     x = np.array([[np.nan, 0], [np.inf, np.inf], [0, 0]], np.float16)
     t = np.array([-1, -1, 1], np.int32)
-    losses, log_z = on_both.softmax_cross_entropy(x, t, smoothing=0.1)
+    losses, log_z, _ = on_both.softmax_cross_entropy(x, t, smoothing=0.1)
     assert losses[:2].tolist() == [0, 0]
     assert losses[2] == np.float32(np.log(2))
     dx = on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z, smoothing=0.1)
@@ -171,30 +171,33 @@ def test_rows_that_do_not_count_may_hold_anything(on_both):
 
 def test_a_scaled_gradient_that_does_not_fit_is_infinite(on_both):
     x, t = np.zeros((1, 2), np.float16), np.zeros(1, np.int32)
-    _, log_z = on_both.softmax_cross_entropy(x, t)
+    _, log_z, _ = on_both.softmax_cross_entropy(x, t)
     dx = on_both.softmax_cross_entropy_backward(np.float32(2**18), x, t, log_z)
     assert dx.tolist() == [[-np.inf, np.inf]]
 
 
-@pytest.mark.parametrize(("count", "divisor"), [(None, 3), (8, 8), (0.5, 0.5)])
-def test_mean_of_counted(on_both, count, divisor):
-    losses, t = np.array([1, 2, 0, 4.5], np.float32), np.array([0, 1, -1, 2], np.int32)
-    mean, factor = on_both.mean_of_counted(losses, t, count=count)
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", "binary_cross_entropy"])
+@pytest.mark.parametrize(("divisor", "expected"), [(0, 3), (8, 8), (0.5, 0.5)])
+def test_the_mean(on_both, loss, divisor, expected):
+    x, t = np.array([[1, 2], [0, 4.5], [-3, 1], [2, 2]], np.float32), np.array([0, 1, -1, 1], np.int32)
+    losses, *_, (mean, factor, share) = getattr(on_both, loss)(x, t, divisor=divisor)
     assert mean.shape == factor.shape == ()
     assert mean.dtype == factor.dtype == np.float32
-    np.testing.assert_allclose(factor, 1 / divisor, rtol=1e-7)
-    np.testing.assert_allclose(mean, 7.5 / divisor, rtol=1e-6)
+    np.testing.assert_allclose(factor, 1 / expected, rtol=1e-7)
+    np.testing.assert_allclose(mean, losses.sum() / expected, rtol=1e-6)
+    assert share == np.float32(1 / 3)
 
 
-def test_mean_of_none(on_both):
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", "binary_cross_entropy"])
+def test_the_mean_of_none(on_both, loss):
     for t in (np.full(2, 7, np.int32), np.zeros(0, np.int32)):
-        mean, factor = on_both.mean_of_counted(np.zeros(len(t), np.float32), t, ignore_label=7)
-        assert mean == 0
-        assert factor == 1
+        x = np.zeros((len(t), 3), np.float32)
+        *_, (mean, factor, share) = getattr(on_both, loss)(x, t, ignore_label=7, divisor=0)
+        assert (mean, factor, share) == (0, 1, 0)
 
 
 def test_an_empty_batch(on_both):
     x, t = np.zeros((0, 3), np.float16), np.zeros(0, np.int32)
-    losses, log_z = on_both.softmax_cross_entropy(x, t)
+    losses, log_z, _ = on_both.softmax_cross_entropy(x, t)
     assert losses.shape == log_z.shape == (0,)
     assert on_both.softmax_cross_entropy_backward(np.float32(1), x, t, log_z).shape == (0, 3)

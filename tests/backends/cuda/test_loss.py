@@ -1,4 +1,4 @@
-"""Kernels of softmax cross entropy, run on the host, beside FP64."""
+"""Kernels of losses and of the accuracy, run on the host, beside FP64."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from mixprec.backends.cpu import PRIMITIVES
 from tests.backends.primitive_cases import (
     FLOAT32,
     accumulated,
-    arrays,
     assert_close,
     exact,
     labels,
@@ -39,26 +38,50 @@ def test_a_label_that_is_no_class(device, label, smoothing):
     """Memory that is not there is not read, and the loss shows it."""
     x, t = send(np.zeros((2, 3), np.float16)), send(np.array([label, 1], np.int32))
     class_weight = send(np.ones(3, np.float32))
-    losses, _ = device.softmax_cross_entropy(x, t, class_weight=class_weight, smoothing=smoothing)
+    losses, *_ = device.softmax_cross_entropy(x, t, class_weight=class_weight, smoothing=smoothing)
     assert np.isnan(receive(losses)).tolist() == [True, False]
 
 
-@settings(max_examples=tries(40))
+@settings(max_examples=tries(60))
 @given(
-    count=st.sampled_from([0, 1, 63, 64, 65, 5000]),
-    divisor=st.sampled_from([None, 8, 0.5]),
-    ignore_label=st.sampled_from([-1, 1]),
+    count=st.sampled_from([0, 1, 5, 17, 70, 300]),
+    number=st.sampled_from([1, 3, 10, 33, 64, 136]),
+    loss=st.sampled_from(["softmax_cross_entropy", "binary_cross_entropy"]),
+    divisor=st.sampled_from([0, 8, 0.5]),
+    ignore_label=st.sampled_from([-1, 0]),
     seed=seeds,
 )
-def test_mean_of_counted(device, count, divisor, ignore_label, seed):
+def test_the_mean_and_the_accuracy_of_a_loss(device, count, number, loss, divisor, ignore_label, seed):
+    """Those of all rows, whatever is in others: by the last block, whose losses are those without a mean."""
     rng = np.random.default_rng(seed)
-    t = labels(rng, count, 3, ignore_label)
-    losses = np.where(t == ignore_label, np.float32(0), arrays(rng, count, np.float32, mean=1))
-    mean, factor = device.mean_of_counted(send(losses), send(t), ignore_label=ignore_label, count=divisor)
+    x, t = rng.integers(-3, 4, (count, number)).astype(np.float16), labels(rng, count, number, ignore_label)
+    x[::5] = odd_values(rng, x[::5].shape, x.dtype)
+    t[::5] = ignore_label
+    launch = getattr(device, loss)
+    losses, *_, (mean, factor, share) = launch(send(x), send(t), ignore_label=ignore_label, divisor=divisor)
+    alone, *_, nothing = launch(send(x), send(t), ignore_label=ignore_label)
+    assert nothing is None
+    np.testing.assert_array_equal(receive(losses), receive(alone))
     expected = 1 / (divisor or max(np.count_nonzero(t != ignore_label), 1))
     assert_close(receive(factor), np.float64(expected), FLOAT32)
-    bound = accumulated(2, abs(exact(losses).sum()) * expected)  # the sum is one of double precision
-    assert_close(receive(mean), exact(losses).sum() * expected, FLOAT32, bound)
+    total = exact(receive(losses)).sum() * expected
+    assert_close(receive(mean), total, FLOAT32, accumulated(2, total))  # the sum is one of double precision
+    assert receive(share) == PRIMITIVES.accuracy(x, t, ignore_label=ignore_label)
+
+
+@settings(max_examples=tries(30))
+@given(
+    number=classes,
+    dtype=storage_dtypes,
+    loss=st.sampled_from(["softmax_cross_entropy", "binary_cross_entropy"]),
+    seed=seeds,
+)
+def test_the_accuracy_of_a_loss_of_odd_logits(device, number, dtype, loss, seed):
+    rng = np.random.default_rng(seed)
+    x, t = odd_values(rng, (70, number), dtype), rng.integers(-2, number + 1, 70).astype(np.int32)
+    t[::2] = exact(x[::2]).argmax(1)
+    *_, (_, _, share) = getattr(device, loss)(send(x), send(t), divisor=1)
+    assert receive(share) == PRIMITIVES.accuracy(x, t, ignore_label=-1)
 
 
 @settings(max_examples=tries(60))
@@ -89,17 +112,16 @@ def test_accuracy_of_no_rows(device):
 def test_each_is_one_launch(device):
     x, t = send(np.zeros((40, 1000), np.float16)), send(np.zeros(40, np.int32))
     assert device.launches_of("accuracy", x, t, top=5, ignore_label=-1) == 1
-    losses, log_z = device.softmax_cross_entropy(x, t)
-    assert device.launches_of("softmax_cross_entropy", x, t, smoothing=0.1) == 1
+    losses, log_z, _ = device.softmax_cross_entropy(x, t)
+    assert device.launches_of("softmax_cross_entropy", x, t, smoothing=0.1, divisor=0) == 1
     assert device.launches_of("softmax_cross_entropy_backward", losses, x, t, log_z, smoothing=0.1) == 1
-    assert device.launches_of("mean_of_counted", losses, t) == 1
     mixed = send(np.zeros(40, np.int32)), send(np.ones((), np.float32))
-    assert device.launches_of("binary_cross_entropy", x, t, mixed=mixed) == 1
+    assert device.launches_of("binary_cross_entropy", x, t, mixed=mixed, divisor=0) == 1
     assert device.launches_of("binary_cross_entropy_backward", losses, x, t, mixed=mixed) == 1
 
 
 def test_an_empty_batch(device):
     x, t = send(np.zeros((0, 3), np.float16)), send(np.zeros(0, np.int32))
-    losses, log_z = device.softmax_cross_entropy(x, t)
+    losses, log_z, _ = device.softmax_cross_entropy(x, t)
     assert losses.shape == log_z.shape == (0,)
     assert device.softmax_cross_entropy_backward(send(np.float32(1)), x, t, log_z).shape == (0, 3)
