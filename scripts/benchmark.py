@@ -96,9 +96,7 @@ def _step(save, arch, size, batch):
     kinds, modelled = launches.totals(moves, batch), model.of_h100()
     seconds = modelled.by_kind(moves, batch)
     print("\nlaunches of a captured step by kind, and the bytes that they move")
-    print(launches.table(kinds, batch, seconds))
-    if moves:  # otherwise the table of counts says why there are none
-        print(modelled.text(moves, batch))
+    print(launches.table(kinds, batch, seconds), modelled.text(moves, batch), sep="\n")
     record = {"settings": {"arch": arch, "size": size, "batch": batch}, **machine.record()}
     record |= {"counts": counts.as_json(found), "parts": found[counts.EAGER].parts}
     record["kinds"] = {kind: dataclasses.asdict(total) for kind, total in kinds.items()}

@@ -88,7 +88,9 @@ class Model:
         return {**found, OUTSIDE: self.captured * self.rest}
 
     def text(self, launches, batch):
-        """Returns as lines of text what it says of a captured step, and by what."""
+        """Returns as text what it says of a captured step, and by what; or that there is none."""
+        if not launches:
+            return "no model: there is no captured step"
         seconds = sum(self.by_kind(launches, batch).values())
         products = [launch for launch in launches if launch.kind in _CONVOLUTIONS and launch.operations]
         return "\n".join(
