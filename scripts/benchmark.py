@@ -47,7 +47,7 @@ from benchmarks.command_arguments import ArgumentsError, add_arch, positive, pos
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
-from benchmarks.step import counts, launches
+from benchmarks.step import counts, launches, model
 from benchmarks.study import study_command
 from benchmarks.study.study_runs import StudyError
 from mixprec import environment
@@ -92,11 +92,15 @@ def _step(save, arch, size, batch):
     print(f"{arch}, {size}x{size} pixels: what a training step asks of a device, counted without one")
     print(counts.table(found))
     print(f"\nlaunches of an eager step\n{counts.parts_table(found[counts.EAGER])}")
-    kinds = launches.totals(found[counts.CAPTURED].moves, batch)
-    print(f"\nlaunches of a captured step by kind, and the bytes that they move\n{launches.table(kinds, batch)}")
+    moves = found[counts.CAPTURED].moves
+    kinds, modelled = launches.totals(moves, batch), model.of_h100()
+    seconds = modelled.by_kind(moves, batch)
+    print("\nlaunches of a captured step by kind, and the bytes that they move")
+    print(launches.table(kinds, batch, seconds), modelled.text(moves, batch), sep="\n")
     record = {"settings": {"arch": arch, "size": size, "batch": batch}, **machine.record()}
     record |= {"counts": counts.as_json(found), "parts": found[counts.EAGER].parts}
-    save({**record, "kinds": {kind: dataclasses.asdict(total) for kind, total in kinds.items()}})
+    record["kinds"] = {kind: dataclasses.asdict(total) for kind, total in kinds.items()}
+    save({**record, "modelled seconds": seconds})
 
 
 def _loader(save, data, images, batch, threads, repeats, seconds):
@@ -142,7 +146,7 @@ def main(argv=None):
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")
     own.add_argument("--repeats", type=positive, default=5, help="timed turns")
     own.add_argument("--seconds", type=positive, default=2, help="of each way in a turn")
-    text = "what a training step asks of a device, counted without one, and the bytes that it moves"
+    text = "what a training step asks of a device, counted without one, the bytes that it moves, and a modelled time"
     own = add_command(commands, _step, "step", text)
     add_arch(own, "resnet50", MODELS)
     own.add_argument("--size", type=positive, default=224, help="height and width of an image in pixels")

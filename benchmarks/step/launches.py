@@ -39,6 +39,8 @@ class Launch:
         bytes: that it reads and writes.
         again: those of them that are read a second time.
         fixed: bytes that do not depend on the batch: filters, parameters.
+        operations: floating-point operations of a convolution.
+        shapes: of an image, and of the filter of a convolution; or empty.
     """
 
     kind: str
@@ -46,6 +48,8 @@ class Launch:
     bytes: float = 0
     again: float = 0
     fixed: float = 0
+    operations: float = 0
+    shapes: tuple = ()
 
     def moved(self, batch):
         """Returns the bytes that it moves for a batch of so many images."""
@@ -101,12 +105,20 @@ def totals(launches, batch):
     return {kind: _total(groups[kind], batch) for kind in KINDS if kind in groups}
 
 
-def table(found, batch):
-    """Returns what :func:`totals` has found for a batch of so many images as an aligned text table."""
-    columns = [[getattr(total, name) for total in found.values()] for name in ("launches", "bytes", "least")]
-    rows = zip([*found, "all"], *([*numbers, sum(numbers)] for numbers in columns), strict=True)
-    lines = [f"{'':22}{'launches':>9}{f'GB, batch {batch}':>15}{'least':>9}"]
-    lines += [f"  {kind:20}{number:9}{moved / 1e9:15.2f}{least / 1e9:9.2f}" for kind, number, moved, least in rows]
+def table(found, batch, seconds):
+    """Returns an aligned text table.
+
+    Args:
+        found: what :func:`totals` has found.
+        batch: images in a batch.
+        seconds: dict from kinds, and from what is none and launches nothing, to their modelled time.
+    """
+    rows = [(kind, total.launches, total.bytes, total.least, seconds[kind]) for kind, total in found.items()]
+    rows += [(name, 0, 0, 0, time) for name, time in seconds.items() if name not in found]
+    rows += [("all", *map(sum, list(zip(*rows, strict=True))[1:]))]
+    lines = [f"{'':22}{'launches':>9}{f'GB, batch {batch}':>15}{'least':>9}{'ms, modelled':>15}"]
+    for kind, number, moved, least, time in rows:
+        lines += [f"  {kind:20}{number:9}{moved / 1e9:15.2f}{least / 1e9:9.2f}{time * 1e3:15.2f}"]
     return "\n".join(lines)
 
 
@@ -129,9 +141,11 @@ def _of_operation(note, batch):
     shapes = {each.name: each.shape for each in operation.tensors}
     w = shapes.get("w") or shapes["dw"]
     y = shapes.get("y") or shapes["dy"]
+    x = shapes.get("x") or shapes["dx"]
     if "x" in images:
-        images["x"] *= _used(shapes["x"], y, w, operation.attribute("stride"))
-    return Launch(kind, note.primitive, sum(images.values()) / batch, fixed=filters)
+        images["x"] *= _used(x, y, w, operation.attribute("stride"))
+    products = 2 * math.prod(y[1:]) * math.prod(w[1:])
+    return Launch(kind, note.primitive, sum(images.values()) / batch, 0, filters, products, (x[1:], w))
 
 
 def _used(x, y, w, stride):
@@ -156,7 +170,7 @@ def _arrays_of(note):
 
 
 def _is_first_of_two(note):
-    return note.kind == "kernel" and note.primitive.startswith("batch_norm") and note.name.endswith(_FIRST_OF_TWO)
+    return note.kind == "kernel" and "batch_norm" in note.primitive and note.name.endswith(_FIRST_OF_TWO)
 
 
 def _kind_of(note):

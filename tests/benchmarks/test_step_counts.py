@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.profile import kinds
-from benchmarks.step import counts
+from benchmarks.step import counts, model
 from benchmarks.step.counts import Counts
 from benchmarks.step.launches import COPY, Launch, totals
 from models import MODELS
@@ -112,6 +112,16 @@ def test_the_bytes_of_a_step(full):
         assert rounded == expected | copies
 
 
+@pytest.mark.parametrize(("batch", "least", "most"), [(256, 31.5, 35.5), (32, 4.5, 6.3)])
+def test_the_modelled_time_of_a_step(full, batch, least, most):
+    """Milliseconds; every convolution is one of the record's."""
+    h100, moves = model.of_h100(), full[counts.CAPTURED].moves
+    assert least < 1e3 * sum(h100.by_kind(moves, batch).values()) < most
+    products = [launch for launch in moves if launch.kind.startswith("conv") and launch.operations]
+    assert len(products) == 3 * RESNET50.convolutions - 1
+    assert all(map(h100.knows, products))
+
+
 CHANGES = {
     # The additions of two gradients are functions as well, in the place of those before a batch normalization.
     "model.fuse=false": {"relu": RESNET18.relus, "relu_backward": RESNET18.relus, "add": 2 * RESNET18.blocks},
@@ -178,4 +188,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert record["settings"] == {"arch": "resnet50", "size": 224, "batch": 32}
     assert (record["counts"], record["parts"]) == (counts.as_json(found), {"copy": 5})
     assert record["kinds"] == {kinds.UPDATE: {"launches": 1, "bytes": 650e6, "least": 650e6}}
-    assert "  update                      1           0.65     0.65\n" in capsys.readouterr().out
+    assert record["modelled seconds"].keys() == {kinds.UPDATE, model.OUTSIDE}
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:4] == ["update", "1", "0.65", "0.65"] for line in lines)
+    assert lines[-1].startswith("model, by the rates of 2026-11-26 on an H100: ")

@@ -5,6 +5,8 @@ import pytest
 
 from benchmarks.profile import kinds
 from benchmarks.recording_device import null_device
+from benchmarks.recording_device.arrays import Array
+from benchmarks.recording_device.launcher import Address
 from benchmarks.step import launches
 from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch, totals
 from mixprec.backends import primitives_of
@@ -70,6 +72,28 @@ def test_a_backward_pass_of_cudnn_reads_its_inputs_twice():
     assert found == Launch(kinds.BN_BACKWARD, "batch_norm_backward", 5 * SIZE + 2 * mask, 2 * SIZE + mask)
 
 
+def test_the_second_launch_of_a_pair_reads_again_what_both_have():
+    """Two batch normalizations at once: the gradient behind the ReLU is written by one launch and read by the other."""
+    arrays = [np.empty(SHAPE, np.float16).view(Array) for _ in range(7)]
+    dy, x, other, mask, gradient, dx, dother = map(Address, arrays)
+    mask.nbytes = mask.nbytes // 16
+    name = "dual_batch_norm_backward"
+    notes = [
+        Record("kernel", f"{name}_sums", (dy, x, other, mask, gradient), name),
+        Record("kernel", f"{name}_apply", (gradient, x, other, dx, dother), name),
+    ]
+    sums, apply = _launches(notes)
+    assert (sums.bytes, sums.again) == (4 * SIZE + SIZE / 16, 0)
+    assert (apply.bytes, apply.again) == (5 * SIZE, 3 * SIZE)
+    assert {sums.kind, apply.kind} == {kinds.BN_BACKWARD}
+
+
+@pytest.mark.parametrize("name", ["dual_batch_norm", "batch_norm_max_pool"])
+def test_the_kinds_of_fused_batch_normalizations(name):
+    assert kinds.of_primitive(name) == kinds.BN_FORWARD
+    assert kinds.of_primitive(f"{name}_backward") == kinds.BN_BACKWARD
+
+
 def test_totals_and_their_table():
     """The least has no second passes, and no launches for sums of gradients."""
     known = [
@@ -77,13 +101,15 @@ def test_totals_and_their_table():
         Launch(kinds.GRADIENT_SUM, "add", 3e6),
         Launch(kinds.UPDATE, "update", fixed=650e6),
     ]
-    lines = launches.table(totals(known, 256), 256).splitlines()
-    assert [line.split()[-3:] for line in lines] == [
-        ["batch", "256", "least"],
-        ["1", "0.77", "0.51"],
-        ["1", "0.77", "0.00"],
-        ["1", "0.65", "0.65"],
-        ["3", "2.19", "1.16"],
+    seconds = {kinds.BN_FORWARD: 3e-3, kinds.GRADIENT_SUM: 2e-3, kinds.UPDATE: 1e-3, "nowhere": 5e-4}
+    lines = launches.table(totals(known, 256), 256, seconds).splitlines()
+    assert [line.split()[-4:] for line in lines] == [
+        ["256", "least", "ms,", "modelled"],
+        ["1", "0.77", "0.51", "3.00"],
+        ["1", "0.77", "0.00", "2.00"],
+        ["1", "0.65", "0.65", "1.00"],
+        ["0", "0.00", "0.00", "0.50"],
+        ["3", "2.19", "1.16", "6.50"],
     ]
 
 
@@ -119,4 +145,5 @@ def test_convolutions_read_the_pixels_that_they_need(device):
     )
     (found,) = _launches([Record("cudnn", "conv_fprop", (operation,), "conv_fprop")])
     assert (found.bytes, found.fixed) == (SIZE / 4 + 2 * 2 * 8 * 2, 8 * 16 * 2)
+    assert (found.operations, found.shapes) == (2 * 2 * 2 * 8 * 16, (SHAPE[1:], (8, 1, 1, 16)))
     assert found.moved(10) == 10 * found.bytes + found.fixed
