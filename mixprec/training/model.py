@@ -145,7 +145,8 @@ class ImageClassifier(L.Classifier):
         self.y = self.predictor(x)
         self.loss = self._loss(t, None if second is None else (second, share))
         chainer.report({"loss": self.loss}, self)
-        self.accuracy = self.accfun(self.y, t, loss=self.loss)
+        knows_loss = {"loss": self.loss} if self.accfun is accuracy else {}  # not a function that a user has set
+        self.accuracy = self.accfun(self.y, t, **knows_loss)
         chainer.report({"accuracy": self.accuracy}, self)
         if not chainer.config.train and self.y.shape[1] > TOP:
             chainer.report({f"accuracy_top{TOP}": accuracy(self.y, t, TOP)}, self)
