@@ -156,7 +156,7 @@ __device__ __forceinline__ void load_channels(
 }
 
 // The statistics of all channels of a block, from sums. All blocks of a tile find the same, and the first of them writes
-// it. A thread finishes one channel, and not the eight of its group: those would take longer than the launch they spare.
+// it. A thread finishes one channel, and not the eight of its group: those would be hundreds of instructions before a load.
 struct TileStatistics {
     float center[GROUP][WARP], inverse[GROUP][WARP];  // there are at most as many lanes as threads of a warp
 
