@@ -2,8 +2,8 @@
 
 #define COMBINED 8  // channels that a block combines the parts of: 32 bytes of floats
 
-// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta; or the
-// statistics come from sums, see BatchSums.
+// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta; or
+// the statistics come from sums, see BatchSums.
 enum Spread { INVSTD, VARIANCE, AFFINE, SUMS };
 
 __device__ __forceinline__ float invstd_of(float spread, int kind, float eps) {
@@ -77,7 +77,7 @@ struct BatchSums {
     Running running;
     float count, eps;
 
-    // Mean and 1 / standard deviation of a channel. Where `writes`, they are left for the backward pass, and the running
+    // Mean and 1 / standard deviation of a channel. Where `writes`, they are left for the backward pass, and running
     // statistics move: once for each channel.
     __device__ __forceinline__ void finish(int c, int channels, bool writes, float& center, float& inverse) const {
         center = sums[c] / count;
@@ -90,8 +90,8 @@ struct BatchSums {
     }
 };
 
-// What a backward pass finds of a channel: the gradients of its parameters, and, if mean and variance depend on x, `slope`
-// and `offset` of dx = scale * g + slope * (x - mean) + offset.
+// What a backward pass finds of a channel: the gradients of its parameters, and, if mean and variance depend on x,
+// `slope` and `offset` of dx = scale * g + slope * (x - mean) + offset.
 struct ChannelGradients {
     float *dgamma, *dbeta, *slope, *offset;
 

@@ -1,13 +1,14 @@
 // The gradients of two batch normalizations that are added, in two launches: sums, and the pass that writes both dx.
 //
-// Macros, each 0 or 1: RELU, whether there is one behind the addition; PLUS, whether there is another array to be added to
-// dy. The gradient g of both normalizations is dy, or dy + plus, where the ReLU was open; unless it is dy, the first pass
-// writes it, in the storage dtype, and the second reads that. So both take 7 arrays and a mask, 8 with `plus`, and write 3.
+// Macros, each 0 or 1: RELU, whether there is one behind the addition; PLUS, whether there is another array to be added
+// to dy. The gradient g of both normalizations is dy, or dy + plus, where the ReLU was open. Unless it is dy, the first
+// pass writes it, in the storage dtype, and the second reads that: together they read 6 arrays and a mask, 7 with `plus`,
+// and write 3.
 
 #include "batch_norm_rows.cuh"
 
-#define GRADIENTS(n)                                                                                                    \
-    const float *gamma##n, const float *mean##n, const float *invstd##n, float *dgamma##n, float *dbeta##n,             \
+#define GRADIENTS(n)                                                                                       \
+    const float *gamma##n, const float *mean##n, const float *invstd##n, float *dgamma##n, float *dbeta##n, \
         float *slope##n, float *offset##n
 
 constexpr bool KEEPS = PLUS || RELU;

@@ -155,8 +155,9 @@ __device__ __forceinline__ void load_channels(
     for (int k = 0; k < GROUP; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : missing;
 }
 
-// The statistics of all channels of a block, from sums. All blocks of a tile find the same, and the first of them writes
-// it. A thread finishes one channel, and not the eight of its group: those would be hundreds of instructions before a load.
+// The statistics of all channels of a block, from sums. All blocks of a tile find the same, and the first of them
+// writes it. A thread finishes one channel, and not the eight of its group: those would be hundreds of instructions
+// before a load.
 struct TileStatistics {
     float center[GROUP][WARP], inverse[GROUP][WARP];  // there are at most as many lanes as threads of a warp
 
@@ -178,10 +179,10 @@ struct TileStatistics {
 #define NORMALIZATION_GIVEN(n) \
     {gamma##n, beta##n, mean##n, spread##n, static_cast<int>(kind##n), static_cast<float>(eps##n)}
 
-#define BATCH_SUMS_GIVEN(n)                                                                                            \
-    {                                                                                                                  \
-        sums##n, mean##n, spread##n, {running_mean##n, running_variance##n, decay##n}, static_cast<float>(rows),        \
-            static_cast<float>(eps##n)                                                                                  \
+#define BATCH_SUMS_GIVEN(n)                                                                                      \
+    {                                                                                                            \
+        sums##n, mean##n, spread##n, {running_mean##n, running_variance##n, decay##n}, static_cast<float>(rows), \
+            static_cast<float>(eps##n)                                                                           \
     }
 
 // A gamma that is not there is 1.
