@@ -1,6 +1,6 @@
 // Two batch normalizations and an addition in one launch: y = relu(scale * x + bias + the same of the other), and eight
-// bits for each group where the ReLU was open. What is of the other is rounded to the storage dtype first. Statistics of
-// either may come from sums.
+// bits for each group where the ReLU was open. What is of the other is rounded to the storage dtype first. Statistics
+// of either may come from sums.
 //
 // Macro: RELU, 0 or 1, whether there is one.
 

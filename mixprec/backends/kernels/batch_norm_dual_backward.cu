@@ -2,8 +2,8 @@
 //
 // Macros, each 0 or 1: RELU, whether there is one behind the addition; PLUS, whether there is another array to be added
 // to dy. The gradient g of both normalizations is dy, or dy + plus, where the ReLU was open. Unless it is dy, the first
-// pass writes it, in the storage dtype, and the second reads that: together they read 6 arrays and a mask, 7 with `plus`,
-// and write 3.
+// pass writes it, in the storage dtype, and the second reads that: together they read 6 arrays and a mask, 7 with
+// `plus`, and write 3.
 
 #include "batch_norm_rows.cuh"
 
