@@ -15,6 +15,7 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     RECOMPUTED,
     VARIANCE,
     BatchNormKernels,
+    normalization,
 )
 from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm, Saved
@@ -42,8 +43,9 @@ class BatchNorms(BatchNormKernels):
             saved = self._statistics_of_ranks(x, attributes, running, ranks)
             return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
         if sums is not None:
-            saved = self._finish_sums(sums, rows_of(x)[0], running, attributes)
-            return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
+            saved = Saved(self._per_channel(gamma), self._per_channel(gamma))
+            given = {"factors": factors, "sums": sums, "running": running}
+            return self._apply_batch(x, gamma, beta, saved, attributes, add, **given)
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None, factors is not None
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add, factors))
         return compute(x, gamma, beta, running, add, factors)
@@ -67,7 +69,8 @@ class BatchNorms(BatchNormKernels):
         return self._choose(key, self._backward_candidates, arguments)(*arguments)
 
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
-        return self._apply(x, (gamma, beta, mean, variance), VARIANCE, attributes.eps, attributes.relu, add)
+        how = normalization((gamma, beta, mean, variance), VARIANCE, attributes.eps)
+        return self._apply(x, how, attributes.relu, add)
 
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
         opening = ALWAYS if not attributes.relu else RECOMPUTED if y is None else BY_OUTPUT

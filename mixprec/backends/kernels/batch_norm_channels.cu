@@ -1,18 +1,5 @@
 // What takes numbers of channels only: to finish statistics that come from elsewhere.
 
-// From sums and sums of squares.
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
-    const float* sums, long long rows, long long channels, float* mean, float* invstd, float* running_mean,
-    float* running_variance, double decay, double eps) {
-    const int c = blockIdx.x * THREADS + threadIdx.x;
-    if (c >= channels) return;
-    const float count = rows, center = sums[c] / count, rest = sums[channels + c] / count - center * center;
-    const float variance = rest < 0.0f ? 0.0f : rest;
-    mean[c] = center;
-    invstd[c] = invstd_of(variance, VARIANCE, static_cast<float>(eps));
-    Running{running_mean, running_variance, decay}.move(c, count, center, variance);
-}
-
 // From what `size` processes have found of their own rows, (size, 3, channels): count, mean, 1 / standard deviation.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_ranks(
     const float* found, long long size, long long channels, float* mean, float* invstd, float* count,
@@ -66,9 +53,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward
     }
     reduce_columns(sums, COMBINED);
     if (threadIdx.x >= COMBINED || c >= channels) return;
-    const float invstd = invstds[c], scale = gamma[c] * invstd, count = rows, of_gamma = sums[0].second * invstd;
-    dgamma[c] = of_gamma;
-    dbeta[c] = sums[0].first;
-    slope[c] = -(scale * invstd * of_gamma) / count;
-    offset[c] = -(scale * sums[0].first) / count;
+    const ChannelGradients found = {dgamma, dbeta, slope, offset};
+    found.finish(c, rows, gamma[c], invstds[c], sums[0].first, sums[0].second);
 }
