@@ -111,6 +111,8 @@ MUTANTS = [
     Mutant("parts-of-a-tile", "backends/kernels/batch_norm_rows.cuh", "backends/cuda/test_batch_norm.py",
            "gather(tile, lanes, tile.parts, 0, sets,", "gather(tile, lanes, tile.parts, 0, sets - 1,",
            "statistics of many blocks lack the last of them"),
+    Mutant("running-of-all-blocks", "backends/kernels/batch_norm_rows.cuh", "backends/cuda/test_batch_norm.py",
+           "tile.part == 0, center", "true, center", "running statistics move once for each block"),
     Mutant("column-sums", "backends/kernels/columns.cu", "backends/cuda/test_bias.py backends/cuda/test_pooling.py",
            "half >= lanes", "half > lanes", "gradients of biases have half of the rows"),
     Mutant("moments-of-padding", "backends/kernels/patches.cu", "backends/cuda/test_curvature.py",

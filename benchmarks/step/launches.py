@@ -24,7 +24,6 @@ _CONVERSIONS = ("to_nhwc", "to_nchw")
 _COPIES = ("copy", "copyto", "setitem")
 _UPDATES = ("save", "check", "update")
 _OF_FILTERS = {"w", "dw"}
-_OF_CHANNELS = "batch_norm_finalize_sums"  # goes over sums (2, C), no images
 _FIRST_OF_TWO = ("_statistics", "_sums")  # ends of names of own kernels that another one follows on the same arrays
 _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -151,8 +150,13 @@ def _of_kernel(note, first, batch):
 
 def _arrays_of(note):
     """Returns the addresses of what has a row for each image or pixel."""
-    arrays = [] if note.name == _OF_CHANNELS else note.arguments
-    return [each for each in arrays if isinstance(each, Address) and len(each.shape) in (2, 4)]
+    arrays = [each for each in note.arguments if isinstance(each, Address) and len(each.shape) in (2, 4)]
+    return [each for each in arrays if not ("batch_norm" in note.name and _may_be_sums(each))]
+
+
+def _may_be_sums(array):
+    """Whether it is (2, C) float32, as sums of a convolution for a batch normalization are."""
+    return len(array.shape) == 2 and array.shape[0] == 2 and array.nbytes == 8 * array.shape[1]
 
 
 def _is_first_of_two(note):

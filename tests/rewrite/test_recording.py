@@ -51,15 +51,18 @@ def _launches(model, images):
 
 
 def test_a_converted_network_launches_what_one_written_for_nhwc_does():
+    """And less: all convolutions but the first take sums, which spare 19 batch normalizations a launch."""
     images = np.empty((8, 3, 64, 64), np.float32).view(null_device.Array)
-    assert _launches(_converted("resnet18"), images) == _launches(ByHand(), images)
+    by_hand = _launches(ByHand(), images)
+    by_hand["batch_norm"] -= 19
+    assert _launches(_converted("resnet18"), images) == by_hand
 
 
 @pytest.mark.slow
-def test_resnet50_needs_390_launches_of_which_images_in_nhwc_spare_one():
+def test_resnet50_needs_338_launches_of_which_images_in_nhwc_spare_one():
     model = _converted("resnet50")
     counts = _launches(model, np.empty((8, 3, 64, 64), np.float32).view(null_device.Array))
-    assert (counts.total(), counts["to_nhwc"], counts["to_nchw"], counts["cast"]) == (390, 1, 0, 0)
+    assert (counts.total(), counts["to_nhwc"], counts["to_nchw"], counts["cast"]) == (338, 1, 0, 0)
     images = np.empty((8, 64, 64, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
     assert counts - _launches(model, images) == {"to_nhwc": 1}
 

@@ -42,8 +42,9 @@ class BatchNorms(BatchNormKernels):
             saved = self._statistics_of_ranks(x, attributes, running, ranks)
             return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
         if sums is not None:
-            saved = self._finish_sums(sums, rows_of(x)[0], running, attributes)
-            return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
+            saved = Saved(self._per_channel(gamma), self._per_channel(gamma))
+            given = {"factors": factors, "sums": sums, "running": running}
+            return self._apply_batch(x, gamma, beta, saved, attributes, add, **given)
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None, factors is not None
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add, factors))
         return compute(x, gamma, beta, running, add, factors)

@@ -9,7 +9,7 @@ from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
 from mixprec.backends.geometry import Saved
 
-INVSTD, VARIANCE, AFFINE = range(3)  # Spread in batch_norm.cuh
+INVSTD, VARIANCE, AFFINE, SUMS = range(4)  # Spread in batch_norm.cuh
 ALWAYS, RECOMPUTED, IN_BITS, BY_OUTPUT = range(4)  # how to know where a ReLU was open, see batch_norm_backward.cu
 
 _FLOAT = np.dtype(np.float32)
@@ -41,14 +41,6 @@ class BatchNormKernels(Candidates):
         after = [*self._parts(x), mean, invstd, *(running or (None, None)), decay, eps, sums]
         self._run_rows("batch_norm", "batch_norm_statistics", [x], after, [x])
 
-    def _finish_sums(self, sums, count, running, attributes):
-        """Returns :class:`Saved` of the sums of a convolution, ``count`` elements in each channel, without a mask."""
-        channels = sums.shape[1]
-        mean, invstd = (self._empty((channels,), _FLOAT) for _ in range(2))
-        arguments = [sums, count, channels, mean, invstd, *(running or (None, None))]
-        self._run_channels("batch_norm_finalize_sums", arguments, attributes, channels)
-        return Saved(mean, invstd)
-
     def _statistics_of_ranks(self, x, attributes, running, ranks):
         """Returns :class:`Saved` of the batches of all processes, without a mask."""
         gathered, channels = ranks.statistics(self, x), x.shape[-1]
@@ -57,22 +49,40 @@ class BatchNormKernels(Candidates):
         self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)
         return Saved(mean, invstd, count=count)
 
-    def _apply_batch(self, x, gamma, beta, saved, attributes, add, backwards=False, factors=None):
+    def _apply_batch(
+        self, x, gamma, beta, saved, attributes, add, backwards=False, factors=None, sums=None, running=None
+    ):
+        """Returns y, and ``saved`` with a mask if there is one; from ``sums`` the launch finishes ``saved`` itself."""
         mask = None
         if attributes.relu and add is not None:
             rows, channels = rows_of(x)
             mask = self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
         parameters = gamma, beta, saved.mean, saved.invstd
-        y = self._apply(x, parameters, INVSTD, 0.0, attributes.relu, add, mask, backwards, factors)
+        spread, eps = (INVSTD, 0.0) if sums is None else (SUMS, attributes.eps)
+        of_sums = sums, *(running or (None, None)), float(attributes.decay)
+        y = self._apply(x, parameters, spread, eps, attributes.relu, add, mask, backwards, factors, of_sums)
         return y, saved._replace(mask=mask)
 
-    def _apply(self, x, parameters, spread, eps, relu, add, mask=None, backwards=False, factors=None):
+    def _apply(
+        self,
+        x,
+        parameters,
+        spread,
+        eps,
+        relu,
+        add,
+        mask=None,
+        backwards=False,
+        factors=None,
+        of_sums=(None, None, None, 0.0),
+    ):
         """Returns ``relu(factor * (scale * x + bias) + add)``.
 
         Args:
             x: (..., C).
             parameters: gamma, beta, mean, and invstd or variance.
-            spread: which of both, or that gamma and beta are scale and bias.
+            spread: which of both, or that gamma and beta are scale and bias; or that mean and invstd come from sums
+                and are written.
             eps: added to a variance.
             relu: whether there is a ReLU.
             add: ``None`` or like ``x``.
@@ -80,9 +90,10 @@ class BatchNormKernels(Candidates):
             backwards: whether to walk through memory from its end: what a launch before has read last is still in the
                 second-level cache then.
             factors: ``None`` for 1, or (N,) for x (N, ..., C).
+            of_sums: the sums, the running statistics that they move, and decay.
         """
         y = self._empty(x.shape, x.dtype)
-        how = [*parameters, spread, float(eps), int(backwards), *_of_images(x, factors)]
+        how = [*parameters, spread, float(eps), int(backwards), *_of_images(x, factors), *of_sums]
         given = {"ADD": add is not None, "RELU": relu, "MASK": mask is not None, "FACTORS": factors is not None}
         macros = tuple([(name, int(value)) for name, value in given.items()])
         self._run_rows("batch_norm_apply", "batch_norm_apply", [x, add, y, mask], how, [x, add, y], macros)

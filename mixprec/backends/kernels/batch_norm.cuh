@@ -2,8 +2,9 @@
 
 #define COMBINED 8  // channels that a block combines the parts of: 32 bytes of floats
 
-// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta.
-enum Spread { INVSTD, VARIANCE, AFFINE };
+// Where scale and bias of y = scale * x + bias come from: gamma, beta, mean, and this; or they are gamma and beta; or the
+// statistics come from sums, see BatchSums.
+enum Spread { INVSTD, VARIANCE, AFFINE, SUMS };
 
 __device__ __forceinline__ float invstd_of(float spread, int kind, float eps) {
     return kind == VARIANCE ? 1.0f / sqrtf(spread + eps) : spread;
@@ -66,5 +67,25 @@ struct Running {
         const float kept = static_cast<float>(decay), rest = static_cast<float>(1.0 - decay);
         mean[c] = kept * mean[c] + rest * center;
         variance[c] = kept * variance[c] + rest * (biased * (count / fmaxf(count - 1.0f, 1.0f)));
+    }
+};
+
+// The statistics of a batch from sums that a convolution has taken, (2, channels): of each channel, and of its squares.
+struct BatchSums {
+    const float* sums;
+    float *mean, *invstd;
+    Running running;
+    float count, eps;
+
+    // Mean and 1 / standard deviation of a channel. Where `writes`, they are left for the backward pass, and the running
+    // statistics move: once for each channel.
+    __device__ __forceinline__ void finish(int c, int channels, bool writes, float& center, float& inverse) const {
+        center = sums[c] / count;
+        const float rest = sums[channels + c] / count - center * center, variance = rest < 0.0f ? 0.0f : rest;
+        inverse = invstd_of(variance, VARIANCE, eps);
+        if (!writes) return;
+        mean[c] = center;
+        invstd[c] = inverse;
+        running.move(c, count, center, variance);
     }
 };

@@ -1,19 +1,27 @@
 // The pass of a batch normalization that writes: y = relu(factor * (scale * x + bias) + add), and eight bits for each group
-// where it was open. The factor is one for each image of `image_rows` rows.
+// where it was open. The factor is one for each image of `image_rows` rows. Statistics that come from sums are finished
+// here: `mean` and `spread` are then where to write them.
 //
 // Macros, each 0 or 1: ADD, RELU, MASK, FACTORS, what of that there is.
 
 #include "batch_norm_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
-    u64 x, u64 add, u64 y, u64 mask, TILE, const float* gamma, const float* beta, const float* mean,
-    const float* spread, long long kind, double eps, long long backwards, const float* factors, long long image_rows) {
+    u64 x, u64 add, u64 y, u64 mask, TILE, const float* gamma, const float* beta, float* mean, float* spread,
+    long long kind, double eps, long long backwards, const float* factors, long long image_rows, const float* sums,
+    float* running_mean, float* running_variance, double decay) {
     constexpr int ROWS = ROWS_AT_ONCE<1 + ADD>;
     Tile tile(TILE_GIVEN, backwards);
+    __shared__ TileStatistics of_sums;
+    if (kind == SUMS) {
+        const Running running = {running_mean, running_variance, decay};
+        const BatchSums of_batch = {sums, mean, spread, running, static_cast<float>(rows), static_cast<float>(eps)};
+        of_sums.finish(of_batch, tile, lanes, channels);
+    }
     if (tile.left <= 0) return;
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
     float scale[GROUP], bias[GROUP];
-    normalization.affine(tile, scale, bias);
+    normalization.affine(tile, scale, bias, &of_sums, threadIdx.x % lanes);
     each<ROWS>(tile, [&](const auto& some) {
         Raw values[ROWS], others[ROWS];
         float of_rows[ROWS];  // before the loop, whose loads would wait for them

@@ -1,18 +1,5 @@
 // What takes numbers of channels only: to finish statistics that come from elsewhere.
 
-// From sums and sums of squares.
-extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_sums(
-    const float* sums, long long rows, long long channels, float* mean, float* invstd, float* running_mean,
-    float* running_variance, double decay, double eps) {
-    const int c = blockIdx.x * THREADS + threadIdx.x;
-    if (c >= channels) return;
-    const float count = rows, center = sums[c] / count, rest = sums[channels + c] / count - center * center;
-    const float variance = rest < 0.0f ? 0.0f : rest;
-    mean[c] = center;
-    invstd[c] = invstd_of(variance, VARIANCE, static_cast<float>(eps));
-    Running{running_mean, running_variance, decay}.move(c, count, center, variance);
-}
-
 // From what `size` processes have found of their own rows, (size, 3, channels): count, mean, 1 / standard deviation.
 extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_finalize_ranks(
     const float* found, long long size, long long channels, float* mean, float* invstd, float* count,

@@ -132,19 +132,45 @@ __device__ __forceinline__ void load_channels(
     for (int k = 0; k < GROUP; ++k) x[k] = values && k < tile.count ? values[tile.channel + k] : missing;
 }
 
+// The statistics of all channels of a block, from sums. All blocks of a tile find the same, and the first of them writes
+// it. A thread finishes one channel, and not the eight of its group: those would take longer than the launch they spare.
+struct TileStatistics {
+    float center[GROUP][WARP], inverse[GROUP][WARP];  // there are at most as many lanes as threads of a warp
+
+    // All threads of the block come here.
+    __device__ __forceinline__ void finish(const BatchSums& sums, const Tile& tile, int lanes, int channels) {
+        for (int i = threadIdx.x; i < lanes * GROUP; i += THREADS) {
+            const int c = tile.number * lanes * GROUP + i, k = i % GROUP, lane = i / GROUP;
+            if (c < channels) sums.finish(c, channels, tile.part == 0, center[k][lane], inverse[k][lane]);
+        }
+        __syncthreads();
+    }
+};
+
 // The parameters of a normalization. A gamma that is not there is 1.
 struct Normalization {
     const float *gamma, *beta, *mean, *spread;
     int kind;
     float eps;
 
-    __device__ __forceinline__ void affine(const Tile& tile, float (&scale)[GROUP], float (&bias)[GROUP]) const {
+    // `of_sums` is there if that is the kind, and `lane` the group in it.
+    __device__ __forceinline__ void affine(
+        const Tile& tile, float (&scale)[GROUP], float (&bias)[GROUP], const TileStatistics* of_sums = nullptr,
+        int lane = 0) const {
         load_channels(gamma, tile, scale, 1.0f);
         load_channels(beta, tile, bias);
         if (kind == AFFINE) return;
         float center[GROUP], spreads[GROUP];
-        load_channels(mean, tile, center);
-        load_channels(spread, tile, spreads);
+        if (of_sums && kind == SUMS) {
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) {
+                center[k] = of_sums->center[k][lane];
+                spreads[k] = of_sums->inverse[k][lane];
+            }
+        } else {
+            load_channels(mean, tile, center);
+            load_channels(spread, tile, spreads);
+        }
 #pragma unroll
         for (int k = 0; k < GROUP; ++k) {
             affine_of(scale[k], bias[k], center[k], invstd_of(spreads[k], kind, eps), scale[k], bias[k]);

@@ -11,6 +11,7 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm
 from tests.backends.batch_norm_checks import check
 from tests.backends.primitive_cases import (
+    BFLOAT16,
     FLOAT16,
     FLOAT32,
     STORAGE,
@@ -126,6 +127,25 @@ def test_sums_in_place_of_those_of_a_convolution(cuda, shape, dtype, seed):
         assert_close(one, terms.sum(0), FLOAT32, accumulated(len(flat) + 4, np.abs(terms).sum(0)))
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((700, 40), FLOAT16), ((300, 267), FLOAT32), ((1, 8), BFLOAT16)])
+def test_statistics_from_sums_are_finished_once_in_many_blocks(cuda, shape, dtype):
+    rng, count = np.random.default_rng(0), np.float32(shape[0])
+    x, (gamma, beta) = arrays(rng, shape, dtype), channel_parameters(rng, shape[1])
+    sums = np.stack([exact(x).sum(0), (exact(x) ** 2).sum(0)]).astype(np.float32)
+    sums[1, 0] = 0  # a variance that cancellation has made negative
+    running = tuple(rng.random((2, shape[1]), np.float32))
+    mean = sums[0] / count
+    variance = np.maximum(sums[1] / count - mean * mean, 0)
+    invstd = 1 / np.sqrt(variance + np.float32(1e-5))
+    unbiased = variance * (count / max(count - 1, np.float32(1)))
+    moved = (0.75 * np.stack(running) + 0.25 * np.stack((mean, unbiased))).astype(np.float32)
+    found = send(running)
+    attributes = BatchNorm(eps=1e-5, decay=0.75)
+    y, saved = cuda.batch_norm(*send((x, gamma, beta)), found, attributes, sums=send(sums))
+    same((*saved[:2], *found), (mean, invstd, *moved))
+    same(y, receive(cuda.batch_norm_inference(*send((x, gamma, beta, mean, variance)), attributes)))
+
+
 # --- engines
 
 
@@ -166,7 +186,7 @@ def test_launches_of_the_rest(cuda):
     for launches, call in [
         (1, lambda: cuda.batch_norm_inference(x, *parameters, attributes, add=x)),
         (2, lambda: cuda.batch_norm_inference_backward(x, x, *parameters, attributes, y=x)),
-        (2, lambda: cuda.batch_norm(x, *parameters[:2], None, attributes, sums=sums)),
+        (1, lambda: cuda.batch_norm(x, *parameters[:2], None, attributes, sums=sums)),
     ]:
         with cuda.counting() as found:
             call()
