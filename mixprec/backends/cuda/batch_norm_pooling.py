@@ -7,7 +7,7 @@ import numpy as np
 from mixprec.backends.cuda.batch_norm_kernels import INVSTD, SUMS, BatchNormKernels
 from mixprec.backends.geometry import Saved
 
-_FILE = "batch_norm_max_pool"
+_BACKWARD = "batch_norm_pooling_backward"
 
 
 class BatchNormPoolings(BatchNormKernels):
@@ -29,8 +29,8 @@ class BatchNormPoolings(BatchNormKernels):
         y, where = self._empty(shape, x.dtype), self._empty(shape, np.uint8)
         how = [gamma, beta, saved.mean, saved.invstd, INVSTD if sums is None else SUMS, float(attributes.eps), sums]
         how += [*(running or (None, None)), float(attributes.decay), float(math.prod(x.shape[:3]))]
-        after, macros = [*_images(x.shape, pooling, places), *how], (("PLUS", 0),)
-        self._run_rows(_FILE, "batch_norm_max_pool", [x, y, where], after, [y, x, where], macros)
+        after = [*_images(x.shape, pooling, places), *how]
+        self._run_rows("batch_norm_pooling", "batch_norm_max_pool", [x, y, where], after, [y, x, where])
         return y, where, saved
 
     def batch_norm_max_pool_backward(self, dy, where, one, saved, pooling, *, plus=None):
@@ -44,16 +44,16 @@ class BatchNormPoolings(BatchNormKernels):
         how, macros = [gamma, one.beta, saved.mean, saved.invstd], (("PLUS", int(plus is not None)),)
         read, dense = [dy, plus, where, x], [x, dx, dy, plus, where]
         after = [*images, *self._parts(x, rows), *how, float(math.prod(x.shape[:3])), *found]
-        self._run_rows(_FILE, "batch_norm_max_pool_backward_sums", read, after, dense, macros, rows)
+        self._run_rows(_BACKWARD, "batch_norm_max_pool_backward_sums", read, after, dense, macros, rows)
         after = [*images, *how, *found[2:]]
-        self._run_rows(_FILE, "batch_norm_max_pool_backward_apply", [*read, dx], after, dense, macros, rows)
+        self._run_rows(_BACKWARD, "batch_norm_max_pool_backward_apply", [*read, dx], after, dense, macros, rows)
         return dx, *found[:2]
 
 
 def _has_kernels(one, pooling):
-    is_usual = (pooling.window, pooling.stride) == ((3, 3), (2, 2)) and max(pooling.pad) <= 1
-    fits = min(pooling.out_size(one.x.shape[1:3])) > 0 and math.prod(one.x.shape[:3]) < 2**31  # kernels divide in 32 bits
-    return is_usual and fits and one.attributes.relu
+    places = one.x.shape[:3]
+    is_usual = (pooling.window, pooling.stride) == ((3, 3), (2, 2)) and max(pooling.pad) <= 1 and one.attributes.relu
+    return is_usual and min(pooling.out_size(places[1:])) > 0 and math.prod(places) < 2**31  # see _reciprocal
 
 
 def _images(shape, pooling, places):

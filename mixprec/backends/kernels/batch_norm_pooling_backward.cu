@@ -1,183 +1,17 @@
-// Batch normalization, ReLU and max pooling by windows of 3x3 with a stride of 2, in one, and the gradients. What is between
-// normalization and pooling is rounded to the storage dtype, as it would be in memory, and is never there.
+// The gradients of batch normalization, ReLU and max pooling in one, in two launches: sums, and the pass that writes
+// dx. Both gather the gradients of the inputs anew, from arrays of a quarter of their size, and round them as they
+// would be in memory.
 //
-// The rows that a thread goes through are outputs, or, backward, squares of 2x2 inputs, which are in the same windows: the
-// first of its rows in two, the second one in the later of these; and so for columns. Padding is at most 1, so that each
-// window has something inside. What is outside is read from the nearest place inside: a branch around it would put the
-// loads after one another.
+// The rows that a thread goes through are squares of 2x2 inputs, which are in the same windows: the first of its rows
+// in two, the second one in the later of these; and so for columns.
 //
 // Macro: PLUS, whether there is another array to be added to dy.
 
 #include "batch_norm_rows.cuh"
 
-constexpr int CHANNELS = WIDTH > 1 ? 16 / SIZE<STORAGE> : 1;  // of a group, whose loads are under way together
-constexpr int PAIR = CHANNELS > 1 ? 2 : 1;                      // channels that are rounded together
-constexpr int BITS = SIZE<STORAGE> * 8;
-// Blocks of a multiprocessor, as far as registers do.
-constexpr int BLOCKS = STORAGE == FLOAT32 ? 2 : 3, BLOCKS_BACKWARD = STORAGE == FLOAT32 && PLUS ? 1 : 2;
-constexpr int LAST = 8;  // position in a window
+#include "batch_norm_pooling.cuh"
 
-typedef ElementsOf<CHANNELS> Piece;
-
-// Sizes, and how the number of a row is divided by the places in a line, and that by the lines of an image.
-#define IMAGES                                                                                                        \
-    long long height, long long width, long long out_height, long long out_width, long long pad_y, long long pad_x,   \
-        long long lines, long long of_lines, long long line_shift, long long places, long long of_places,             \
-        long long place_shift
-
-#define IMAGES_GIVEN                                                                                                  \
-    {int(height), int(width), int(out_height), int(out_width), int(pad_y), int(pad_x), int(channels),                 \
-     {u32(lines), u32(of_lines), u32(line_shift)}, {u32(places), u32(of_places), u32(place_shift)}}
-
-// A division by a number that the compiler does not know would take more registers than there are.
-struct Divisor {
-    u32 number, reciprocal, shift;
-
-    __device__ __forceinline__ u32 of(u32 value, u32& rest) const {  // below 2**31
-        const u32 found = static_cast<u64>(value) * reciprocal >> shift;
-        rest = value - found * number;
-        return found;
-    }
-};
-
-struct Images {
-    int height, width, out_height, out_width, pad_y, pad_x, channels;
-    Divisor lines, places;
-};
-
-struct Place {
-    u32 image, y, x;
-
-    __device__ __forceinline__ Place(long long row, const Images& images)
-        : image(images.lines.of(images.places.of(row, x), y)) {}
-};
-
-__device__ __forceinline__ int inside(int place, int size) { return min(max(place, 0), size - 1); }
-
-// N lines and columns of an image; the nearest ones for those that are outside.
-template <int N>
-struct Window {
-    long long line[N];  // indices of the first elements
-    int column[N];      // from there on
-    int y[N], x[N];
-
-    __device__ __forceinline__ Window(
-        u32 image, int top, int left, int step, int height, int width, int channels, int channel) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            y[i] = inside(top + i * step, height);
-            x[i] = inside(left + i * step, width);
-            line[i] = static_cast<u64>(image * height + y[i]) * static_cast<u32>(width * channels);
-            column[i] = x[i] * channels + channel;
-        }
-    }
-
-    __device__ __forceinline__ long long at(int i) const { return line[i / N] + column[i % N]; }
-};
-
-template <int D>
-struct Integer {
-    typedef int Type;
-};
-
-template <>
-struct Integer<FLOAT32> {
-    typedef long long Type;
-};
-
-// A rounded value, and below its bits how early in the window it is. These are ordered as integers: numbers that are not
-// negative as their bits are, below NaN, and equal ones the later the smaller. What a ReLU makes 0 is negative.
-typedef Integer<STORAGE>::Type Key;
-
-__device__ __forceinline__ void keys_of(const float (&values)[PAIR], int early, Key (&keys)[PAIR]) {
-    if constexpr (STORAGE == FLOAT32) {
-#pragma unroll
-        for (int k = 0; k < PAIR; ++k) {
-            const u64 bits = values[k] == values[k] ? __float_as_uint(values[k]) : 0x7fffffff;  // NaN of either sign
-            keys[k] = bits << BITS | early;
-        }
-    } else {
-        u32 word;
-        narrow<STORAGE, PAIR>(values, &word);
-#ifndef HOST_LAUNCH
-        asm("" : "+r"(word));  // or the compiler rounds them one by one, which takes longer
-#endif
-        keys[0] = (word << 16) + early;
-        if constexpr (PAIR > 1) keys[1] = (word & 0xffff0000) + early;
-    }
-}
-
-__device__ __forceinline__ float value_of(Key key) {
-    if constexpr (STORAGE == FLOAT32) {
-        return __uint_as_float(static_cast<u32>(key >> BITS));
-    } else {
-        return widened(STORAGE, static_cast<u16>(key >> BITS));
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool(
-    u64 x, u64 y, u64 where, TILE, IMAGES, const float* gamma, const float* beta, float* mean, float* invstd,
-    long long kind, double eps, const float* sums, float* running_mean, float* running_variance, double decay,
-    double count) {
-    Tile tile(TILE_GIVEN, true);  // what was read or written last may still be in the second-level cache
-    __shared__ TileStatistics of_sums;
-    if (kind == SUMS) {
-        const Running running = {running_mean, running_variance, decay};
-        of_sums.finish({sums, mean, invstd, running, float(count), float(eps)}, tile, lanes, channels);
-    }
-    if (tile.left <= 0) return;
-    const Images images = IMAGES_GIVEN;
-    const Normalization normalization = {gamma, beta, mean, invstd, int(kind)};
-    float scale[GROUP], bias[GROUP];
-    normalization.affine(tile, scale, bias, &of_sums, threadIdx.x % lanes);
-#pragma unroll 1
-    for (; tile.left > 0; --tile.left, tile.row += tile.step) {
-        const Place output(tile.row, images);
-        const int top = output.y * 2 - images.pad_y, left = output.x * 2 - images.pad_x;
-        const Window<3> window(output.image, top, left, 1, height, width, channels, tile.channel);
-        int early_line[3], early_column[3];
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            early_line[i] = LAST - (window.y[i] - top) * 3;
-            early_column[i] = left - window.x[i];
-        }
-#pragma unroll
-        for (int first = 0; first < GROUP; first += CHANNELS) {
-            if (first >= tile.count) break;
-            Piece read[9];
-            Key largest[CHANNELS];
-#pragma unroll
-            for (int i = 0; i < 9; ++i) read[i].load(x, window.at(i) + first);
-#pragma unroll
-            for (int k = 0; k < CHANNELS; ++k) largest[k] = early_line[0] + early_column[0];  // a 0, before all others
-#pragma unroll
-            for (int i = 0; i < 9; ++i) {
-#pragma unroll
-                for (int k = 0; k < CHANNELS; k += PAIR) {
-                    float values[PAIR];
-                    Key keys[PAIR];
-#pragma unroll
-                    for (int p = 0; p < PAIR; ++p) {
-                        values[p] = scale[first + k + p] * read[i][k + p] + bias[first + k + p];
-                    }
-                    keys_of(values, early_line[i / 3] + early_column[i % 3], keys);
-#pragma unroll
-                    for (int p = 0; p < PAIR; ++p) largest[k + p] = max(largest[k + p], keys[p]);
-                }
-            }
-            float values[CHANNELS];
-            u32 found[CHANNELS];
-#pragma unroll
-            for (int k = 0; k < CHANNELS; ++k) {
-                values[k] = value_of(largest[k]);
-                found[k] = LAST - static_cast<u8>(largest[k]);
-            }
-            const long long at = tile.row * channels + tile.channel + first;
-            store(y, at, values);
-            store_bytes(where, at, found);
-        }
-    }
-}
+constexpr int BLOCKS = STORAGE == FLOAT32 && PLUS ? 1 : 2;  // of a multiprocessor, as far as registers do
 
 // What is per channel, for those of a block. Registers would not do; volatile, or the compiler would keep it in them.
 struct Parameters {
@@ -204,9 +38,9 @@ struct Parameters {
 
 // The gradients behind the ReLU of a square of inputs, from what is read of its windows.
 struct Square {
-    int top, left;  // of the inputs
-    Window<2> inputs, windows;
-    bool is_there[4];  // which windows there are, the later ones first
+    int top, left;              // of the inputs
+    Window<2> inputs, windows;  // the later windows first
+    bool is_there[4];           // which windows there are
 
     __device__ __forceinline__ Square(const Place& place, const Images& images, int channel)
         : top(place.y * 2 - images.pad_y), left(place.x * 2 - images.pad_x),
@@ -294,7 +128,7 @@ struct Square {
 };
 
 // As batch_norm_backward_sums, of `count` inputs in each channel.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_BACKWARD) batch_norm_max_pool_backward_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool_backward_sums(
     u64 dy, u64 plus, u64 where, u64 x, TILE, IMAGES, u64 partial, u32* counters, long long joined, const float* gamma,
     const float* beta, const float* mean, const float* invstd, double count, float* dgamma, float* dbeta, float* slope,
     float* offset) {
@@ -333,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_BACKWARD) batch_nor
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_BACKWARD) batch_norm_max_pool_backward_apply(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool_backward_apply(
     u64 dy, u64 plus, u64 where, u64 x, u64 dx, TILE, IMAGES, const float* gamma, const float* beta, const float* mean,
     const float* invstd, const float* slope, const float* offset) {
     Tile tile(TILE_GIVEN, true);
