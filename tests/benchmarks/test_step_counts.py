@@ -20,9 +20,9 @@ FOLD = 2
 class Network(NamedTuple):
     """What a network is made of. Each convolution has a batch normalization, and each block an addition.
 
-    Batch normalizations are an own launch forward, and one more where the convolution has no sums, as the first; backward
-    two, which also add the gradients that meet where a block begins. The first convolution is one on folded images: a
-    launch for these and one for the filter, both ways.
+    Batch normalizations are an own launch forward, and one more where the convolution has no sums, as the first; they are
+    two backward, which also add the gradients that meet where a block begins. The first convolution is one on folded
+    images: a launch for these and one for the filter, both ways.
     """
 
     convolutions: int

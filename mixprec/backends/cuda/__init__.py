@@ -11,6 +11,7 @@ from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.convolution import Convolutions
 from mixprec.backends.cuda.curvature import Curvatures
 from mixprec.backends.cuda.dropout import Dropouts
+from mixprec.backends.cuda.dual_batch_norm import DualBatchNorms
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
@@ -32,6 +33,7 @@ class Cuda(
     Linears,  # as convolutions of one pixel
     Convolutions,  # and the ReLU; they pad by Channels, fold first layers by Stems, and are followed by BatchNorms
     BatchNorms,
+    DualBatchNorms,
     BatchNormPoolings,
     Stems,
     Channels,

@@ -15,6 +15,7 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     RECOMPUTED,
     VARIANCE,
     BatchNormKernels,
+    normalization,
 )
 from mixprec.backends.cudnn import settings
 from mixprec.backends.geometry import BatchNorm, Saved
@@ -68,7 +69,8 @@ class BatchNorms(BatchNormKernels):
         return self._choose(key, self._backward_candidates, arguments)(*arguments)
 
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
-        return self._apply(x, (gamma, beta, mean, variance), VARIANCE, attributes.eps, attributes.relu, add)
+        how = normalization((gamma, beta, mean, variance), VARIANCE, attributes.eps)
+        return self._apply(x, how, attributes.relu, add)
 
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
         opening = ALWAYS if not attributes.relu else RECOMPUTED if y is None else BY_OUTPUT

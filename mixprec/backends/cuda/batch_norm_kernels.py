@@ -32,7 +32,7 @@ class BatchNormKernels(Candidates):
 
     def _with_bias(self, x, bias, relu):
         """Returns ``x + bias``, or ``relu(x + bias)``; ``bias`` is (C,) float32, or ``None`` for 0."""
-        return self._apply(x, (None, bias, None, None), AFFINE, 0.0, relu, None)
+        return self._apply(x, normalization((None, bias, None, None), AFFINE), relu, None)
 
     def _statistics(self, x, attributes, mean=None, invstd=None, running=None, sums=None):
         if not rows_of(x)[0]:
@@ -53,50 +53,33 @@ class BatchNormKernels(Candidates):
         self, x, gamma, beta, saved, attributes, add, backwards=False, factors=None, sums=None, running=None
     ):
         """Returns y, and ``saved`` with a mask if there is one; from ``sums`` the launch finishes ``saved`` itself."""
-        mask = None
-        if attributes.relu and add is not None:
-            rows, channels = rows_of(x)
-            mask = self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
-        parameters = gamma, beta, saved.mean, saved.invstd
-        spread, eps = (INVSTD, 0.0) if sums is None else (SUMS, attributes.eps)
-        of_sums = sums, *(running or (None, None)), float(attributes.decay)
-        y = self._apply(x, parameters, spread, eps, attributes.relu, add, mask, backwards, factors, of_sums)
-        return y, saved._replace(mask=mask)
+        mask = self._mask_for(x) if attributes.relu and add is not None else None
+        how = by_batch(gamma, beta, saved, attributes, sums, running)
+        return self._apply(x, how, attributes.relu, add, mask, backwards, factors), saved._replace(mask=mask)
 
-    def _apply(
-        self,
-        x,
-        parameters,
-        spread,
-        eps,
-        relu,
-        add,
-        mask=None,
-        backwards=False,
-        factors=None,
-        of_sums=(None, None, None, 0.0),
-    ):
+    def _mask_for(self, x):
+        """Returns the memory for bits that say where the ReLU behind a batch normalization of x was open."""
+        rows, channels = rows_of(x)
+        return self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
+
+    def _apply(self, x, how, relu, add, mask=None, backwards=False, factors=None):
         """Returns ``relu(factor * (scale * x + bias) + add)``.
 
         Args:
             x: (..., C).
-            parameters: gamma, beta, mean, and invstd or variance.
-            spread: which of both, or that gamma and beta are scale and bias; or that mean and invstd come from sums
-                and are written.
-            eps: added to a variance.
+            how: by :func:`normalization`.
             relu: whether there is a ReLU.
             add: ``None`` or like ``x``.
             mask: ``None``, or where to write in which places the ReLU was open.
             backwards: whether to walk through memory from its end: what a launch before has read last is still in the
                 second-level cache then.
             factors: ``None`` for 1, or (N,) for x (N, ..., C).
-            of_sums: the sums, the running statistics that they move, and decay.
         """
         y = self._empty(x.shape, x.dtype)
-        how = [*parameters, spread, float(eps), int(backwards), *_of_images(x, factors), *of_sums]
+        after = [*how, int(backwards), *_of_images(x, factors)]
         given = {"ADD": add is not None, "RELU": relu, "MASK": mask is not None, "FACTORS": factors is not None}
         macros = tuple([(name, int(value)) for name, value in given.items()])
-        self._run_rows("batch_norm_apply", "batch_norm_apply", [x, add, y, mask], how, [x, add, y], macros)
+        self._run_rows("batch_norm_apply", "batch_norm_apply", [x, add, y, mask], after, [x, add, y], macros)
         return y
 
     def _gradients(
@@ -107,7 +90,7 @@ class BatchNormKernels(Candidates):
         Args:
             dy: (..., C).
             x: like ``dy``.
-            parameters: as of :meth:`_apply`.
+            parameters: as of :func:`normalization`.
             spread: as there; with a variance the statistics are constants.
             eps: as there.
             opening: how to know where the ReLU was open.
@@ -149,18 +132,19 @@ class BatchNormKernels(Candidates):
         blocks = ceil_div(channels, self.launcher.threads)
         self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
 
-    def _parts(self, x, rows=None):
+    def _parts(self, x, numbers=2, rows=None):
         """Returns the arguments of a kernel that adds up what blocks leave, where other blocks need it.
 
         Args:
             x: (..., C).
+            numbers: of each channel.
             rows: as of :meth:`_run_rows`.
         """
         rows, channels = rows or rows_of(x)[0], x.shape[-1]
         geometry = _geometry(rows, channels, self.launcher.threads)
         if geometry.parts <= 1:
             return None, 0, 1
-        shape = geometry.parts + geometry.sets, 2, ceil_div(channels, _GROUP) * _GROUP
+        shape = geometry.parts + geometry.sets, numbers, ceil_div(channels, _GROUP) * _GROUP
         partial = self._empty(shape, _FLOAT)
         counters = self.launcher.counters(geometry.blocks // geometry.parts * (geometry.sets + 1))
         return partial, counters, geometry.joined
@@ -191,6 +175,29 @@ class BatchNormKernels(Candidates):
 
     def _per_channel(self, like):
         return self._empty(like.shape, _FLOAT)
+
+
+def normalization(parameters, spread, eps=0.0, sums=None, running=None, decay=0.0):
+    """Returns the arguments of a kernel for ``NORMALIZATION`` in batch_norm_rows.cuh.
+
+    Args:
+        parameters: gamma, beta, mean, and invstd or variance.
+        spread: which of both, or that gamma and beta are scale and bias; or that mean and invstd come from sums and are
+            written.
+        eps: added to a variance.
+        sums: (2, C) float32, or ``None``.
+        running: mean and variance that the statistics from sums move, or ``None``.
+        decay: for these.
+    """
+    return [*parameters, spread, float(eps), sums, *(running or (None, None)), float(decay)]
+
+
+def by_batch(gamma, beta, saved, attributes, sums=None, running=None):
+    """Returns :func:`normalization` by the statistics in ``saved``; if there are sums, the kernel writes these."""
+    parameters = gamma, beta, saved.mean, saved.invstd
+    if sums is None:
+        return normalization(parameters, INVSTD)
+    return normalization(parameters, SUMS, attributes.eps, sums, running, attributes.decay)
 
 
 def _of_images(x, factors):

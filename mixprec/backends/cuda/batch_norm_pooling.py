@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from mixprec.backends.cuda.batch_norm_kernels import INVSTD, SUMS, BatchNormKernels
+from mixprec.backends.cuda.batch_norm_kernels import BatchNormKernels, by_batch
 from mixprec.backends.geometry import Saved
 
 _BACKWARD = "batch_norm_pooling_backward"
@@ -27,9 +27,8 @@ class BatchNormPoolings(BatchNormKernels):
         places = pooling.out_size(x.shape[1:3])
         shape = x.shape[0], *places, x.shape[3]
         y, where = self._empty(shape, x.dtype), self._empty(shape, np.uint8)
-        how = [gamma, beta, saved.mean, saved.invstd, INVSTD if sums is None else SUMS, float(attributes.eps), sums]
-        how += [*(running or (None, None)), float(attributes.decay), float(math.prod(x.shape[:3]))]
-        after = [*_images(x.shape, pooling, places), *how]
+        how = by_batch(gamma, beta, saved, attributes, sums, running)
+        after = [*_images(x.shape, pooling, places), *how, float(math.prod(x.shape[:3]))]
         self._run_rows("batch_norm_pooling", "batch_norm_max_pool", [x, y, where], after, [y, x, where])
         return y, where, saved
 
@@ -43,7 +42,7 @@ class BatchNormPoolings(BatchNormKernels):
         rows, images = x.shape[0] * math.prod(places), _images(x.shape, pooling, places)
         how, macros = [gamma, one.beta, saved.mean, saved.invstd], (("PLUS", int(plus is not None)),)
         read, dense = [dy, plus, where, x], [x, dx, dy, plus, where]
-        after = [*images, *self._parts(x, rows), *how, float(math.prod(x.shape[:3])), *found]
+        after = [*images, *self._parts(x, rows=rows), *how, float(math.prod(x.shape[:3])), *found]
         self._run_rows(_BACKWARD, "batch_norm_max_pool_backward_sums", read, after, dense, macros, rows)
         after = [*images, *how, *found[2:]]
         self._run_rows(_BACKWARD, "batch_norm_max_pool_backward_apply", [*read, dx], after, dense, macros, rows)

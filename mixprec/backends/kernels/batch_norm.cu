@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) batch_norm_statistics(
 #pragma unroll
         for (int k = 0; k < GROUP; ++k) {
             const float distance = sum[k] / count;
-            all[0].first[k] = first[k] + distance;
-            all[0].second[k] = squares[k] - sum[k] * distance;
+            all[0].of[0][k] = first[k] + distance;
+            all[0].of[1][k] = squares[k] - sum[k] * distance;
         }
     }
     if (!Parts{partial, counters, joined, rows, part_rows}.sum(tile, lanes, all) || threadIdx.x >= lanes) return;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) batch_norm_statistics(
     for (int k = 0; k < GROUP; ++k) {
         if (k >= tile.count) break;
         const int c = tile.channel + k;
-        const float center = all[0].first[k], from_center = all[0].second[k];
+        const float center = all[0].of[0][k], from_center = all[0].of[1][k];
         if (sums) {
             sums[c] = center * count;
             sums[channels + c] = from_center + center * center * count;

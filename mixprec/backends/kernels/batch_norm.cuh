@@ -89,3 +89,20 @@ struct BatchSums {
         running.move(c, count, center, variance);
     }
 };
+
+// What a backward pass finds of a channel: the gradients of its parameters, and, if mean and variance depend on x, `slope`
+// and `offset` of dx = scale * g + slope * (x - mean) + offset.
+struct ChannelGradients {
+    float *dgamma, *dbeta, *slope, *offset;
+
+    // From the sums of g and of g * (x - mean) over `count` elements.
+    __device__ __forceinline__ void finish(
+        int c, float count, float gamma, float invstd, float sum, float from_center) const {
+        const float scale = gamma * invstd, of_gamma = from_center * invstd;
+        dgamma[c] = of_gamma;
+        dbeta[c] = sum;
+        if (!slope) return;
+        slope[c] = -(scale * invstd * of_gamma) / count;
+        offset[c] = -(scale * sum) / count;
+    }
+};

@@ -7,19 +7,14 @@
 #include "batch_norm_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
-    u64 x, u64 add, u64 y, u64 mask, TILE, const float* gamma, const float* beta, float* mean, float* spread,
-    long long kind, double eps, long long backwards, const float* factors, long long image_rows, const float* sums,
-    float* running_mean, float* running_variance, double decay) {
+    u64 x, u64 add, u64 y, u64 mask, TILE, NORMALIZATION(), long long backwards, const float* factors,
+    long long image_rows) {
     constexpr int ROWS = ROWS_AT_ONCE<1 + ADD>;
     Tile tile(TILE_GIVEN, backwards);
     __shared__ TileStatistics of_sums;
-    if (kind == SUMS) {
-        const Running running = {running_mean, running_variance, decay};
-        const BatchSums of_batch = {sums, mean, spread, running, static_cast<float>(rows), static_cast<float>(eps)};
-        of_sums.finish(of_batch, tile, lanes, channels);
-    }
+    if (kind == SUMS) of_sums.finish(BATCH_SUMS_GIVEN(, rows), tile, lanes, channels);
     if (tile.left <= 0) return;
-    const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
+    const Normalization normalization = NORMALIZATION_GIVEN();
     float scale[GROUP], bias[GROUP];
     normalization.affine(tile, scale, bias, &of_sums, threadIdx.x % lanes);
     each<ROWS>(tile, [&](const auto& some) {

@@ -29,8 +29,7 @@ __device__ __forceinline__ void multiply(float factor, float (&gradient)[GROUP])
     for (int k = 0; k < GROUP; ++k) gradient[k] *= factor;
 }
 
-// The sums of g and of g * (x - mean): dgamma and dbeta; and, if mean and variance depend on x, `slope` and `offset` of
-// dx = scale * g + slope * (x - mean) + offset. `opened` is bits or output, `kept` where to write g.
+// The sums of g and of g * (x - mean), and what follows from them. `opened` is bits or output, `kept` where to write g.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sums(
     u64 dy, u64 plus, u64 x, u64 opened, u64 kept, TILE, u64 partial, u32* counters, long long joined,
     const float* gamma, const float* beta, const float* mean, const float* spread, long long kind, double eps,
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
     constexpr int ROWS = ROWS_AT_ONCE<2 + PLUS + (OPENING == OUTPUT) + FACTORS>;
     Tile tile(TILE_GIVEN);
     const Normalization normalization = {gamma, beta, mean, spread, static_cast<int>(kind), static_cast<float>(eps)};
-    GroupPairs sums[1] = {};
+    GroupSums<2> sums[1] = {};
     if (tile.left > 0) {
         float scale[GROUP], bias[GROUP], center[GROUP];
         if constexpr (OPENING == RECOMPUTED) normalization.affine(tile, scale, bias);
@@ -55,30 +54,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
             load_rows(dy, some, tile, channels, gradients);
             if constexpr (PLUS) load_rows(plus, some, tile, channels, others);
             if constexpr (OPENING == OUTPUT) load_rows(opened, some, tile, channels, outputs);
-            if constexpr (OPENING == BITS) {
-#pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    load_one(opened + some.at(r) * tile.groups + tile.channel / GROUP, bits[r]);
-                }
-            }
+            if constexpr (OPENING == BITS) load_bits(opened, some, tile, bits);
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 float value[GROUP], gradient[GROUP];
                 widen(values[r], value);
                 widen(gradients[r], gradient);
-                if constexpr (PLUS) {
-                    float other[GROUP];
-                    widen(others[r], other);
-#pragma unroll
-                    for (int k = 0; k < GROUP; ++k) gradient[k] += other[k];
-                    narrow(gradient, gradients[r]);
-                    widen(gradients[r], gradient);  // what another node would find
-                }
+                if constexpr (PLUS) add_rounded(others[r], gradients[r], gradient);
                 if constexpr (OPENING == RECOMPUTED) close(scale, bias, value, gradient);
-                if constexpr (OPENING == BITS) {
-#pragma unroll
-                    for (int k = 0; k < GROUP; ++k) gradient[k] = bits[r] >> k & 1 ? gradient[k] : 0.0f;
-                }
+                if constexpr (OPENING == BITS) close(bits[r], gradient);
                 if constexpr (OPENING == OUTPUT) {
                     float y[GROUP];
                     widen(outputs[r], y);
@@ -93,25 +77,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_backward_sum
 #pragma unroll
                 for (int k = 0; k < GROUP; ++k) {
                     const float own = some.has(r) ? gradient[k] : 0.0f, from = some.has(r) ? value[k] : center[k];
-                    sums[0].first[k] += own;
-                    sums[0].second[k] += own * (from - center[k]);
+                    sums[0].of[0][k] += own;
+                    sums[0].of[1][k] += own * (from - center[k]);
                 }
             }
         });
     }
     if (!Parts{partial, counters, joined, rows, part_rows}.sum(tile, lanes, sums) || threadIdx.x >= lanes) return;
+    const ChannelGradients found = {dgamma, dbeta, slope, offset};
 #pragma unroll
     for (int k = 0; k < GROUP; ++k) {
         if (k >= tile.count) break;
         const int c = tile.channel + k;
-        const float invstd = invstd_of(spread[c], kind, static_cast<float>(eps)), scale = gamma[c] * invstd;
-        const float count = rows, of_gamma = sums[0].second[k] * invstd;
-        dgamma[c] = of_gamma;
-        dbeta[c] = sums[0].first[k];
-        if (slope) {
-            slope[c] = -(scale * invstd * of_gamma) / count;
-            offset[c] = -(scale * sums[0].first[k]) / count;
-        }
+        const float invstd = invstd_of(spread[c], kind, static_cast<float>(eps));
+        found.finish(c, rows, gamma[c], invstd, sums[0].of[0][k], sums[0].of[1][k]);
     }
 }
 

@@ -53,9 +53,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) batch_norm_planes_backward
     }
     reduce_columns(sums, COMBINED);
     if (threadIdx.x >= COMBINED || c >= channels) return;
-    const float invstd = invstds[c], scale = gamma[c] * invstd, count = rows, of_gamma = sums[0].second * invstd;
-    dgamma[c] = of_gamma;
-    dbeta[c] = sums[0].first;
-    slope[c] = -(scale * invstd * of_gamma) / count;
-    offset[c] = -(scale * sums[0].first) / count;
+    const ChannelGradients found = {dgamma, dbeta, slope, offset};
+    found.finish(c, rows, gamma[c], invstds[c], sums[0].first, sums[0].second);
 }

@@ -51,18 +51,13 @@ __device__ __forceinline__ float value_of(Key key) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool(
-    u64 x, u64 y, u64 where, TILE, IMAGES, const float* gamma, const float* beta, float* mean, float* invstd,
-    long long kind, double eps, const float* sums, float* running_mean, float* running_variance, double decay,
-    double count) {
+    u64 x, u64 y, u64 where, TILE, IMAGES, NORMALIZATION(), double count) {
     Tile tile(TILE_GIVEN, true);  // what was read or written last may still be in the second-level cache
     __shared__ TileStatistics of_sums;
-    if (kind == SUMS) {
-        const Running running = {running_mean, running_variance, decay};
-        of_sums.finish({sums, mean, invstd, running, float(count), float(eps)}, tile, lanes, channels);
-    }
+    if (kind == SUMS) of_sums.finish(BATCH_SUMS_GIVEN(, count), tile, lanes, channels);
     if (tile.left <= 0) return;
     const Images images = IMAGES_GIVEN;
-    const Normalization normalization = {gamma, beta, mean, invstd, int(kind)};
+    const Normalization normalization = NORMALIZATION_GIVEN();
     float scale[GROUP], bias[GROUP];
     normalization.affine(tile, scale, bias, &of_sums, threadIdx.x % lanes);
 #pragma unroll 1

@@ -11,8 +11,6 @@
 
 #include "batch_norm_pooling.cuh"
 
-constexpr int BLOCKS = STORAGE == FLOAT32 && PLUS ? 1 : 2;  // of a multiprocessor, as far as registers do
-
 // What is per channel, for those of a block. Registers would not do; volatile, or the compiler would keep it in them.
 struct Parameters {
     volatile float scale[GROUP][WARP], bias[GROUP][WARP], center[GROUP][WARP], slope[GROUP][WARP], offset[GROUP][WARP];
@@ -61,6 +59,9 @@ struct Square {
     template <class Use>
     __device__ __forceinline__ void each_gradient(
         u64 dy, u64 plus, u64 where, u64 x, int count, const Parameters& parameters, int lane, Use use) const {
+#ifndef HOST_LAUNCH
+        asm volatile("" : "+r"(count));  // or the compiler mixes the pieces of a group, which takes more registers
+#endif
 #pragma unroll
         for (int first = 0; first < GROUP; first += CHANNELS) {
             if (first >= count) break;
@@ -128,7 +129,7 @@ struct Square {
 };
 
 // As batch_norm_backward_sums, of `count` inputs in each channel.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool_backward_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_max_pool_backward_sums(
     u64 dy, u64 plus, u64 where, u64 x, TILE, IMAGES, u64 partial, u32* counters, long long joined, const float* gamma,
     const float* beta, const float* mean, const float* invstd, double count, float* dgamma, float* dbeta, float* slope,
     float* offset) {
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_poo
     __shared__ Parameters parameters;
     parameters.fill(tile, lanes, channels, gamma, beta, mean, invstd);
     const int lane = threadIdx.x % lanes;
-    GroupPairs sums[1] = {};
+    GroupSums<2> sums[1] = {};
 #pragma unroll 1
     for (; tile.left > 0; --tile.left, tile.row += tile.step) {
         const Square square(Place(tile.row, images), images, tile.channel);
@@ -148,26 +149,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_poo
                 const float center = parameters.center[c + p][lane];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    sums[0].first[c + p] += g[i][p];
-                    sums[0].second[c + p] += g[i][p] * (values[i][c % CHANNELS + p] - center);
+                    sums[0].of[0][c + p] += g[i][p];
+                    sums[0].of[1][c + p] += g[i][p] * (values[i][c % CHANNELS + p] - center);
                 }
             }
         });
     }
     if (!Parts{partial, counters, joined, rows, part_rows}.sum(tile, lanes, sums) || threadIdx.x >= lanes) return;
+    const ChannelGradients of_channels = {dgamma, dbeta, slope, offset};
 #pragma unroll
     for (int k = 0; k < GROUP; ++k) {
         if (k >= tile.count) break;
         const int c = tile.channel + k;
-        const float scale = gamma[c] * invstd[c], elements = count, of_gamma = sums[0].second[k] * invstd[c];
-        dgamma[c] = of_gamma;
-        dbeta[c] = sums[0].first[k];
-        slope[c] = -(scale * invstd[c] * of_gamma) / elements;
-        offset[c] = -(scale * sums[0].first[k]) / elements;
+        of_channels.finish(c, count, gamma[c], invstd[c], sums[0].of[0][k], sums[0].of[1][k]);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_max_pool_backward_apply(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_max_pool_backward_apply(
     u64 dy, u64 plus, u64 where, u64 x, u64 dx, TILE, IMAGES, const float* gamma, const float* beta, const float* mean,
     const float* invstd, const float* slope, const float* offset) {
     Tile tile(TILE_GIVEN, true);

@@ -114,6 +114,29 @@ __device__ __forceinline__ void load_rows(
     for (int r = 0; r < ROWS; ++r) load_raw(address, some.at(r) * channels + tile.channel, tile, x[r]);
 }
 
+// Of rows of a mask, the bits of the group.
+template <int ROWS, bool WHOLE>
+__device__ __forceinline__ void load_bits(u64 mask, const Some<WHOLE>& some, const Tile& tile, u8 (&bits)[ROWS]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) load_one(mask + some.at(r) * tile.groups + tile.channel / GROUP, bits[r]);
+}
+
+// The sum of two gradients, rounded as another node would find it in memory.
+__device__ __forceinline__ void add_rounded(const Raw& other, Raw& raw, float (&gradient)[GROUP]) {
+    float value[GROUP];
+    widen(other, value);
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) gradient[k] += value[k];
+    narrow(gradient, raw);
+    widen(raw, gradient);
+}
+
+// Zeros where the ReLU was closed.
+__device__ __forceinline__ void close(u8 bits, float (&gradient)[GROUP]) {
+#pragma unroll
+    for (int k = 0; k < GROUP; ++k) gradient[k] = bits >> k & 1 ? gradient[k] : 0.0f;
+}
+
 // The factor of the image that a row belongs to. A division of 64 bits would take more registers than there are.
 __device__ __forceinline__ float factor_of(const float* factors, long long row, long long image_rows) {
     return factors[static_cast<u32>(row) / static_cast<u32>(image_rows)];
@@ -147,7 +170,21 @@ struct TileStatistics {
     }
 };
 
-// The parameters of a normalization. A gamma that is not there is 1.
+// The parameters of a normalization, of which a kernel may have several: names end with `n`.
+#define NORMALIZATION(n)                                                                                            \
+    const float *gamma##n, const float *beta##n, float *mean##n, float *spread##n, long long kind##n, double eps##n, \
+        const float *sums##n, float *running_mean##n, float *running_variance##n, double decay##n
+
+#define NORMALIZATION_GIVEN(n) \
+    {gamma##n, beta##n, mean##n, spread##n, static_cast<int>(kind##n), static_cast<float>(eps##n)}
+
+#define BATCH_SUMS_GIVEN(n, count)                                                                                     \
+    {                                                                                                                  \
+        sums##n, mean##n, spread##n, {running_mean##n, running_variance##n, decay##n}, static_cast<float>(count),       \
+            static_cast<float>(eps##n)                                                                                  \
+    }
+
+// A gamma that is not there is 1.
 struct Normalization {
     const float *gamma, *beta, *mean, *spread;
     int kind;
@@ -180,34 +217,35 @@ struct Normalization {
 
 // Moments of the channels of a group, see Moments: all have the same count.
 struct GroupMoments {
-    static constexpr int AT_ONCE = 1;  // entries that a thread reads before it uses the first of them
+    static constexpr int N = 2, AT_ONCE = 1;  // numbers of a channel; entries that are read before the first is used
 
-    float count, first[GROUP], second[GROUP];  // means, and squares
+    float count, of[N][GROUP];  // means, and squares
 
     __device__ __forceinline__ void operator+=(const GroupMoments& other) {
         if (other.count == 0.0f) return;
         const float all = count + other.count, share = other.count / all, weight = count * share;
 #pragma unroll
         for (int k = 0; k < GROUP; ++k) {
-            const float distance = other.first[k] - first[k];
-            second[k] += other.second[k] + distance * distance * weight;
-            first[k] += distance * share;
+            const float distance = other.of[0][k] - of[0][k];
+            of[1][k] += other.of[1][k] + distance * distance * weight;
+            of[0][k] += distance * share;
         }
         count = all;
     }
 };
 
-// Pairs of sums of the channels of a group. The count is there to keep threads apart in shared memory.
-struct GroupPairs {
-    static constexpr int AT_ONCE = 2;
+// Some sums of each channel of a group. The count is there to keep threads apart in shared memory.
+template <int SUMS_OF_CHANNEL>
+struct GroupSums {
+    static constexpr int N = SUMS_OF_CHANNEL, AT_ONCE = 2;
 
-    float count, first[GROUP], second[GROUP];
+    float count, of[N][GROUP];
 
-    __device__ __forceinline__ void operator+=(const GroupPairs& other) {
+    __device__ __forceinline__ void operator+=(const GroupSums& other) {
 #pragma unroll
-        for (int k = 0; k < GROUP; ++k) {
-            first[k] += other.first[k];
-            second[k] += other.second[k];
+        for (int n = 0; n < N; ++n) {
+#pragma unroll
+            for (int k = 0; k < GROUP; ++k) of[n][k] += other.of[n][k];
         }
     }
 };
@@ -215,7 +253,7 @@ struct GroupPairs {
 // Sums over the parts of a tile. Each block leaves its own in `partial`; the last block of each `joined` parts adds up
 // those, and the last of these blocks their sums: 2 * sqrt(parts) entries one after the other in place of `parts`.
 struct Parts {
-    u64 partial;    // (parts, and after that sets of them; 2; groups * GROUP) float32
+    u64 partial;    // (parts, and after that sets of them; N of what is added up; groups * GROUP) float32
     u32* counters;  // for each tile those of its sets, and one of the tile: 0 before and after
     long long joined, rows, part_rows;
 
@@ -237,18 +275,20 @@ struct Parts {
         return true;
     }
 
-    __device__ __forceinline__ u64 entry(const Tile& tile, long long number) const {
-        return partial + (number * 2 * tile.groups * GROUP + tile.channel) * sizeof(float);
+    // Where an entry has the n-th numbers of the group.
+    template <class T>
+    __device__ __forceinline__ u64 place(const Tile& tile, long long entry, int n) const {
+        return partial + ((entry * T::N + n) * tile.groups * GROUP + tile.channel) * sizeof(float);
     }
 
     template <class T>
     __device__ __forceinline__ void leave(const Tile& tile, int lanes, int number, const T& values) const {
         if (threadIdx.x >= lanes || !tile.count) return;
-        const u64 address = entry(tile, number), second = address + tile.groups * GROUP * sizeof(float);
 #pragma unroll
-        for (int k = 0; k < GROUP; k += 4) {
-            store_four(address + k * sizeof(float), values.first + k);
-            store_four(second + k * sizeof(float), values.second + k);
+        for (int n = 0; n < T::N; ++n) {
+            const u64 address = place<T>(tile, number, n);
+            store_four(address, values.of[n]);
+            store_four(address + 16, values.of[n] + 4);
         }
     }
 
@@ -264,12 +304,11 @@ struct Parts {
             T others[ENTRIES];
 #pragma unroll
             for (int e = 0; e < ENTRIES; ++e) {
-                const u64 address = entry(tile, base + first + min(start + e * each, count - 1));
-                const u64 second = address + tile.groups * GROUP * sizeof(float);
 #pragma unroll
-                for (int k = 0; k < GROUP; k += 4) {
-                    load_of_others(address + k * sizeof(float), others[e].first + k);
-                    load_of_others(second + k * sizeof(float), others[e].second + k);
+                for (int n = 0; n < T::N; ++n) {
+                    const u64 address = place<T>(tile, base + first + min(start + e * each, count - 1), n);
+                    load_of_others(address, others[e].of[n]);
+                    load_of_others(address + 16, others[e].of[n] + 4);
                 }
             }
 #pragma unroll
@@ -278,9 +317,9 @@ struct Parts {
                 const bool has = number < first + count;
                 others[e].count = has ? min(entry_rows, rows - number * entry_rows) : 0;
 #pragma unroll
-                for (int k = 0; k < GROUP; ++k) {
-                    others[e].first[k] = has ? others[e].first[k] : 0.0f;
-                    others[e].second[k] = has ? others[e].second[k] : 0.0f;
+                for (int n = 0; n < T::N; ++n) {
+#pragma unroll
+                    for (int k = 0; k < GROUP; ++k) others[e].of[n][k] = has ? others[e].of[n][k] : 0.0f;
                 }
                 values[0] += others[e];
             }

@@ -28,6 +28,10 @@ MACROS = {
         # Only in inference is an output looked at; factors are those of a batch with an addition.
         if (opening, plus) != (3, 1) and (not factors or opening in (0, 2))
     ],
+    "batch_norm_dual": [(("RELU", relu),) for relu in range(2)],
+    "batch_norm_dual_backward": [
+        (("RELU", relu), ("PLUS", plus)) for relu, plus in itertools.product(range(2), range(2))
+    ],
     "batch_norm_pooling": [()],
     "batch_norm_pooling_backward": [(("PLUS", plus),) for plus in range(2)],
 }
