@@ -23,8 +23,9 @@ _PRIMITIVES = _by_name(
         CONV_FPROP: "conv_fprop",
         CONV_DGRAD: "conv_dgrad deconv_fprop",
         CONV_WGRAD: "conv_wgrad",
-        BN_FORWARD: "batch_norm batch_norm_inference batch_norm_max_pool",
-        BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward batch_norm_max_pool_backward",
+        BN_FORWARD: "batch_norm batch_norm_inference dual_batch_norm batch_norm_max_pool",
+        BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward dual_batch_norm_backward "
+        "batch_norm_max_pool_backward",
         ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows",
         POOLING: "max_pool max_pool_backward average_pool average_pool_backward global_average_pool "
         "global_average_pool_backward",

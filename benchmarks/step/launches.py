@@ -160,7 +160,7 @@ def _may_be_sums(array):
 
 
 def _is_first_of_two(note):
-    return note.kind == "kernel" and note.primitive.startswith("batch_norm") and note.name.endswith(_FIRST_OF_TWO)
+    return note.kind == "kernel" and "batch_norm" in note.primitive and note.name.endswith(_FIRST_OF_TWO)
 
 
 def _kind_of(note):

@@ -20,8 +20,8 @@ FOLD = 2
 class Network(NamedTuple):
     """What a network is made of. Each convolution has a batch normalization, and each block an addition.
 
-    Batch normalizations are an own launch forward, and one more where the convolution has no sums, as the first; they are
-    two backward, which also add the gradients that meet where a block begins. The first convolution is one on folded
+    Batch normalizations are an own launch forward, and two where the convolution has no sums, as the first. Backward
+    they are two, which also add the gradients that meet where a block begins. The first convolution is one on folded
     images: a launch for these and one for the filter, both ways.
     """
 

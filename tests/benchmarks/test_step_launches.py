@@ -10,7 +10,7 @@ from benchmarks.step.launches import CONVERSION, COPY, STRIDED, Launch, totals
 from mixprec.backends import primitives_of
 from mixprec.backends.cudnn.operation import Operation, Tensor
 from mixprec.backends.device_log import Record, recording
-from mixprec.backends.geometry import BatchNorm
+from mixprec.backends.geometry import BatchNorm, Normalized
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +56,26 @@ def test_batch_normalization_by_own_kernels(device, monkeypatch, add):
     assert 0 <= (5 + add) * SIZE + 2 * mask - found[2].bytes - found[3].bytes <= mask
     assert 0 <= 2 * SIZE + mask - found[3].again <= mask
     assert [launch.kind for launch in found] == [kinds.BN_FORWARD] * 2 + [kinds.BN_BACKWARD] * 2
+
+
+def test_two_batch_normalizations_that_are_added(device, monkeypatch):
+    """Forward a pass, and backward two, the second of which reads both inputs again. Sums (2, C) are not counted."""
+
+    def run(primitives, empty):
+        x, other, dy, plus = (empty(SHAPE, np.float16) for _ in range(4))
+        gamma, sums = empty((16,), np.float32), empty((2, 16), np.float32)
+        one = Normalized(x, gamma, gamma, None, BatchNorm(relu=True), sums)
+        two = Normalized(other, gamma, gamma, None, BatchNorm(), sums)
+        _, saved = primitives.dual_batch_norm(one, two)
+        primitives.dual_batch_norm_backward(dy, one, two, saved, plus=plus)
+
+    found, mask = _of_kernels(device, monkeypatch, run), SIZE / 16
+    assert [(launch.bytes, launch.again) for launch in found] == [
+        (3 * SIZE + mask, 0),
+        (5 * SIZE + mask, 0),
+        (5 * SIZE, 3 * SIZE),
+    ]
+    assert [launch.kind for launch in found] == [kinds.BN_FORWARD] + [kinds.BN_BACKWARD] * 2
 
 
 def test_a_backward_pass_of_cudnn_reads_its_inputs_twice():

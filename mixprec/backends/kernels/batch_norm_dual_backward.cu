@@ -11,9 +11,10 @@
         float *slope##n, float *offset##n
 
 constexpr bool KEEPS = PLUS || RELU;
+constexpr int BLOCKS = WIDTH > 1 ? 2 : 1;  // of a multiprocessor: with elements one by one, two have too few registers
 
 // The sums of g and of g * (x - mean) of both, and what follows from them. `kept` is where to write g.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_dual_backward_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_dual_backward_sums(
     u64 dy, u64 plus, u64 x, u64 x_other, u64 mask, u64 kept, TILE, u64 partial, u32* counters, long long joined,
     GRADIENTS(), GRADIENTS(_other)) {
     constexpr int ROWS = ROWS_AT_ONCE<3 + PLUS>;
@@ -94,7 +95,7 @@ struct Line {
 };
 
 // Both dx, through memory from its end; `gradient` is g if that was kept, otherwise dy.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_dual_backward_apply(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_dual_backward_apply(
     u64 gradient, u64 x, u64 x_other, u64 dx, u64 dx_other, TILE, GRADIENTS(), GRADIENTS(_other)) {
     constexpr int ROWS = ROWS_AT_ONCE<3>;
     Tile tile(TILE_GIVEN, true);

@@ -136,6 +136,14 @@ def every_primitive(p, put, dtype, size, filters):
             yield f"{kind}, with batch_norm_backward", normalized(attributes, add)
     yield "batch_norm, factors and ReLU, with batch_norm_backward", normalized(relu, True, factors)
     yield "batch_norm, sums", lambda: p.batch_norm(x, gamma, beta, None, plain, sums=sums)[:1]
+
+    def dual():
+        one, other = (Normalized(x, gamma, beta, None, relu, sums), Normalized(dx, gamma, mean, None, plain))
+        found, saved = p.dual_batch_norm(one, other)
+        of_one, of_other, gradient = p.dual_batch_norm_backward(dx, one, other, saved, plus=x)
+        return found, *of_one, *of_other, gradient
+
+    yield "dual_batch_norm, with dual_batch_norm_backward", dual
     yield "batch_norm_part", lambda: (p.batch_norm_part(x),)
     given = gamma, beta, mean, variance
     yield "batch_norm_inference", lambda: (p.batch_norm_inference(x, *given, relu, add=dx),)

@@ -50,12 +50,12 @@ def test_without_cudnn_a_device_still_has_primitives(devices, monkeypatch):
         cuda.primitives_of(0).cudnn.plan("linear")
 
 
-@pytest.mark.parametrize(("dtype", "launches"), [("float16", 27 + 4), ("float32", 27)])
+@pytest.mark.parametrize(("dtype", "launches"), [("float16", 27 + 4 - 1), ("float32", 27)])
 def test_a_small_network_is_numpys(dtype, launches, caplog):
     """Stem, block with a residual connection, head, loss, and all gradients: the same calls on both backends.
 
     Nothing is computed in a slow way, and 27 launches do it all, two of them for the filter of the stem, which has four
-    more in float16: its images are folded.
+    more in float16: its images are folded. The other convolution takes sums then, which spare one.
     """
     caplog.set_level(logging.WARNING, "mixprec")
     device = HostCuda()

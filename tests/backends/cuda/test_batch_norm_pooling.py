@@ -23,6 +23,7 @@ from tests.backends.primitive_cases import (
 )
 from tests.cases import tries
 from tests.stand_ins.cuda_on_host import receive, send
+from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.kernels_on_host import assert_same, odd_values
 
 RESNET = Pooling((3, 3), (2, 2), (1, 1))
@@ -84,6 +85,19 @@ def test_forward_has_the_bits_of_one_after_the_other(cuda, case, dtype, odd, tie
     assert_same(where, expected_where)
     for one_of, right in zip((*saved[:2], *found.running), (*expected_saved[:2], *expected.running), strict=True):
         assert_same(one_of, np.asarray(right))
+
+
+@both_sides
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+def test_odd_values_by_own_kernels(side, dtype):
+    """A GPU has its own way to round NaN."""
+    rng = np.random.default_rng(0)
+    x, sums = odd_values(rng, (2, 9, 7, 16), dtype), sums_of(*np.exp(arrays(rng, (2, 16), FLOAT32)), 2 * 9 * 7)
+    one = Normalized(*side.send((x, *channel_parameters(rng, 16))), None, RELU, side.send(sums))
+    found = side.receive(side.cuda.batch_norm_max_pool(one, RESNET)[:2])
+    expected = side.receive(Primitives.batch_norm_max_pool(side.cuda, one, RESNET)[:2])
+    for array, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(exact(array), exact(right))
 
 
 def test_ties_are_those_of_rounded_values(cuda):
