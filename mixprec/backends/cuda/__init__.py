@@ -4,6 +4,7 @@ import threading
 
 from mixprec.backends.cuda.addition import Additions
 from mixprec.backends.cuda.batch_norm import BatchNorms
+from mixprec.backends.cuda.batch_norm_pooling import BatchNormPoolings
 from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.channels import Channels
@@ -33,6 +34,7 @@ class Cuda(
     Convolutions,  # and the ReLU; they pad by Channels, fold first layers by Stems, and are followed by BatchNorms
     BatchNorms,
     DualBatchNorms,
+    BatchNormPoolings,
     Stems,
     Channels,
     Layouts,  # and casts

@@ -132,9 +132,15 @@ class BatchNormKernels(Candidates):
         blocks = ceil_div(channels, self.launcher.threads)
         self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
 
-    def _parts(self, x, numbers=2):
-        """Returns the arguments of a kernel that adds up what blocks leave, so many numbers of each channel."""
-        rows, channels = rows_of(x)
+    def _parts(self, x, numbers=2, rows=None):
+        """Returns the arguments of a kernel that adds up what blocks leave, where other blocks need it.
+
+        Args:
+            x: (..., C).
+            numbers: of each channel.
+            rows: as of :meth:`_run_rows`.
+        """
+        rows, channels = rows or rows_of(x)[0], x.shape[-1]
         geometry = _geometry(rows, channels, self.launcher.threads)
         if geometry.parts <= 1:
             return None, 0, 1
@@ -143,7 +149,7 @@ class BatchNormKernels(Candidates):
         counters = self.launcher.counters(geometry.blocks // geometry.parts * (geometry.sets + 1))
         return partial, counters, geometry.joined
 
-    def _run_rows(self, file, name, before, after, dense, macros=()):
+    def _run_rows(self, file, name, before, after, dense, macros=(), rows=None):
         """Launches a kernel over all rows.
 
         Args:
@@ -153,8 +159,9 @@ class BatchNormKernels(Candidates):
             after: the last arguments.
             dense: the arrays of that many rows; ``None`` for one that is left out. The first one gives shape and dtype.
             macros: of the file.
+            rows: how many there are, if not as many as of the first array.
         """
-        (rows, channels), dtype = rows_of(dense[0]), dense[0].dtype
+        rows, channels, dtype = rows or rows_of(dense[0])[0], dense[0].shape[-1], dense[0].dtype
         geometry = _geometry(rows, channels, self.launcher.threads)
         width = 1 if channels % _GROUP or any(self._address_or_0(array) % 16 for array in dense) else _GROUP
         arguments = [*before, rows, channels, geometry.lanes, geometry.part_rows, *after]

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_apply(
     constexpr int ROWS = ROWS_AT_ONCE<1 + ADD>;
     Tile tile(TILE_GIVEN, backwards);
     __shared__ TileStatistics of_sums;
-    if (kind == SUMS) of_sums.finish(BATCH_SUMS_GIVEN(), tile, lanes, channels);
+    if (kind == SUMS) of_sums.finish(BATCH_SUMS_GIVEN(, rows), tile, lanes, channels);
     if (tile.left <= 0) return;
     const Normalization normalization = NORMALIZATION_GIVEN();
     float scale[GROUP], bias[GROUP];

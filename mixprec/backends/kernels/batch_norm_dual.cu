@@ -11,8 +11,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_dual_apply(
     constexpr int ROWS = ROWS_AT_ONCE<2>;
     Tile tile(TILE_GIVEN, backwards);
     __shared__ TileStatistics of_sums[2];
-    if (kind == SUMS) of_sums[0].finish(BATCH_SUMS_GIVEN(), tile, lanes, channels);
-    if (kind_other == SUMS) of_sums[1].finish(BATCH_SUMS_GIVEN(_other), tile, lanes, channels);
+    if (kind == SUMS) of_sums[0].finish(BATCH_SUMS_GIVEN(, rows), tile, lanes, channels);
+    if (kind_other == SUMS) of_sums[1].finish(BATCH_SUMS_GIVEN(_other, rows), tile, lanes, channels);
     if (tile.left <= 0) return;
     const Normalization one = NORMALIZATION_GIVEN(), other = NORMALIZATION_GIVEN(_other);
     float scale[GROUP], bias[GROUP], scale_other[GROUP], bias_other[GROUP];

@@ -179,10 +179,10 @@ struct TileStatistics {
 #define NORMALIZATION_GIVEN(n) \
     {gamma##n, beta##n, mean##n, spread##n, static_cast<int>(kind##n), static_cast<float>(eps##n)}
 
-#define BATCH_SUMS_GIVEN(n)                                                                                      \
-    {                                                                                                            \
-        sums##n, mean##n, spread##n, {running_mean##n, running_variance##n, decay##n}, static_cast<float>(rows), \
-            static_cast<float>(eps##n)                                                                           \
+#define BATCH_SUMS_GIVEN(n, count)                                                                                     \
+    {                                                                                                                  \
+        sums##n, mean##n, spread##n, {running_mean##n, running_variance##n, decay##n}, static_cast<float>(count),       \
+            static_cast<float>(eps##n)                                                                                  \
     }
 
 // A gamma that is not there is 1.

@@ -59,22 +59,6 @@ __device__ __forceinline__ Range reached(int place, int count, int stride, int o
     return {beyond > 0 ? (beyond + stride - 1) / stride : 0, min(last + 1, outputs)};
 }
 
-// WIDTH neighbouring numbers of 8 bits, as they are in memory.
-struct Bytes {
-    static constexpr int N = WIDTH / 4;
-    u32 words[N ? N : 1];
-
-    __device__ __forceinline__ void load(u64 address, long long i) {
-        if constexpr (N == 0) {
-            words[0] = *reinterpret_cast<const u8*>(address + i);
-        } else {
-            load_words<N>(address + i, words);
-        }
-    }
-
-    __device__ __forceinline__ u32 operator[](int k) const { return words[k / 4] >> k % 4 * 8 & 0xff; }
-};
-
 __device__ __forceinline__ void divide(float (&sum)[WIDTH], float divisor) {
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) sum[k] /= divisor;
@@ -226,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) max_pool_backward_3x3_2(
     if (!place.exists) return;
     const int last_y = place.y + w.pad_y / 2, last_x = place.x + w.pad_x / 2;  // of the windows
     Elements gradient[2][2] = {};
-    Bytes found[2][2];
+    BytesOf<WIDTH> found[2][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int oy = last_y - i / 2, ox = last_x - i % 2;

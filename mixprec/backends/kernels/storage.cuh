@@ -76,9 +76,10 @@ __device__ __forceinline__ void store_bytes(u64 address, long long i, const u32 
     }
 }
 
-// WIDTH neighbouring elements as they are in memory, where they take fewer registers than as numbers.
-struct Elements {
-    static constexpr int N = WIDTH * SIZE<STORAGE> / 4;
+// W neighbouring elements as they are in memory, where they take fewer registers than as numbers.
+template <int W>
+struct ElementsOf {
+    static constexpr int N = W * SIZE<STORAGE> / 4;
     u32 words[N ? N : 1];
 
     __device__ __forceinline__ void load(u64 address, long long i) { load_words<N>(address + i * SIZE<STORAGE>, words); }
@@ -87,4 +88,23 @@ struct Elements {
         if constexpr (STORAGE == FLOAT32) return __uint_as_float(words[k]);
         return widened(STORAGE, static_cast<u16>(words[k / 2] >> k % 2 * 16));
     }
+};
+
+using Elements = ElementsOf<WIDTH>;
+
+// W neighbouring numbers of 8 bits, as they are in memory.
+template <int W>
+struct BytesOf {
+    static constexpr int N = W / 4;
+    u32 words[N ? N : 1];
+
+    __device__ __forceinline__ void load(u64 address, long long i) {
+        if constexpr (N == 0) {
+            words[0] = *reinterpret_cast<const u8*>(address + i);
+        } else {
+            load_words<N>(address + i, words);
+        }
+    }
+
+    __device__ __forceinline__ u32 operator[](int k) const { return words[k / 4] >> k % 4 * 8 & 0xff; }
 };

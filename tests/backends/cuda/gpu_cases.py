@@ -158,6 +158,20 @@ def every_primitive(p, put, dtype, size, filters):
 
     yield "convolution and batch_norm", convolution_and_batch_norm
 
+    def normalized_and_pooled():
+        one = Normalized(x, gamma, beta, put(tuple(np.ones((2, channels), np.float32))), relu)
+        *found, saved = p.batch_norm_max_pool(one, pooling)
+        gradients = [
+            gradient
+            for plus in (None, small)
+            for gradient in p.batch_norm_max_pool_backward(small, found[1], one, saved, pooling, plus=plus)
+        ]
+        return *found, *saved[:2], *one.running, *gradients
+
+    yield "batch_norm_max_pool, with batch_norm_max_pool_backward", normalized_and_pooled
+    of_sums = Normalized(x, gamma, beta, None, relu, sums)
+    yield "batch_norm_max_pool, sums", lambda: p.batch_norm_max_pool(of_sums, pooling)[:2]
+
     yield "max_pool", lambda: p.max_pool(x, pooling)
     yield "max_pool_backward", lambda: (p.max_pool_backward(small, where, pooling, size),)
     yield "average_pool", lambda: (p.average_pool(x, of_means),)

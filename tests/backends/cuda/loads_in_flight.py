@@ -32,6 +32,8 @@ MACROS = {
     "batch_norm_dual_backward": [
         (("RELU", relu), ("PLUS", plus)) for relu, plus in itertools.product(range(2), range(2))
     ],
+    "batch_norm_pooling": [()],
+    "batch_norm_pooling_backward": [(("PLUS", plus),) for plus in range(2)],
 }
 
 
