@@ -51,17 +51,19 @@ def _launches(model, images):
 
 
 def test_a_converted_network_launches_what_one_written_for_nhwc_does():
+    """Images that come as Chainer has them are cast in the launch that folds them."""
     images = np.empty((8, 3, 64, 64), np.float32).view(null_device.Array)
-    assert _launches(_converted("resnet18"), images) == _launches(ByHand(), images)
+    assert _launches(ByHand(), images) - _launches(_converted("resnet18"), images) == {"to_nhwc": 1}
 
 
 @pytest.mark.slow
-def test_resnet50_needs_390_launches_of_which_images_in_nhwc_spare_one():
+def test_resnet50_needs_386_launches_in_which_images_of_any_order_are_folded_once():
     model = _converted("resnet50")
     counts = _launches(model, np.empty((8, 3, 64, 64), np.float32).view(null_device.Array))
-    assert (counts.total(), counts["to_nhwc"], counts["to_nchw"], counts["cast"]) == (390, 1, 0, 0)
+    assert (counts.total(), counts["conv_images"]) == (386, 1)
+    assert not {"to_nhwc", "to_nchw", "cast"} & counts.keys()
     images = np.empty((8, 64, 64, 4), np.float16).view(null_device.Array).transpose(0, 3, 1, 2)
-    assert counts - _launches(model, images) == {"to_nhwc": 1}
+    assert counts == _launches(model, images)
 
 
 class Operators(chainer.Chain):
