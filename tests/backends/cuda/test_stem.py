@@ -1,17 +1,24 @@
 """First convolutions on squares of pixels, run on the host, beside the same convolution of NumPy's primitives."""
 
+import types
+
+import chainer
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mixprec.backends import primitives_of
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda.stem import Squares, squares_of
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import Convolution, Following
+from mixprec.functions import convolution_2d
+from mixprec.functions.layer_gradients import Observer, observing
 from tests.backends.cpu.test_convolution import bounds, chainers, drawn
 from tests.backends.primitive_cases import BFLOAT16, FLOAT16, FLOAT32, STORAGE, arrays, assert_close, exact, seeds
 from tests.cases import tries
+from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_on_host import HostCuda, receive, same, send
 
 RESNET = Convolution((2, 2), (3, 3))
@@ -175,3 +182,55 @@ def test_sums_for_a_batch_normalization(dtype, deterministic):
     if sums is not None:
         flat = exact(y).reshape(-1, 8)
         np.testing.assert_allclose(sums, [flat.sum(0), (flat**2).sum(0)], rtol=1e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_second_moments_are_those_of_the_images(bias):
+    cuda, x = HostCuda(), arrays(np.random.default_rng(0), (2, 8, 6, 3), FLOAT16)
+    found, expected = (np.zeros((1, 147 + bias, 147 + bias), np.float32) for _ in range(2))
+    form, moments = cuda.conv_form(x.shape, (8, 7, 7, 3), FLOAT16, RESNET), send(found)
+    cuda.patch_moments(cuda.conv_images(send(x), form, FLOAT16), form, (7, 7), moments, bias=bias)
+    PRIMITIVES.patch_moments(x, RESNET, (7, 7), expected, bias=bias)
+    np.testing.assert_allclose(np.tril(receive(moments)), np.tril(expected), rtol=1e-5, atol=1e-5)
+
+
+class Watching(Observer):
+    """Keeps the second moments of the patches of convolutions."""
+
+    def __init__(self, size, like):
+        self.moments = like.send(np.zeros((1, size, size), np.float32))
+
+    def filters(self, inputs, x, dy, w_shape, convolution):
+        primitives_of(x).patch_moments(x, convolution, w_shape[1:3], self.moments)
+
+    def scales(self, *arguments):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_convolution_of_variables_keeps_squares_in_place_of_images(device, host, monkeypatch, channels, wanted):  # noqa: F811
+    """They are made once, for both passes; gradients and what an observer sees are those of the images."""
+    rng = np.random.default_rng(0)
+    x, W = (rng.integers(-2, 3, shape).astype(FLOAT16) for shape in ((2, 12, 8, channels), (8, 7, 7, 3)))
+    x[..., 3:] = 0
+    results, launched, launch = [], [], device.kernels.launch
+    monkeypatch.setattr(
+        device.kernels, "launch", lambda file, name, *rest, **more: launched.append(name) or launch(file, name, *rest, **more)
+    )
+    for sent in (lambda array: array, host.send):
+        image, filters = chainer.Variable(sent(x), requires_grad=wanted), sent(W).transpose(0, 3, 1, 2)
+        filters = chainer.Parameter(filters)
+        with host.graphs.on_stream():
+            y = convolution_2d(image, filters, stride=2, pad=3)
+            y.grad = sent(np.ones(y.shape, FLOAT16))
+            watching = Watching(147, types.SimpleNamespace(send=sent))
+            with observing(watching):
+                y.backward()
+        results.append([y.array, image.grad, filters.grad, watching.moments])
+    assert image.node.data is None
+    assert [launched.count(name) for name in ("fold_images", "fold_filters", "unfold_filters")] == [1, 1 + wanted, 1]
+    for found, right in zip(results[1], results[0], strict=True):
+        assert (found is None) == (right is None)
+        if right is not None:
+            np.testing.assert_array_equal(np.tril(exact(host.receive(found))), np.tril(exact(right)))

@@ -80,7 +80,9 @@ def _fused(dtype):
         "linear 2048 to 1000 + b": fprop(*_SHAPES["linear 2048 to 1000"], dtype, b=dtype),
         "fprop -> sums": fprop(*same, sums=True),
         "7x7 fprop -> sums": fprop(*_SHAPES["stem 8 channels"], dtype, sums=True),
+        "1x7 fprop -> sums": fprop(_X, (128, 1, 7, 128), Convolution(pad=(0, 3)), dtype, sums=True),
         "10 to 20 fprop -> sums": fprop(*_SHAPES["3x3 10 to 20"], dtype, sums=True),
+        "32 groups fprop -> sums": fprop(*_SHAPES["3x3 32 groups"], dtype, sums=True),
     }
 
 
