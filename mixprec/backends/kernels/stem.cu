@@ -1,10 +1,11 @@
-// Images of few channels with squares of two by two pixels as channels: what a convolution with a stride of 2 computes on
-// them by Tensor cores. FOLDED elements are those of one row of two pixels, with zeros up to four channels each.
+// Images of few channels with squares of two by two pixels as channels: what a convolution with a stride of 2 computes
+// on them by Tensor cores. FOLDED elements are those of one row of two pixels, with zeros up to four channels each.
 
 constexpr int FOLDED = 8;
 
-// Two rows of two pixels of C channels, which lie `apart` from each other, or side by side if that is 0. All that is read
-// is under way at once. With a WIDTH above 1 pieces of memory are read whole, which so begin at multiples of their length.
+// Two rows of two pixels of C channels, which lie `apart` from each other, or side by side if that is 0. All that is
+// read is under way at once. With a WIDTH above 1 pieces of memory are read whole, which so begin at multiples of their
+// length.
 template <int C>
 __device__ __forceinline__ void fold(u64 x, u64 y, long long from, long long below, long long apart, long long to) {
     constexpr int COUNT = 2 * C, PIECE = WIDTH == 1 ? 1 : COUNT % 4 ? 2 : COUNT, PAIR = WIDTH == 1 ? 1 : 2;
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fold_images(
     }
 }
 
-// Back to (N, height, width, channels), which are pixels here, without what was zero. A thread has an element of the result.
+// Back to (N, height, width, channels), of pixels, without what was zero. A thread has an element of the result.
 extern "C" __global__ void __launch_bounds__(THREADS) unfold_images(
     u64 y, u64 x, long long count, long long rows, long long columns, long long rows_before, long long columns_before,
     long long height, long long width, long long channels) {
@@ -85,8 +86,9 @@ struct Axis {
         : size(size_), before(before_), folded((size_ + before_ + 1) / 2) {}
 };
 
-#define FILTERS \
-    long long count, long long rows, long long columns, long long channels, long long rows_before, long long columns_before
+#define FILTERS                                                                                   \
+    long long count, long long rows, long long columns, long long channels, long long rows_before, \
+        long long columns_before
 
 // (K, R, S, C) -> (K, R', S', 2 * FOLDED), zeros where there was nothing. A thread has an element of the result.
 extern "C" __global__ void __launch_bounds__(THREADS) fold_filters(u64 w, u64 folded, FILTERS) {
