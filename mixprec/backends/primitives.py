@@ -78,15 +78,16 @@ class Primitives(Interface, but=_COMPOSED):
         """
         return convolution
 
-    def conv_images(self, x, form, dtype):
-        """Returns images in the form of a convolution that :meth:`conv_form` has returned; a cast, if it is as it was.
+    def conv_images(self, x, form, dtype, *, channels_first=False):
+        """Returns images in the form of a convolution that :meth:`conv_form` has returned.
 
         Args:
-            x: (N, H, W, C) in a storage dtype; for another form in any order of memory.
+            x: (N, H, W, C) in a storage dtype.
             form: the convolution.
             dtype: the storage dtype of the result.
+            channels_first: whether x is (N, C, H, W).
         """
-        return self.cast(x, dtype)
+        return self.to_nhwc(x, dtype) if channels_first else self.cast(x, dtype)
 
     def conv_images_backward(self, dy, form, x_shape, dtype):
         """Returns the gradient (N, H, W, C) = ``x_shape`` of :meth:`conv_images` in the dtype of its ``x``."""

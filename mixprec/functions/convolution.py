@@ -8,7 +8,7 @@ import numpy as np
 from mixprec.backends import aside, primitives_of
 from mixprec.backends.geometry import Convolution
 from mixprec.functions import checks, layer_gradients
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, dense
 
 
 def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
@@ -89,7 +89,10 @@ class ConvolutionImages(Node):
 
     def compute(self, primitives, x):
         self._x = x.shape, x.dtype
-        return (primitives.conv_images(x, self._form, self._dtype),)
+        planes = x.transpose(0, 3, 1, 2)
+        if planes.flags.c_contiguous:
+            return (primitives.conv_images(planes, self._form, self._dtype, channels_first=True),)
+        return (primitives.conv_images(dense(x), self._form, self._dtype),)
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.conv_images_backward(dy, self._form, *self._x),)

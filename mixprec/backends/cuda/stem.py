@@ -87,24 +87,21 @@ class Stems(Channels):
         key = "conv_form", x_shape, w_shape, dtype, convolution
         return self._choose(key, self._form_candidates, (True,))()
 
-    def conv_images(self, x, form, dtype):
+    def conv_images(self, x, form, dtype, *, channels_first=False):
         if not isinstance(form, Squares):
-            return self.cast(x, dtype)
-        apart = not x.flags.c_contiguous
-        if apart and not x.transpose(0, 3, 1, 2).flags.c_contiguous:
-            x, apart = self.launcher.contiguous(x), False
+            return super().conv_images(x, form, dtype, channels_first=channels_first)
         y = self._empty((len(x), *form.squares, _WIDTH), dtype)
         places = math.prod(y.shape[:3])
         at_once = 1 if self._address(x) % ACCESS else ACCESS // x.dtype.itemsize
-        arguments = [x, y, places, *form.squares, *form.zeros, *(length // 2 for length in x.shape[1:3])]
-        arguments += [x.shape[3], int(apart)]
+        arguments = [x, y, places, *form.squares, *form.zeros, *(length // 2 for length in form.size)]
+        arguments += [x.shape[1 if channels_first else 3], int(channels_first)]
         blocks = ceil_div(places, self.launcher.threads)
         self.kernels.launch(_FILE, "fold_images", blocks, arguments, x.dtype, at_once, y.dtype)
         return y
 
     def conv_images_backward(self, dy, form, x_shape, dtype):
         if not isinstance(form, Squares):
-            return self.cast(dy, dtype)
+            return super().conv_images_backward(dy, form, x_shape, dtype)
         dx = self._empty(x_shape, dtype)
         blocks = ceil_div(dx.size, self.launcher.threads)
         arguments = [dy, dx, dx.size, *form.squares, *form.zeros, *x_shape[1:]]

@@ -90,9 +90,11 @@ def step(p, images, weights, b, scales, labels):
     stem, three, pooling = Convolution((2, 2), (3, 3)), Convolution(pad=(1, 1)), Pooling((3, 3), (2, 2), (1, 1))
     first, second, head = weights
     relu = BatchNorm(relu=True)
-    nhwc = images.transpose(0, 2, 3, 1)
-    form = p.conv_form(nhwc.shape, first.shape, first.dtype, stem)
-    x = p.to_nhwc(images, first.dtype, 4) if form is stem else p.conv_images(nhwc, form, first.dtype)
+    form = p.conv_form((4, 16, 16, 3), first.shape, first.dtype, stem)
+    if form is stem:
+        x = p.to_nhwc(images, first.dtype, 4)
+    else:
+        x = p.conv_images(images, form, first.dtype, channels_first=True)
     z1, y1, saved1 = convolved_and_normalized(p, x, first, form, *scales[0], None, relu)
     pooled, where = p.max_pool(y1, pooling)
     z2, y2, saved2 = convolved_and_normalized(p, pooled, second, three, *scales[1], None, relu, add=pooled)

@@ -92,23 +92,14 @@ def test_images_are_folded_and_cast_in_one_launch_in_either_order_of_memory(dtyp
     form = squares_of(x.shape, (8, 7, 7, channels), RESNET)
     assert (form.squares, form.zeros) == ((6, 5), (2, 2))
     expected = by_numpy(PRIMITIVES.cast(x, FLOAT16), (2, 2), (6, 5))
-    planes = send(np.ascontiguousarray(x.transpose(0, 3, 1, 2)), not aligned).transpose(0, 2, 3, 1)
-    for images in (send(x, not aligned), planes):
+    for channels_first in (False, True):
+        images = send(x.transpose(0, 3, 1, 2) if channels_first else x, not aligned)
         with cuda.counting() as counted:
-            found = cuda.conv_images(images, form, FLOAT16)
+            found = cuda.conv_images(images, form, FLOAT16, channels_first=channels_first)
         assert counted.kernels == 1
         same(found, expected)
     back = cuda.conv_images_backward(found, form, x.shape, dtype)
     same(back, PRIMITIVES.cast(PRIMITIVES.cast(x, FLOAT16), dtype))
-
-
-def test_images_in_another_order_of_memory_are_copied_first():
-    cuda, x = HostCuda(), arrays(np.random.default_rng(0), (4, 6, 3, 2), FLOAT16)
-    images = send(x).transpose(3, 0, 1, 2)
-    form = squares_of(images.shape, (8, 4, 3, 3), Convolution((2, 2), (1, 0)))
-    x = np.ascontiguousarray(x.transpose(3, 0, 1, 2))
-    found = cuda.conv_images(images, form, FLOAT16)
-    same(found, by_numpy(x, form.zeros, form.squares))
 
 
 @pytest.mark.parametrize(
