@@ -20,8 +20,8 @@ def _by_name(names):
 
 _PRIMITIVES = _by_name(
     {
-        CONV_FPROP: "conv_fprop",
-        CONV_DGRAD: "conv_dgrad deconv_fprop",
+        CONV_FPROP: "conv_fprop conv_images",
+        CONV_DGRAD: "conv_dgrad conv_images_backward deconv_fprop",
         CONV_WGRAD: "conv_wgrad",
         BN_FORWARD: "batch_norm batch_norm_inference dual_batch_norm batch_norm_max_pool",
         BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward dual_batch_norm_backward "

@@ -36,6 +36,7 @@ from mixprec.rewrite.normalization import Normalization
 _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
 _PREDICTOR = "/predictor"
 _PRIMITIVES = [name for name, contract in vars(Primitives).items() if inspect.isfunction(contract)]
+_PRIMITIVES.remove("conv_form")  # which computes nothing
 _OURS = "mixprec."
 _CONVOLUTIONS = kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD
 _COPYING = (Concatenation, Dense)  # of ours, without a primitive

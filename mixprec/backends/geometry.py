@@ -1,7 +1,7 @@
 """The attributes of convolutions, poolings and normalizations, and what normalizations hand on."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,10 @@ class Convolution:
         pad: rows and columns of zeros on every side.
         dilation: steps between two elements of the filter; 1 is a dense one.
         groups: number of groups of channels that are convolved apart.
+        channels: that images have in a form of the backend's own; ``None``: those of the filter, or more.
     """
 
+    channels: ClassVar[int | None] = None
     stride: tuple[int, int] = (1, 1)
     pad: tuple[int, int] = (0, 0)
     dilation: tuple[int, int] = (1, 1)

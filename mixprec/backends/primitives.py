@@ -16,7 +16,8 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 from mixprec.interface import Interface
 
 _COMPOSED = (
-    *("deconv_fprop", "dual_batch_norm", "dual_batch_norm_backward"),
+    *("conv_form", "conv_images", "conv_images_backward", "deconv_fprop"),
+    *("dual_batch_norm", "dual_batch_norm_backward"),
     *("batch_norm_max_pool", "batch_norm_max_pool_backward"),
 )
 
@@ -60,6 +61,36 @@ class Primitives(Interface, but=_COMPOSED):
 
     def conv_wgrad(self, x, dy, convolution, w_shape):
         """Returns the gradient dw (K, R, S, C / groups) = ``w_shape`` of :meth:`conv_fprop`."""
+
+    def conv_form(self, x_shape, w_shape, dtype, convolution):
+        """Returns the convolution of the same images in the form in which the device reads them fastest.
+
+        It is one of the backend's own for images of :meth:`conv_images`, or ``convolution`` itself for images as they
+        are. Either goes with images of its form to all that takes a convolution, and with filters (K, R, S, C) and
+        results as ever. Forms change nothing but the place of numbers in memory.
+
+        Args:
+            x_shape: (N, H, W, C).
+            w_shape: (K, R, S, C / groups).
+            dtype: the storage dtype, of NumPy.
+            convolution: how the filter moves.
+        """
+        return convolution
+
+    def conv_images(self, x, form, dtype, *, channels_first=False):
+        """Returns images in the form of a convolution that :meth:`conv_form` has returned.
+
+        Args:
+            x: (N, H, W, C) in a storage dtype.
+            form: the convolution.
+            dtype: the storage dtype of the result.
+            channels_first: whether x is (N, C, H, W).
+        """
+        return self.to_nhwc(x, dtype) if channels_first else self.cast(x, dtype)
+
+    def conv_images_backward(self, dy, form, x_shape, dtype):
+        """Returns the gradient (N, H, W, C) = ``x_shape`` of :meth:`conv_images` in the dtype of its ``x``."""
+        return self.cast(dy, dtype)
 
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
         """Returns the transposed convolution (N, OH, OW, C) = ``y_shape`` of x (N, H, W, K): :meth:`conv_dgrad`.

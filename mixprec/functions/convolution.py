@@ -2,12 +2,13 @@
 
 import functools
 
+import chainer
 import numpy as np
 
-from mixprec.backends import aside
+from mixprec.backends import aside, primitives_of
 from mixprec.backends.geometry import Convolution
 from mixprec.functions import checks, layer_gradients
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, dense
 
 
 def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=False, statistics=False):
@@ -37,6 +38,11 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
     if checks.flag(Convolution2D.name, "relu", relu) and statistics:
         raise ValueError("convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other")
     convolution = convolution_of(Convolution2D.name, stride, pad, dilate, groups)
+    arrays = [each.array if isinstance(each, chainer.Variable) else each for each in (x, W)]
+    if all(getattr(array, "ndim", None) == 4 for array in arrays) and x.dtype == W.dtype:
+        form = form_of(arrays[0], W.shape, x.dtype, convolution)
+        if form is not convolution:
+            (x,), convolution = ConvolutionImages(form, x.dtype).apply((x,)), form
     node = Convolution2D(convolution, relu=relu, statistics=statistics)
     (y,) = node.apply((x, W) if b is None else (x, W, b))
     return (y, node.sums) if statistics else y
@@ -50,6 +56,46 @@ def convolution_of(function, stride, pad, dilate, groups):
         checks.pair(function, "dilate", dilate, 1),
         checks.whole(function, "groups", groups, 1),
     )
+
+
+def form_of(x, w_shape, dtype, convolution):
+    """Returns the convolution of images in the form that the device of an array prefers, or ``convolution`` itself.
+
+    Args:
+        x: array (N, H, W, C).
+        w_shape: (K, C / groups, R, S).
+        dtype: the storage dtype in which they are convolved.
+        convolution: :class:`~mixprec.backends.geometry.Convolution`.
+    """
+    k, c, r, s = w_shape
+    return primitives_of(x).conv_form(x.shape, (k, r, s, c), dtype, convolution)
+
+
+class ConvolutionImages(Node):
+    """Images in the form of a convolution, which then reads them in both passes.
+
+    Args:
+        form: :class:`~mixprec.backends.geometry.Convolution` of :func:`form_of`.
+        dtype: storage dtype of the result.
+    """
+
+    name = "conv_images"
+    image_inputs = (0,)
+    takes_strided = True
+    is_repeatable = True
+
+    def __init__(self, form, dtype):
+        self._form, self._dtype = form, dtype
+
+    def compute(self, primitives, x):
+        self._x = x.shape, x.dtype
+        planes = x.transpose(0, 3, 1, 2)
+        if planes.flags.c_contiguous:
+            return (primitives.conv_images(planes, self._form, self._dtype, channels_first=True),)
+        return (primitives.conv_images(dense(x), self._form, self._dtype),)
+
+    def gradients(self, primitives, indexes, dy):
+        return (primitives.conv_images_backward(dy, self._form, *self._x),)
 
 
 class FilterNode(Node):
@@ -77,8 +123,10 @@ class FilterNode(Node):
 
     def check_convolved(self, x, W):
         """Raises TypeError or ValueError if images and filters of a convolution do not fit."""
-        groups = self.convolution.groups
-        checks.images(self.name, "x", x, W.shape[1] * groups if W.ndim == 4 else None, padded=groups == 1)
+        groups, channels = self.convolution.groups, self.convolution.channels
+        if channels is None and W.ndim == 4:
+            channels = W.shape[1] * groups
+        checks.images(self.name, "x", x, channels, padded=groups == 1)
         self.check_filters(W, x)
         out_size = self.convolution.out_size(x.shape[1:3], W.shape[2:])
         if min(out_size) <= 0:

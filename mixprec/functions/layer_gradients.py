@@ -21,7 +21,8 @@ class Observer(Interface):
 
         Args:
             inputs: variable nodes of W, and of the bias if there is one.
-            x: (N, H, W, C) in the storage dtype, the input; of a linear layer (B, 1, 1, C).
+            x: (N, H, W, C) in the storage dtype, the input, or in the form of ``convolution``; of a linear layer
+                (B, 1, 1, C).
             dy: (N, OH, OW, K), the gradient of the output, scaled as the loss is.
             w_shape: (K, R, S, C / groups).
             convolution: :class:`~mixprec.backends.geometry.Convolution`.

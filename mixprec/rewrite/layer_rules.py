@@ -22,7 +22,7 @@ from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
-from mixprec.functions.convolution import Convolution2D, convolution_of
+from mixprec.functions.convolution import Convolution2D, convolution_of, form_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.layout import lay_out
 from mixprec.functions.linear import Linear
@@ -69,8 +69,12 @@ def _convolution(scope, node, inputs):
     place = None if b else scope.place()
     if place is not None:
         following, place.following = place.following, None
-    x = scope.images(x, scope.compute, padded)
-    ours = Convolution2D(geometry, relu=False, statistics=following or False)
+    form = form_of(as_nhwc(chainer.as_array(x)), W.shape, scope.compute, geometry)
+    if form is geometry:
+        x = scope.images(x, scope.compute, padded)
+    else:
+        x = scope.images_of_form(x, scope.compute, form)
+    ours = Convolution2D(form, relu=False, statistics=following or False)
     y = ours.run(x, W, *b)
     if place is not None:
         scope.convolved[id(y)] = Convolved(y, ours.sums, place)

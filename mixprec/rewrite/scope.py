@@ -12,6 +12,7 @@ import chainer
 import numpy as np
 
 from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
+from mixprec.functions.convolution import ConvolutionImages
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.normalization import Normalization
@@ -104,10 +105,23 @@ class Scope:
             self._look_at(x, dtype)
         return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
 
+    def images_of_form(self, x, dtype, form):
+        """Returns images in the form of a convolution, likewise."""
+        if dtype != x.dtype:
+            self._look_at(x, dtype)
+        return self._once(x, (dtype, form), lambda: self._to_form(x, dtype, form))
+
     def _to_nhwc(self, x, dtype, channels):
+        self._note_order(x)
+        return channels_last(x, dtype, channels)
+
+    def _to_form(self, x, dtype, form):
+        self._note_order(x)
+        return ConvolutionImages(form, dtype).run(x)
+
+    def _note_order(self, x):
         if self.trace is not None and not is_channels_last(x) and not is_part(x):
             self.trace.note_conversion("to NHWC", self.link_name)
-        return channels_last(x, dtype, channels)
 
     def in_order_of_axes(self, x, dtype=None):
         """Returns images in the memory order of (N, C, H, W), other variables and arrays as they are."""

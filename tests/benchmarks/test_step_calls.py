@@ -32,15 +32,16 @@ def notes():
 
 
 def test_the_ways_that_had_won(notes):
-    """Own batch normalizations, sums in all convolutions but the first, and that one on squares, both ways."""
+    """Own batch normalizations, sums in all convolutions, the first of which is on squares, both ways."""
     operations = [note.arguments[0] for note in notes if note.kind == "cudnn"]
     assert {operation.kind for operation in operations} == {"conv_fprop", "conv_dgrad", "conv_wgrad"}
     fprops = [operation for operation in operations if operation.kind == "conv_fprop"]
-    assert [len(fprops), sum("sum" in operation.has for operation in fprops)] == [53 + 1, 52]  # and the last layer
+    assert [len(fprops), sum("sum" in operation.has for operation in fprops)] == [53 + 1, 53]  # and the last layer
     launched = collections.Counter(note.name for note in notes if note.kind == "kernel")
-    assert (launched["fold_images"], launched["fold_filters"], launched["unfold_filters"]) == (2, 1, 1)
-    # Two each way, forward one where a convolution has taken sums. Gradients are added on the way.
-    assert launched["batch_norm_statistics"] == 1
+    assert (launched["fold_images"], launched["fold_filters"], launched["unfold_filters"]) == (1, 1, 1)
+    # Two each way; no statistics but those that convolutions have taken. Gradients are added on the way.
+    assert launched["batch_norm_statistics"] == 0
+    assert launched["batch_norm_finalize_sums"] == 53
     of_backward = ("batch_norm_apply", "batch_norm_backward_sums", "batch_norm_backward_apply")
     assert [launched[name] for name in of_backward] == [53, 53, 53]
     assert launched["add"] == 1

@@ -11,11 +11,11 @@ from chainer import computational_graph, function_hooks, gradient_check
 from mixprec import backends
 from mixprec import functions as F
 from mixprec.backends import primitives_of
-from mixprec.backends.geometry import Pooling
+from mixprec.backends.geometry import Convolution, Pooling
 from mixprec.backends.primitives import Primitives
 from mixprec.functions import node
 from mixprec.functions.addition import Addition
-from mixprec.functions.convolution import Convolution2D
+from mixprec.functions.convolution import Convolution2D, ConvolutionImages
 from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
@@ -33,6 +33,7 @@ OVERLAPPING, WHERE = Pooling((3, 3), (2, 2), (1, 1)), np.random.RandomState(0).r
 FUNCTIONS = {
     "convolution_2d": (F.convolution_2d, [IMAGES, (6, 8, 3, 3), (6,)]),
     "convolution_2d + relu": (lambda *xs: F.convolution_2d(*xs, relu=True), [IMAGES, (6, 8, 3, 3), (6,)]),
+    "conv_images": (lambda x: ConvolutionImages(Convolution(), x.dtype).apply((x,))[0], [IMAGES]),
     "deconvolution_2d": (F.deconvolution_2d, [IMAGES, (8, 6, 3, 3), (6,)]),
     "batch_normalization": (F.batch_normalization, [IMAGES, VECTORS, VECTORS]),
     "batch_normalization + add + relu": (

@@ -44,13 +44,14 @@ def _statistics(nodes, kinds, storage):
         return False
     convolution = nodes[kinds.index("conv_fprop")]
     weight = convolution.inputs["weight"].dim
-    channels = (convolution.inputs["image"].dim[1], weight[0])
-    return storage != "HALF" or max(weight[2:]) > 5 or any(c % 8 for c in channels)
+    channels = convolution.inputs["image"].dim[1]
+    is_grouped, taps = channels != weight[1], weight[2] * weight[3]
+    return storage != "HALF" or is_grouped or taps > 25 or any(c % 8 for c in (channels, weight[0]))
 
 
 _RULES = {
     "batch normalization wants a multiple of 8 channels, of 4 in float32": _channels,
     "an addition after batch normalization wants a ReLU after it": _addition_alone,
     "an operand between two nodes is not in the storage dtype": _wide_operand,
-    "statistics want float16 throughout, multiples of 8 channels, and filters up to 5x5": _statistics,
+    "statistics want float16 throughout, one group, multiples of 8 channels, and filters up to 5x5": _statistics,
 }

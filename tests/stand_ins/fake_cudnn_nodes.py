@@ -32,8 +32,7 @@ class Kind(NamedTuple):
 
 def _padding(attributes):
     """Returns pairs of what comes before and after each axis in space."""
-    names = ("padding", "padding") if "padding" in attributes else ("pre_padding", "post_padding")
-    return list(zip(*(attributes[name] for name in names), strict=True))
+    return [(pad, pad) for pad in attributes["padding"]]
 
 
 def _geometry(attributes):
@@ -180,7 +179,7 @@ def _genstats(inputs, attributes, dims):
     return x.sum(_PER_CHANNEL, keepdims=True), np.square(x).sum(_PER_CHANNEL, keepdims=True)
 
 
-_CONVOLUTION = ("padding", "pre_padding", "post_padding", "stride", "dilation")
+_CONVOLUTION = ("padding", "stride", "dilation")
 _RUNNING = ("in_running_mean", "in_running_var", "epsilon", "momentum")
 _STATISTICS = ("mean", "inv_variance")
 

@@ -9,7 +9,7 @@ import numpy as np
 from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.layout import Layouts
-from mixprec.backends.cuda.stem import Stems, folds_of
+from mixprec.backends.cuda.stem import ON_SQUARES, Squares, Stems
 from mixprec.backends.geometry import BatchNorm, Following
 
 _FLOAT = np.dtype(np.float32)
@@ -26,7 +26,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
     """The convolutions of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
-        w = self._as_wide_as(x.shape[3], w, convolution)
+        w, convolution = self._filters_for(x.shape, w, convolution)
         if isinstance(statistics, Following):
             key = "conv_batch_norm", x.shape, w.shape, x.dtype, convolution, statistics
             return self._choose(key, self._batch_norm_candidates, (x, w, True))(x, w)
@@ -36,12 +36,14 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._choose(key, self._fprop_candidates, arguments)(*arguments)
 
     def conv_dgrad(self, dy, w, convolution, x_shape):
-        w = self._as_wide_as(x_shape[3], w, convolution)
+        w, convolution = self._filters_for(x_shape, w, convolution)
         key = "conv_dgrad", dy.shape, w.shape, tuple(x_shape), dy.dtype, convolution
         return self._choose(key, self._dgrad_candidates, (dy, w))(dy, w)
 
     def conv_wgrad(self, x, dy, convolution, w_shape):
         w_shape = tuple(w_shape)
+        if isinstance(convolution, Squares):
+            return self._wgrad_on_squares(x, dy, convolution, w_shape)
         as_wide_as_x = w_shape if convolution.groups > 1 else (*w_shape[:3], x.shape[3])
         key = "conv_wgrad", x.shape, dy.shape, as_wide_as_x, x.dtype, convolution
         return self._resized(self._choose(key, self._wgrad_candidates, (x, dy))(x, dy), w_shape)
@@ -52,17 +54,15 @@ class Convolutions(BatchNorms, Stems, Layouts):
     def relu_backward(self, dy, y):
         return self._elementwise("convolution", "relu_backward", [dy, y], dy.size, length=dy.size)
 
+    def _filters_for(self, x_shape, w, convolution):
+        """Returns filters as images have come, for squares or with as many channels, and the convolution of both."""
+        if isinstance(convolution, Squares):
+            return self._folded_filters(w, convolution), ON_SQUARES
+        return self._as_wide_as(x_shape[3], w, convolution), convolution
+
     # The candidates. Of convolutions of cuDNN the first one fuses most.
 
     def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
-        as_it_is = self._fprop_as_it_is(x_shape, w_shape, dtype, convolution, b, relu, wanted)
-        if wanted.statistics:
-            return as_it_is
-        both = folds_of(x_shape, w_shape, dtype, convolution)
-        first, others = (self._stem_fprop_candidates(folds, dtype, b, relu) for folds in both)
-        return self._by_rule(first, itertools.chain(as_it_is, others))
-
-    def _fprop_as_it_is(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn, found = self._cudnn(), False
 
         def ask(images, filters, **fused):
@@ -93,12 +93,6 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._gradient_candidates(ask, [dy_shape, x_shape], w_shape, convolution.groups, padded)
 
     def _wgrad_candidates(self, x_shape, dy_shape, w_shape, dtype, convolution):
-        as_it_is = self._wgrad_as_it_is(x_shape, dy_shape, w_shape, dtype, convolution)
-        both = folds_of(x_shape, w_shape, dtype, convolution)
-        first, others = (self._stem_wgrad_candidates(folds, dy_shape, w_shape, dtype) for folds in both)
-        return self._by_rule(first, itertools.chain(as_it_is, others))
-
-    def _wgrad_as_it_is(self, x_shape, dy_shape, w_shape, dtype, convolution):
         def ask(images, filters):
             return operations.conv_wgrad(*images, filters, dtype, convolution)
 
@@ -118,9 +112,8 @@ class Convolutions(BatchNorms, Stems, Layouts):
         operation = operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)
         separate = [("separate", functools.partial(before, False))]
         with_sums = (("statistics", functools.partial(before, True)) for _ in [0] if self._cudnn().supports(operation))
-        if max(w_shape[1:3]) <= 3 and x_shape[3] % 8 == w_shape[0] % 8 == 0:
-            return self._by_rule(with_sums, separate)
-        return itertools.chain(separate, with_sums)  # larger filters were not among those of the H100
+        # Of an H100's record are filters up to 3x3. A larger one has as many sums, and more products to hide them.
+        return self._by_rule(with_sums, separate)
 
     # What they do
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from mixprec.backends.cuda.base import Base, ceil_div, rows_of
+from mixprec.backends.cuda.stem import Squares
 
 _FLOAT = np.dtype(np.float32)
 _MULTIPLE = 8  # of elements that rows of patches have, which Tensor cores like
@@ -20,6 +21,9 @@ class Curvatures(Base):
     """The second moments of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
+        if isinstance(convolution, Squares):
+            x_shape = len(x), *convolution.size, (out.shape[1] - bias) // math.prod(filter_size)
+            x = self.conv_images_backward(x, convolution, x_shape, x.dtype)
         out_size = convolution.out_size(x.shape[1:3], filter_size)
         is_pointwise = (*filter_size, *convolution.pad) == (1, 1, 0, 0) and out_size == x.shape[1:3]
         if is_pointwise and not bias:

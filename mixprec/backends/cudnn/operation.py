@@ -52,9 +52,8 @@ class Operation:
         kind: one of the table.
         inputs: :class:`Tensor` of each.
         outputs: :class:`Tensor` of each.
-        attributes: ``stride``, ``pad``, ``dilation``, ``groups`` of convolutions, and ``pad_after`` if other rows and
-            columns of zeros follow the image than come before it; ``relu`` of ``conv_fprop`` and ``batch_norm``;
-            ``eps`` and ``momentum`` (1 - decay) of ``batch_norm``. Sorted pairs of name and value.
+        attributes: ``stride``, ``pad``, ``dilation``, ``groups`` of convolutions; ``relu`` of ``conv_fprop`` and
+            ``batch_norm``; ``eps`` and ``momentum`` (1 - decay) of ``batch_norm``. Sorted pairs of name and value.
     """
 
     kind: str

@@ -62,8 +62,6 @@ class _Builder:
     def geometry(self):
         """Returns the arguments that all convolutions have. Groups follow from the channels of image and filter."""
         names = {"padding": "pad", "stride": "stride", "dilation": "dilation"}
-        if "pad_after" in dict(self.operation.attributes):
-            names |= {"pre_padding": names.pop("padding"), "post_padding": "pad_after"}
         return {theirs: list(self.operation.attribute(ours)) for theirs, ours in names.items()}
 
 

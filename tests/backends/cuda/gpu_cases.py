@@ -104,8 +104,22 @@ def every_primitive(p, put, dtype, size, filters):
     small = put(arrays(rng, where.shape, dtype))
     of_mean = put(arrays(rng, (size[0], *of_means.out_size(size[1:3]), channels), dtype))
     of_image = put(arrays(rng, (size[0], channels), dtype))
+    pixels = put(arrays(rng, (2, 8, 6, 3), FLOAT32))
+    filters_of_pixels = put(arrays(rng, (8, 7, 7, 3), dtype, 0.1))
     planes = put(arrays(rng, (size[0], 3, *size[1:3]), FLOAT32))
 
+    def first_convolution():
+        form = p.conv_form(pixels.shape, filters_of_pixels.shape, np.dtype(dtype), _STEM)
+        images = p.conv_images(pixels, form, dtype)
+        found = p.conv_fprop(images, filters_of_pixels, form)
+        gradients = p.conv_dgrad(found, filters_of_pixels, form, images.shape)
+        return (
+            found,
+            p.conv_images_backward(gradients, form, pixels.shape, pixels.dtype),
+            p.conv_wgrad(images, found, form, filters_of_pixels.shape),
+        )
+
+    yield "conv_form, conv_images", first_convolution
     yield "conv_fprop", lambda: (p.conv_fprop(x, w, _SAME),)
     yield "conv_fprop, bias and ReLU", lambda: (p.conv_fprop(x, w, _SAME, b, relu=True),)
     yield "conv_fprop, statistics", lambda: p.conv_fprop(x, w, _SAME, statistics=True)

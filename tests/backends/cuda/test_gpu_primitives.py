@@ -7,7 +7,6 @@ much until the backend knows. Tests of small arrays that need no cuDNN have ``ow
 
 import contextlib
 import inspect
-import itertools
 import json
 import math
 from unittest import mock
@@ -19,7 +18,7 @@ from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import batch_norm, operations
 from mixprec.backends.cuda.candidates import WithoutCudnn
-from mixprec.backends.cuda.stem import folds_of
+from mixprec.backends.cuda.stem import squares_of
 from mixprec.backends.cudnn import search
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
@@ -213,17 +212,20 @@ def check_convolutions(side, cuda, case, dtype):
 @pytest.mark.parametrize("channels", [3, 4])
 def test_first_convolutions_on_folded_images(side, channels, dtype):
     side.need_cudnn()
-    cudnn.configure(autotune="measure", cache=None)
     convolution, shape, w_shape = Convolution((2, 2), (3, 3)), (2, 20, 28, channels), (16, 7, 7, channels)
     x, w, dy = drawn((convolution, shape, w_shape), dtype, 0)
-    (y, _, dw), (y_bound, _, dw_bound) = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
-    on_device = side.send((x, w, dy))
-    folds = [*itertools.chain(*folds_of(shape, w_shape, x.dtype, convolution))]
-    assert len(folds) == 2
-    for _, way in side.cuda._stem_fprop_candidates(folds, x.dtype, None, False):
-        assert_close(side.receive(way(*on_device[:2], None)), y, dtype, y_bound)
-    for _, way in side.cuda._stem_wgrad_candidates(folds, dy.shape, w_shape, x.dtype):
-        assert_close(side.receive(way(on_device[0], on_device[2])), dw, dtype, dw_bound)
+    images, filters, gradient = side.send((x, w, dy))
+    form = squares_of(shape, w_shape, convolution)
+    images = side.cuda.conv_images(images, form, dtype)
+    dx = side.cuda.conv_dgrad(gradient, filters, form, images.shape)
+    found = (
+        side.cuda.conv_fprop(images, filters, form),
+        side.cuda.conv_images_backward(dx, form, shape, dtype),
+        side.cuda.conv_wgrad(images, gradient, form, w_shape),
+    )
+    expected, bounds = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
+    for ours, theirs, bound in zip(side.receive(found), expected, bounds, strict=True):
+        assert_close(ours, theirs, dtype, bound)
 
 
 @on_devices(SMALL, RESNET50)

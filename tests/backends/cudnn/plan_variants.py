@@ -1,14 +1,14 @@
 """One operation of each variant that the primitives may ask of cuDNN, and of shapes that are not usual."""
 
-from mixprec.backends.cuda.stem import fold_of
+from mixprec.backends.cuda.stem import ON_SQUARES
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
 
 _X, _W = (32, 28, 28, 128), (128, 3, 3, 128)
 _POINTWISE, _SAME, _HALVING = Convolution(), Convolution(pad=(1, 1)), Convolution(stride=(2, 2), pad=(1, 1))
 
-# The 7x7 of stride 2 as a 4x4 of what a block of 2x2 pixels has, with the padding written before.
-_STEM = ((256, 115, 115, 16), (64, 4, 4, 16), _POINTWISE)
+# The 7x7 of stride 2 as a 4x4 on squares of 2x2 pixels, with the padding written before.
+_STEM, _SQUARES = (((images, 115, 115, 16), (64, 4, 4, 16), ON_SQUARES) for images in (256, 32))
 
 _SHAPES = {
     "1x1": (_X, (256, 1, 1, 128), _POINTWISE),
@@ -63,6 +63,7 @@ def of_a_step(dtype):
             ("3x3/2", ((256, 56, 56, 128), (128, 3, 3, 128), _HALVING)),
             ("1x1/2", (x, (512, 1, 1, 256), Convolution(stride=(2, 2)))),
             ("stem", _STEM),
+            ("5x5", (narrow, (64, 5, 5, 64), Convolution(pad=(2, 2)))),
         ):
             found[f"{name} -> sums"] = operations.conv_fprop(*shape, dtype, sums=True)
     return found
@@ -79,7 +80,9 @@ def _fused(dtype):
         "linear 2048 to 1000 + b": fprop(*_SHAPES["linear 2048 to 1000"], dtype, b=dtype),
         "fprop -> sums": fprop(*same, sums=True),
         "7x7 fprop -> sums": fprop(*_SHAPES["stem 8 channels"], dtype, sums=True),
+        "1x7 fprop -> sums": fprop(_X, (128, 1, 7, 128), Convolution(pad=(0, 3)), dtype, sums=True),
         "10 to 20 fprop -> sums": fprop(*_SHAPES["3x3 10 to 20"], dtype, sums=True),
+        "32 groups fprop -> sums": fprop(*_SHAPES["3x3 32 groups"], dtype, sums=True),
     }
 
 
@@ -93,14 +96,14 @@ def _shapes(dtype):
 
 
 def _stems(dtype):
-    found = {}
-    for name, rows in (("pairs", 1), ("squares", 2)):
-        fold = fold_of(rows, *_SHAPES["stem 4 channels"])
-        given = fold.x_shape, fold.w_shape, fold.convolution, dtype
-        found[f"fprop stem of {name}"] = operations.conv_fprop(*given)
-        found[f"fprop stem of {name} + b + relu"] = operations.conv_fprop(*given, b=dtype, relu=True)
-        found[f"wgrad stem of {name}"] = operations.conv_wgrad(*given)
-    return found
+    given = *_SQUARES, dtype
+    return {
+        "fprop stem of squares": operations.conv_fprop(*given),
+        "fprop stem of squares + b + relu": operations.conv_fprop(*given, b=dtype, relu=True),
+        "squares fprop -> sums": operations.conv_fprop(*given, sums=True),
+        "dgrad stem of squares": operations.conv_dgrad(*given),
+        "wgrad stem of squares": operations.conv_wgrad(*given),
+    }
 
 
 def _normalizations(dtype):
