@@ -165,8 +165,9 @@ def _as_launched(x, w):
     """Returns the shapes that the launch of a convolution has, and bytes for folding images to squares: 0 if not."""
     if x[-1] != 3:
         return (x[1:], w), 0
-    folded = (x[1] // 2, x[2] // 2, 16)
-    return (folded, (w[0], (w[1] + 1) // 2, (w[2] + 1) // 2, 16)), _bytes(x) + x[0] * _bytes(folded)
+    size, window = [length // 2 for length in x[1:3]], [(length + 1) // 2 for length in w[1:3]]
+    padded = [length + rows - 1 for length, rows in zip(size, window, strict=True)]  # the record's were not
+    return ((*padded, 16), (w[0], *window, 16)), _bytes(x) + x[0] * _bytes((*size, 16))
 
 
 def _shapes(row):

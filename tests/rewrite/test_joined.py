@@ -16,8 +16,8 @@ from mixprec.functions import layer_gradients
 from mixprec.functions.layer_gradients import Observer
 from mixprec.rewrite import deferred
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, POOLED, RELU
-from tests.activation_memory.test_offloading_odd import memory  # noqa: F401
 from models import MODELS
+from tests.activation_memory.test_offloading_odd import memory  # noqa: F401
 from tests.cases import first, pairs
 from tests.rewrite.test_fusion import KEPT, LOOKS, WHEN, announced, calls, normalized, projection  # noqa: F401
 from tests.rewrite.twins import assert_same, beside, fusions, images, new, site, step
@@ -396,7 +396,7 @@ def test_what_is_joined_in_networks(name):
 def test_the_report_says_what_is_apart_and_why():
     model, report = beside(lambda m, x: F.max_pooling_2d(F.relu(normalized(m, x)), 2), example=images(0))
     assert "ReLU, its max pooling apart: windows are 2x2 with stride 2x2, not 3x3 with 2x2" in str(report)
-    model, report = beside(NOT_JOINED["relu used after"][0], example=images(0))
+    _, report = beside(NOT_JOINED["relu used after"][0], example=images(0))
     assert "ReLU, its max pooling apart: the ReLU is needed elsewhere" in str(report)
 
 
