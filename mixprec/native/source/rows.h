@@ -33,7 +33,7 @@ class Tiled {
         values_ = tiled_;
     }
     Tiled(const Tiled &) = delete;
-    Vector operator()(long i, long count) const { return load_n(values_ + i, count); }
+    INLINE Vector operator()(long i, long count) const { return load_n(values_ + i, count); }
     explicit operator bool() const { return values_; }
 
   private:

@@ -11,6 +11,7 @@
 #include "dtypes.h"
 
 #define INLINE __attribute__((always_inline)) inline  // of what is called for each vector
+#define COLD __attribute__((noinline, cold, unused)) static  // of what hardly ever is
 
 namespace native {
 namespace INSTRUCTIONS {
@@ -35,6 +36,9 @@ inline uint32_t nan_of_half(uint16_t half) {
 constexpr int LANES = 16;
 typedef __m512 Vector;
 typedef __m512i Integers;
+typedef __m256i Raw;  // of a 16-bit dtype
+COLD Vector widen_nan(Raw raw, Vector v);
+COLD Raw narrow_nan(Raw raw, Vector v);
 
 INLINE Vector load(const float *p) { return _mm512_loadu_ps(p); }
 INLINE void store(float *p, Vector v) { _mm512_storeu_ps(p, v); }
@@ -42,34 +46,16 @@ INLINE __mmask16 first(long count) { return __mmask16((1u << count) - 1); }
 INLINE Vector load_some(const float *p, long count) { return _mm512_maskz_loadu_ps(first(count), p); }
 INLINE void store_some(float *p, Vector v, long count) { _mm512_mask_storeu_ps(p, first(count), v); }
 
-inline Vector widen(__m256i raw, Half *) {
+INLINE Vector widen(__m256i raw, Half *) {
     Vector v = _mm512_cvtph_ps(raw);
-    if (__builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0)) {
-        uint16_t halves[LANES];
-        uint32_t words[LANES];
-        _mm256_storeu_si256((__m256i *)halves, raw);
-        _mm512_storeu_ps(words, v);
-        for (int i = 0; i < LANES; ++i)
-            if ((halves[i] & 0x7fff) > 0x7c00) words[i] = nan_of_half(halves[i]);
-        v = _mm512_loadu_ps(words);
-    }
-    return v;
+    return __builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0) ? widen_nan(raw, v) : v;
 }
 INLINE Vector widen(__m256i raw, Bfloat *) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
-inline __m256i narrow(Vector v, Half *) {
+INLINE __m256i narrow(Vector v, Half *) {
     __m256i raw = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    if (__builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0)) {
-        uint16_t halves[LANES];
-        uint32_t words[LANES];
-        _mm256_storeu_si256((__m256i *)halves, raw);
-        _mm512_storeu_ps(words, v);
-        for (int i = 0; i < LANES; ++i)
-            if ((words[i] & 0x7fffffff) > 0x7f800000) halves[i] = half_of_nan(words[i]);
-        raw = _mm256_loadu_si256((__m256i *)halves);
-    }
-    return raw;
+    return __builtin_expect(_mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0) ? narrow_nan(raw, v) : raw;
 }
 // The bits of bfloat16 in the upper halves.
 INLINE Integers upper_halves(Vector v) {
@@ -130,6 +116,9 @@ INLINE void store_all_bytes(unsigned char *p, Vector v) {
 constexpr int LANES = 8;
 typedef __m256 Vector;
 typedef __m256i Integers;
+typedef __m128i Raw;
+COLD Vector widen_nan(Raw raw, Vector v);
+COLD Raw narrow_nan(Raw raw, Vector v);
 
 INLINE Vector load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE void store(float *p, Vector v) { _mm256_storeu_ps(p, v); }
@@ -144,34 +133,16 @@ INLINE void store_some(float *p, Vector v, long count) {
     memcpy(p, part, count * sizeof(float));
 }
 
-inline Vector widen(__m128i raw, Half *) {
+INLINE Vector widen(__m128i raw, Half *) {
     Vector v = _mm256_cvtph_ps(raw);
-    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0)) {
-        uint16_t halves[LANES];
-        uint32_t words[LANES];
-        _mm_storeu_si128((__m128i *)halves, raw);
-        _mm256_storeu_ps((float *)words, v);
-        for (int i = 0; i < LANES; ++i)
-            if ((halves[i] & 0x7fff) > 0x7c00) words[i] = nan_of_half(halves[i]);
-        v = _mm256_loadu_ps((float *)words);
-    }
-    return v;
+    return __builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0) ? widen_nan(raw, v) : v;
 }
 INLINE Vector widen(__m128i raw, Bfloat *) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
 }
-inline __m128i narrow(Vector v, Half *) {
+INLINE __m128i narrow(Vector v, Half *) {
     __m128i raw = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0)) {
-        uint16_t halves[LANES];
-        uint32_t words[LANES];
-        _mm_storeu_si128((__m128i *)halves, raw);
-        _mm256_storeu_ps((float *)words, v);
-        for (int i = 0; i < LANES; ++i)
-            if ((words[i] & 0x7fffffff) > 0x7f800000) halves[i] = half_of_nan(words[i]);
-        raw = _mm_loadu_si128((__m128i *)halves);
-    }
-    return raw;
+    return __builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps(v, v, _CMP_UNORD_Q)), 0) ? narrow_nan(raw, v) : raw;
 }
 INLINE Integers upper_halves(Vector v) {
     Integers bits = _mm256_castps_si256(v);
@@ -230,6 +201,26 @@ INLINE void store_all_bytes(unsigned char *p, Vector v) {
 }
 
 #endif
+
+// Vectors of float16 with NaN, as NumPy converts it; `raw` is what the instruction makes of it, or has made v of.
+COLD Vector widen_nan(Raw raw, Vector v) {
+    uint16_t halves[LANES];
+    uint32_t words[LANES];
+    memcpy(halves, &raw, sizeof raw), memcpy(words, &v, sizeof v);
+    for (int i = 0; i < LANES; ++i)
+        if ((halves[i] & 0x7fff) > 0x7c00) words[i] = nan_of_half(halves[i]);
+    memcpy(&v, words, sizeof v);
+    return v;
+}
+COLD Raw narrow_nan(Raw raw, Vector v) {
+    uint16_t halves[LANES];
+    uint32_t words[LANES];
+    memcpy(halves, &raw, sizeof raw), memcpy(words, &v, sizeof v);
+    for (int i = 0; i < LANES; ++i)
+        if ((words[i] & 0x7fffffff) > 0x7f800000) halves[i] = half_of_nan(words[i]);
+    memcpy(&raw, halves, sizeof raw);
+    return raw;
+}
 
 template <class Stored>
 INLINE Vector load(const Stored *p) {
