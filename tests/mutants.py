@@ -88,6 +88,8 @@ MUTANTS = [
            "squares / (x.size // x.shape[-1])", "squares / x.size", "variances are too small"),
     Mutant("native-plus", "backends/native/native_batch_norm.py", "backends/native/test_native_passes.py",
            "again = _Again(dy, plus, ", "again = _Again(dy, None, ", "gradients of one branch only"),
+    Mutant("native-mean-of-the-other", "backends/native/native_batch_norm.py", "backends/native/test_native_passes.py",
+           "raw(other.x), saved[1].mean", "raw(other.x), saved[0].mean", "gradients are about the other mean"),
     Mutant("variance-between-ranks", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm_of_ranks.py",
            "variances + (means - mean) ** 2", "variances", "means of other processes are no part of the variance"),
     Mutant("count-of-one-rank", "backends/cpu/batch_norm.py", "backends/cpu/test_batch_norm_of_ranks.py",

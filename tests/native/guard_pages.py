@@ -93,17 +93,21 @@ class Calls:
             self.outputs = [2, 3]
             return name, [self.array(x, dtype), channels, self.array(channels, "f8"), self.array(channels, "f8")]
         if name == "affine":
-            self.outputs = [6, 7]
+            self.outputs = [8, 9]
             scale, bias, added = self.maybe(channels), self.array(channels), self.maybe(x, dtype)
-            rest = [added, int(self.flag()), self.maybe(x, "u1"), self.array(x, dtype)]
+            affine = [self.array(channels) if added is not None and self.flag() else None] * 2
+            rest = [added, *affine, int(self.flag()), self.maybe(x, "u1"), self.array(x, dtype)]
             return name, [self.array(x, dtype), channels, scale, bias, *rest]
         again, has_x = self.flag(), name == "combine" or self.flag()
         relu = [self.array(channels) if again and has_x else None for _ in range(2)]
         gradient = [self.array(x, dtype), channels, self.maybe(x, dtype), *relu, self.maybe(x, "u1")]
         if name == "gradient_sums":
-            self.outputs = [8, 9, 10]
+            self.outputs = [10, 11, 12]
             of_x = [self.array(x, dtype), self.array(channels)] if has_x else [None, None]
-            return name, [*gradient, *of_x, self.maybe(x, dtype), *(self.array(channels, "f8") for _ in range(2))]
+            other = [self.array(x, dtype), self.array(channels)] if self.flag() else [None, None]
+            g = self.maybe(x, dtype) if other[0] is None else self.array(x, dtype)
+            products = self.array(channels if other[0] is None else 2 * channels, "f8")
+            return name, [*gradient, *of_x, *other, g, products, self.array(channels, "f8")]
         self.outputs = [11]
         vectors = [self.array(channels) for _ in range(3)] if self.flag() else [None] * 3
         return name, [*gradient, self.array(x, dtype), self.array(channels), *vectors, self.array(x, dtype)]

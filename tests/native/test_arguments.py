@@ -48,11 +48,14 @@ def _batch_norms():
 
         channels = shape[1]
         yield "moments", (rows(), channels, vector("f8"), vector("f8"))
-        yield "affine", (rows(), channels, vector(), vector(), rows(), 1, array(shape, "u1"), rows())
-        yield "affine", (rows(), channels, None, vector(), None, 0, None, rows())
+        yield "affine", (rows(), channels, vector(), vector(), rows(), None, None, 1, array(shape, "u1"), rows())
+        yield "affine", (rows(), channels, vector(), vector(), rows(), vector(), vector(), 0, None, rows())
+        yield "affine", (rows(), channels, None, vector(), None, None, None, 0, None, rows())
         for relu in ((vector(), vector(), None), (None, None, array(shape, "u1"))):
             gradient = (rows(), channels, rows(), *relu)
-            yield "gradient_sums", (*gradient, rows(), vector(), rows(), vector("f8"), vector("f8"))
+            yield "gradient_sums", (*gradient, rows(), vector(), None, None, rows(), vector("f8"), vector("f8"))
+            products = vector("f8", 2 * channels)
+            yield "gradient_sums", (*gradient, rows(), vector(), rows(), vector(), rows(), products, vector("f8"))
             yield "combine", (*gradient, rows(), vector(), vector(), vector(), vector(), rows())
 
 

@@ -11,7 +11,7 @@ from mixprec.backends.geometry import Saved
 
 _ZERO = np.float32(0)
 # Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
-_quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
 class Affine(NamedTuple):
@@ -29,20 +29,26 @@ class Affine(NamedTuple):
 class BatchNorms:
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
-    @_quiet
+    @quiet
     def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm`."""
+        affine, saved = self._statistics(x, gamma, beta, running, attributes, sums, ranks)
+        apply = self.apply_affine if factors is None else functools.partial(self._apply_to_images, factors)
+        y, mask = apply(x, affine, attributes.relu, add, keep_mask=True)
+        return y, saved._replace(mask=mask)
+
+    @quiet
+    def _statistics(self, x, gamma, beta, running, attributes, sums=None, ranks=None):
+        """Moves the running statistics; returns :class:`Affine` and Saved."""
         count = _count(x)
         if ranks is not None:
             mean, variance, count = _moments_of_all(ranks.statistics(self, x))
         else:
             mean, variance = self._moments(x) if sums is None else _moments_of_sums(sums, count)
         affine, saved = _finish(mean, variance, count, gamma, beta, running, attributes)
-        apply = self.apply_affine if factors is None else functools.partial(self._apply_to_images, factors)
-        y, mask = apply(x, affine, attributes.relu, add, keep_mask=True)
-        return y, saved._replace(mask=mask, count=None if ranks is None else count)
+        return affine, saved if ranks is None else saved._replace(count=count)
 
-    @_quiet
+    @quiet
     def batch_norm_part(self, x):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_part`."""
         if not x.size:
@@ -51,7 +57,7 @@ class BatchNorms:
         mean, variance = self._moments(x)
         return np.stack([np.full_like(mean, count), mean, variance])
 
-    @_quiet
+    @quiet
     def batch_norm_backward(
         self, dy, x, gamma, beta, saved, attributes, *, add=False, plus=None, ranks=None, factors=None
     ):
@@ -65,21 +71,19 @@ class BatchNorms:
         if ranks is not None:
             dgamma, dbeta = ranks.sum(np.stack([dgamma, dbeta]))
             count, processes = saved.count, ranks.size
-        # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
-        slope = affine.scale * saved.invstd * (dgamma / -count)
-        offset = affine.scale * (dbeta / -count)
+        slope, offset = slopes(affine.scale, saved, dgamma, dbeta, count)
         combine = functools.partial(self._combine_images, factors) if of_images else self._combine
         dx = combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
         dgamma, dbeta = dgamma / processes, dbeta / processes
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
 
-    @_quiet
+    @quiet
     def batch_norm_inference(self, x, gamma, beta, mean, variance, attributes, *, add=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference`."""
         affine = _affine(gamma, beta, mean, _invstd(variance, attributes))
         return self.apply_affine(x, affine, attributes.relu, add)[0]
 
-    @_quiet
+    @quiet
     def batch_norm_inference_backward(self, dy, x, gamma, beta, mean, variance, attributes, *, y=None):
         """See :meth:`~mixprec.backends.primitives.Primitives.batch_norm_inference_backward`."""
         invstd = _invstd(variance, attributes)
@@ -234,6 +238,12 @@ class BatchNorms:
         rows = Rows(g.shape)
         scale = rows.repeat(scale)
         return rows.mapped(g, lambda block, out: np.multiply(block, scale[: block.size], out=out))
+
+
+def slopes(scale, saved, dgamma, dbeta, count):
+    """Returns slope and offset for ``_combine``: how the gradient depends on x by way of the statistics."""
+    # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
+    return scale * saved.invstd * (dgamma / -count), scale * (dbeta / -count)
 
 
 def _new_output(x, masked):

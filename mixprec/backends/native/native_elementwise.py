@@ -45,7 +45,8 @@ class NativeElementwise:
         if not are_stored_alike(x):
             return super().add_bias(x, b)
         y = np.empty(x.shape, x.dtype)
-        library().affine(raw(x), x.shape[-1], None, np.ascontiguousarray(b, np.float32), None, 0, None, raw(y))
+        bias = np.ascontiguousarray(b, np.float32)
+        library().affine(raw(x), x.shape[-1], None, bias, None, None, None, 0, None, raw(y))
         return y
 
     def bias_grad(self, dy, dtype):
@@ -53,7 +54,7 @@ class NativeElementwise:
         if not are_stored_alike(dy):
             return super().bias_grad(dy, dtype)
         _, sums = both = np.empty((2, dy.shape[-1]))
-        library().gradient_sums(raw(dy), dy.shape[-1], None, None, None, None, None, None, None, *both)
+        library().gradient_sums(raw(dy), dy.shape[-1], *(None,) * 9, *both)
         with np.errstate(over="ignore"):
             return self.cast(sums.astype(np.float32), dtype)
 

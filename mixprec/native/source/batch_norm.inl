@@ -83,22 +83,31 @@ bool moments(Dtype dtype, const void *x, long rows, long channels, double *means
 }
 
 void affine(Dtype dtype, const void *x, long rows, long channels, const float *scale, const float *bias,
-            const void *added, bool relu_follows, unsigned char *mask, void *y) {
+            const Added &added, bool relu_follows, unsigned char *mask, void *y) {
     Rows shape(rows, channels);
-    Tiled scales(scale, shape), biases(bias, shape);
+    Tiled scales(scale, shape), biases(bias, shape), added_scales(added.scale, shape), added_biases(added.bias, shape);
     of_dtype(dtype, [&](auto tag) {
         using Stored = typename decltype(tag)::type;
-        auto *in = static_cast<const Stored *>(x), *other = static_cast<const Stored *>(added);
+        auto *in = static_cast<const Stored *>(x), *other = static_cast<const Stored *>(added.x);
         auto *out = static_cast<Stored *>(y);
-        each_of(shape, [&](long offset, long i, long count) {
-            Vector value = operand(in + offset, count);
-            if (scales) value = multiply(value, scales(i, count));
-            value = add(value, biases(i, count));
-            if (other) value = add(value, operand(other + offset, count));
-            if (mask) store_bytes(mask + offset, where_positive(value, spread(1)), count);
-            if (relu_follows) value = relu(value);
-            store_result(out + offset, value, count);
-        });
+        auto with = [&](auto term) {  // what is added to a vector
+            each_of(shape, [=, &scales, &biases](long offset, long i, long count) __attribute__((always_inline)) {
+                Vector value = operand(in + offset, count);
+                if (scales) value = multiply(value, scales(i, count));
+                value = add(value, biases(i, count));
+                if (other) value = add(value, term(offset, i, count));
+                if (mask) store_bytes(mask + offset, where_positive(value, spread(1)), count);
+                if (relu_follows) value = relu(value);
+                store_result(out + offset, value, count);
+            });
+        };
+        if (added_scales)
+            with([=, &added_scales, &added_biases](long offset, long i, long count) __attribute__((always_inline)) {
+                Vector value = multiply(operand(other + offset, count), added_scales(i, count));
+                return rounded(add(value, added_biases(i, count)), (Stored *)nullptr);
+            });
+        else
+            with([=](long offset, long, long count) { return operand(other + offset, count); });
     });
 }
 
@@ -121,7 +130,7 @@ struct Gradients {
         Vector value = operand(dy + offset, count);
         if constexpr (HAS & PLUS) {
             value = add(value, operand(plus + offset, count));
-            if constexpr (sizeof(Stored) == 2) value = widen(narrow(value, (Stored *)nullptr), (Stored *)nullptr);
+            value = rounded(value, (Stored *)nullptr);
         }
         if constexpr (HAS & MASK) return where_positive(load_bytes(mask + offset, count), value);
         if constexpr (HAS & AGAIN) return where_positive(add(multiply(x, scale(i, count)), bias(i, count)), value);
@@ -153,37 +162,52 @@ void of_gradient(Dtype dtype, const Gradient &gradient, const Body &body) {
     });
 }
 
-bool gradient_sums(Dtype dtype, const Gradient &given, const void *x, long rows, long channels, const float *mean,
+// Adds the sums of the products of g with x - mean. Inlined, it would make the loops of gradient_sums slower.
+template <class Stored>
+__attribute__((noinline)) void add_products(
+    Block block, long first, const Stored *g, const Stored *in, const Tiled &means, Sums &all) {
+    Sums of_block;
+    block.sum([&](long offset, long i, long count) __attribute__((always_inline)) {
+        Vector slope = operand(g + offset, count), value = operand(in + offset, count);
+        return Two{multiply(slope, subtract(value, means(first + i, count))), slope};
+    }, of_block);
+    all.add(of_block, block.channels);
+}
+
+bool gradient_sums(Dtype dtype, const Gradient &given, const Centred &x, const Centred &other, long rows, long channels,
                    void *g, double *products, double *sums) {
     bool done = false;
     Rows shape(rows, channels);
-    Tiled means(mean, shape);
+    Tiled means(x.mean, shape), other_means(other.mean, shape);
+    struct Result {
+        Sums of_x, of_other;
+    };
     of_gradient(dtype, given, [&](auto tag, auto has) {
         using Stored = typename decltype(tag)::type;
         Gradients<Stored, decltype(has)::value> gradient(given, shape);
-        auto *in = static_cast<const Stored *>(x);
+        auto *in = static_cast<const Stored *>(x.x), *other_in = static_cast<const Stored *>(other.x);
         auto *out = static_cast<Stored *>(g);
-        done = sum_rows<Sums>(
+        done = sum_rows<Result>(
             shape,
-            [&](long first, const Block &block, Sums &result) {
+            [=, &gradient, &means, &other_means](long first, const Block &block, Result &result) {
                 Sums of_block;
-                block.sum([&](long offset, long i, long count) __attribute__((always_inline)) {
+                block.sum([=, &gradient, &means](long offset, long i, long count) __attribute__((always_inline)) {
                     Vector value = in ? operand(in + offset, count) : spread(0);
                     Vector slope = gradient.at(offset, first + i, count, value);
                     if (out) store_result(out + offset, slope, count);
                     return Two{in ? multiply(slope, subtract(value, means(first + i, count))) : value, slope};
                 }, of_block);
-                for (long c = 0; c < block.channels; ++c) {
-                    result.first[c] += of_block.first[c];
-                    result.second[c] += of_block.second[c];
-                }
+                result.of_x.add(of_block, block.channels);
+                if (other_in) add_products(block, first, out, other_in, other_means, result.of_other);
             },
-            [](Sums &all, const Sums &part) {
-                for (long c = 0; c < CHUNK; ++c) all.first[c] += part.first[c], all.second[c] += part.second[c];
+            [&](Result &all, const Result &part) {
+                all.of_x.add(part.of_x, CHUNK);
+                if (other_in) all.of_other.add(part.of_other, CHUNK);
             },
-            [&](long first, long count, const Sums &all) {
-                memcpy(products + first, all.first, count * sizeof(double));
-                memcpy(sums + first, all.second, count * sizeof(double));
+            [&](long first, long count, const Result &all) {
+                memcpy(products + first, all.of_x.first, count * sizeof(double));
+                memcpy(sums + first, all.of_x.second, count * sizeof(double));
+                if (other_in) memcpy(products + channels + first, all.of_other.first, count * sizeof(double));
             });
     });
     return done;
@@ -198,7 +222,8 @@ void combine(Dtype dtype, const Gradient &given, const void *x, long rows, long 
         Gradients<Stored, decltype(has)::value> gradient(given, shape);
         auto *in = static_cast<const Stored *>(x);
         auto *out = static_cast<Stored *>(dx);
-        each_of(shape, [&](long at, long i, long count) {
+        each_of(shape, [=, &gradient, &scales, &means, &slopes, &offsets](long at, long i, long count)
+                           __attribute__((always_inline)) {
             Vector value = operand(in + at, count);
             Vector result = multiply(gradient.at(at, i, count, value), scales(i, count));
             if (slopes) {

@@ -12,7 +12,9 @@ void convert(Dtype of, const void *source, Dtype to, void *target, long size) {
             auto *in = static_cast<const typename decltype(source_tag)::type *>(source);
             auto *out = static_cast<typename decltype(target_tag)::type *>(target);
             parallel_parts(size, LEAST, [&](long start, long stop) {
-                vectors(start, stop, [&](long i, long count) { store_n(out + i, load_n(in + i, count), count); });
+                vectors(start, stop, [&](long i, long count) __attribute__((always_inline)) {
+                    store_n(out + i, load_n(in + i, count), count);
+                });
             });
         });
     });
@@ -24,7 +26,7 @@ void add_arrays(Dtype dtype, const void *a, const void *b, void *sum, long size)
         auto *one = static_cast<const Stored *>(a), *other = static_cast<const Stored *>(b);
         auto *out = static_cast<Stored *>(sum);
         parallel_parts(size, LEAST, [&](long start, long stop) {
-            vectors(start, stop, [&](long i, long count) {
+            vectors(start, stop, [&](long i, long count) __attribute__((always_inline)) {
                 store_n(out + i, add(load_n(one + i, count), load_n(other + i, count)), count);
             });
         });

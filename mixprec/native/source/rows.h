@@ -33,7 +33,7 @@ class Tiled {
         values_ = tiled_;
     }
     Tiled(const Tiled &) = delete;
-    Vector operator()(long i, long count) const { return load_n(values_ + i, count); }
+    INLINE Vector operator()(long i, long count) const { return load_n(values_ + i, count); }
     explicit operator bool() const { return values_; }
 
   private:
@@ -47,10 +47,11 @@ void each_of(const Rows &rows, const Body &body) {
     if (!rows.size) return;
     long least = LEAST / rows.width + 1;
     parallel_parts((rows.size + rows.width - 1) / rows.width, least, [&](long start, long stop) {
+        const Body mine = body;  // what it holds can be in registers
         for (long offset = start * rows.width; start < stop; ++start, offset += rows.width) {
             long left = rows.size - offset;
             vectors(0, left < rows.width ? left : rows.width,
-                    [&](long i, long count) { body(offset + i, i, count); });
+                    [&](long i, long count) { mine(offset + i, i, count); });
         }
     });
 }
@@ -62,6 +63,10 @@ struct Two {
 // Two sums for each channel of some channels, in float64.
 struct Sums {
     double first[CHUNK], second[CHUNK];
+
+    void add(const Sums &other, long channels) {
+        for (long c = 0; c < channels; ++c) first[c] += other.first[c], second[c] += other.second[c];
+    }
 };
 
 // A block of rows whose sums are taken in float32.

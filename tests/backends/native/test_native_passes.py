@@ -11,8 +11,9 @@ import pytest
 
 from mixprec.backends import cpu, native
 from mixprec.backends.cpu.batch_norm import Affine
-from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
-from mixprec.native.native_library import library
+from mixprec.backends.geometry import BatchNorm, Convolution, Normalized, Pooling
+from mixprec.backends.primitives import Primitives
+from mixprec.native.native_library import library, raw
 from tests.backends.primitive_cases import BFLOAT16, FLOAT32, STORAGE, arrays, exact
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native library")
@@ -83,6 +84,44 @@ def test_gradients_of_normalizations(shape, dtype, relu, add, plus):
         return p._combine(g, scale, x, mean, slope, offset, reuse=relu and not add), scaled, kept
 
     _assert_same(gradients)
+
+
+def _dual(p, shape, dtype, relu, plus):
+    """Returns outputs and gradients of two normalizations that are added."""
+    rng = np.random.default_rng(2)
+    (*inputs, dy, more), vectors = arrays(rng, (4, *shape), dtype), arrays(rng, (2, 4, shape[-1]), np.float32)
+    one, other = (
+        Normalized(x, gamma, beta, tuple(running), BatchNorm(relu=follows))
+        for x, (gamma, beta, *running), follows in zip(inputs, vectors, (relu, False), strict=True)
+    )
+    y, saved = p.dual_batch_norm(one, other)
+    *both, g = p.dual_batch_norm_backward(dy, one, other, saved, plus=more if plus else None)
+    return [y, saved[0].mask, *saved[0][:2], *saved[1][:2], *both[0], *both[1], g, vectors]
+
+
+@pytest.mark.parametrize(("relu", "plus"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 40, 64)])
+def test_two_normalizations_at_once_are_those_one_by_one(shape, dtype, relu, plus):
+    class OneByOne(native.Native):
+        dual_batch_norm = Primitives.dual_batch_norm
+        dual_batch_norm_backward = Primitives.dual_batch_norm_backward
+
+    found, expected = (_dual(p, shape, dtype, relu, plus) for p in (native.PRIMITIVES, OneByOne()))
+    for one, same in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(_bits(one), _bits(same))
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_added_is_rounded(shape, dtype):
+    x, added, y = _arrays(shape, dtype, 3)
+    affine, of_added = arrays(np.random.default_rng(1), (2, 2, shape[-1]), np.float32)
+    library().affine(raw(x), shape[-1], *affine, raw(added), *of_added, 1, None, raw(y))
+    with np.errstate(all="ignore"):
+        added, _ = cpu.PRIMITIVES.apply_affine(added, Affine(*of_added), False)
+        expected, _ = cpu.PRIMITIVES.apply_affine(x, Affine(*affine), True, added)
+    np.testing.assert_array_equal(_bits(y), _bits(expected))
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
@@ -159,6 +198,7 @@ def _digests():
                 *native.PRIMITIVES.max_pool(x, POOLINGS[0]),
                 native.PRIMITIVES.global_average_pool(x),
                 native.PRIMITIVES.to_nchw(x, FLOAT32),
+                *_dual(native.PRIMITIVES, x.shape, dtype, True, True),
             )
             found[f"{dtype} {channels}"] = [hashlib.sha256(each.tobytes()).hexdigest() for each in results]
     return found
