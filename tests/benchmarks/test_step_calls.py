@@ -39,11 +39,12 @@ def test_the_ways_that_had_won(notes):
     assert [len(fprops), sum("sum" in operation.has for operation in fprops)] == [53 + 1, 53]  # and the last layer
     launched = collections.Counter(note.name for note in notes if note.kind == "kernel")
     assert (launched["fold_images"], launched["fold_filters"], launched["unfold_filters"]) == (1, 1, 1)
-    # Two each way; no statistics but those that convolutions have taken. Gradients are added on the way.
-    assert launched["batch_norm_statistics"] == 0
-    of_backward = ("batch_norm_apply", "batch_norm_backward_sums", "batch_norm_backward_apply")
-    assert [launched[name] for name in of_backward] == [53, 53, 53]
-    assert launched["add"] == 1
+    # One forward, as convolutions have taken the statistics, and two backward. Gradients are added on the way.
+    assert launched["batch_norm_statistics"] == launched["add"] == 0
+    for kind, number in (("batch_norm", 53 - 1 - 2 * 4), ("batch_norm_dual", 4), ("batch_norm_max_pool", 1)):
+        forward = kind if kind.endswith("pool") else f"{kind}_apply"
+        for name in (forward, f"{kind}_backward_sums", f"{kind}_backward_apply"):
+            assert launched[name] == number, name
 
 
 @pytest.mark.parametrize(("autotune", "capability"), first(0, [("measure", 90), ("heuristic", 90), ("measure", 80)], 1))
