@@ -21,9 +21,9 @@ class Network(NamedTuple):
     """What a network is made of. Each convolution has a batch normalization, and each block an addition.
 
     Batch normalizations are an own launch forward, by the sums of the convolution, and two backward, which also add the
-    gradients that meet where a block begins. Pairs, of a block and its shortcut, are computed together, and the first one
-    with the max pooling. The first convolution is one on folded images: a launch for these, and one for the filter both
-    ways.
+    gradients that meet where a block begins. Pairs, of a block and its shortcut, are computed together, and the first
+    one with the max pooling. The first convolution is one on folded images: a launch for these, and one for the filter
+    both ways.
     """
 
     convolutions: int
@@ -58,10 +58,10 @@ def _parts(network):
 STEP = _parts(RESNET18)
 WITHOUT_SUMS = {"batch_norm": 2 * STEP["batch_norm"], "dual_batch_norm": 3 * 3, "batch_norm_max_pool": 2}
 APART = {
-    **{"batch_norm": 2 * RESNET18.convolutions, "batch_norm_backward": 2 * RESNET18.convolutions},
+    **dict.fromkeys(("batch_norm", "batch_norm_backward"), 2 * RESNET18.convolutions),
     **dict.fromkeys(("dual_batch_norm", "dual_batch_norm_backward"), 0),
     **dict.fromkeys(("batch_norm_max_pool", "batch_norm_max_pool_backward"), 0),
-    **{"max_pool": 1, "max_pool_backward": 1},
+    **dict.fromkeys(("max_pool", "max_pool_backward"), 1),
 }
 # Arguments go into the buffers of the graph; the loss, which is also what is reported, and the accuracy come out of it.
 AROUND_A_GRAPH = {"setitem": 2, "copy": 2}

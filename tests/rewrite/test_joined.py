@@ -394,7 +394,7 @@ def test_what_is_joined_in_networks(name):
 
 
 def test_the_report_says_what_is_apart_and_why():
-    model, report = beside(lambda m, x: F.max_pooling_2d(F.relu(normalized(m, x)), 2), example=images(0))
+    _, report = beside(lambda m, x: F.max_pooling_2d(F.relu(normalized(m, x)), 2), example=images(0))
     assert "ReLU, its max pooling apart: windows are 2x2 with stride 2x2, not 3x3 with 2x2" in str(report)
     _, report = beside(NOT_JOINED["relu used after"][0], example=images(0))
     assert "ReLU, its max pooling apart: the ReLU is needed elsewhere" in str(report)

@@ -51,10 +51,8 @@ def _launches(model, images):
 
 
 # Of a ResNet-18: three blocks whose shortcut has a batch normalization, and the stem.
-JOINED = {
-    **{"dual_batch_norm": 3, "dual_batch_norm_backward": 2 * 3},
-    **{"batch_norm_max_pool": 1, "batch_norm_max_pool_backward": 2},
-}
+JOINED = {"dual_batch_norm": 3, "batch_norm_max_pool": 1}
+JOINED |= {f"{name}_backward": 2 * count for name, count in JOINED.items()}
 
 
 def test_a_converted_network_launches_what_one_written_for_nhwc_does():
@@ -63,10 +61,8 @@ def test_a_converted_network_launches_what_one_written_for_nhwc_does():
     by_hand, converted = (_launches(model, images) for model in (ByHand(), _converted("resnet18")))
     assert converted - by_hand == JOINED
     alone = sum(JOINED[name] for name in ("dual_batch_norm", "dual_batch_norm", "batch_norm_max_pool"))
-    assert by_hand - converted == {
-        **{"to_nhwc": 1, "batch_norm": 20 + alone, "batch_norm_backward": 2 * alone},
-        **{"max_pool": 1, "max_pool_backward": 1, "add": 1},
-    }
+    others = dict.fromkeys(("to_nhwc", "max_pool", "max_pool_backward", "add"), 1)
+    assert by_hand - converted == others | {"batch_norm": 20 + alone, "batch_norm_backward": 2 * alone}
 
 
 @pytest.mark.slow
