@@ -11,11 +11,14 @@ from chainer import computational_graph, function_hooks, gradient_check
 from mixprec import backends
 from mixprec import functions as F
 from mixprec.backends import primitives_of
-from mixprec.backends.geometry import Convolution, Pooling
+from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
 from mixprec.functions import node
 from mixprec.functions.addition import Addition
+from mixprec.functions.batch_normalization import BatchNormalization
+from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
 from mixprec.functions.convolution import Convolution2D, ConvolutionImages
+from mixprec.functions.dual_batch_normalization import DualBatchNormalization
 from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
@@ -29,6 +32,12 @@ IMAGES, VECTORS = (2, 5, 4, 8), (8,)
 ONES = np.ones(8, np.float32)
 MIXED = np.array([4, 0, 1]), np.array(0.7, np.float32)
 OVERLAPPING, WHERE = Pooling((3, 3), (2, 2), (1, 1)), np.random.RandomState(0).randint(0, 9, IMAGES, np.uint8)
+
+
+def _normalization(relu):
+    return BatchNormalization(BatchNorm(relu=relu), None, None)
+
+
 # name: (function of variables, shapes of the inputs; those of one axis are float32)
 FUNCTIONS = {
     "convolution_2d": (F.convolution_2d, [IMAGES, (6, 8, 3, 3), (6,)]),
@@ -39,6 +48,14 @@ FUNCTIONS = {
     "batch_normalization + add + relu": (
         lambda x, g, b, a: F.batch_normalization(x, g, b, add=a, relu=True),
         [IMAGES, VECTORS, VECTORS, IMAGES],
+    ),
+    "dual_batch_normalization + relu": (
+        lambda *xs: DualBatchNormalization(_normalization(True), _normalization(False)).apply(xs)[0],
+        [IMAGES, VECTORS, VECTORS, IMAGES, VECTORS, VECTORS],
+    ),
+    "batch_normalization_max_pooling_2d": (
+        lambda *xs: BatchNormalizationMaxPooling2D(_normalization(True), Pooling((3, 3), (2, 2))).apply(xs)[0],
+        [IMAGES, VECTORS, VECTORS],
     ),
     "fixed_batch_normalization + relu": (
         lambda x, g, b: F.fixed_batch_normalization(x, g, b, ONES, ONES, relu=True),
