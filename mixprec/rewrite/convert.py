@@ -58,8 +58,8 @@ def convert(
         >>> report = mixprec.convert(model, example=x)  # print(report) shows a table
         >>> model[0].W.dtype.name, model[1].gamma.dtype.name, model(x).dtype.name
         ('float16', 'float32', 'float32')
-        >>> report.fused
-        {'ReLU': 1, 'add + ReLU': 0, '': 0}
+        >>> report.fused["ReLU"], report.fused[""]
+        (1, 0)
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
