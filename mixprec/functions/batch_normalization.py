@@ -182,12 +182,8 @@ class BatchNormalization(_Normalization):
         self.retain_inputs((0, 1, 2))
         options = {"add": add, "sums": self.sums, "ranks": self._ranks, "factors": self.factors}
         y, self._saved = primitives.batch_norm(x, gamma, beta, self.statistics, self.attributes, **options)
-        self.settle()
+        self.statistics = None  # they have moved, and belong to the link
         return (y,)
-
-    def settle(self):
-        """Lets go of the running statistics: they have moved, and belong to the link."""
-        self.statistics = None
 
     def normalized(self, x, gamma, beta):
         """Returns :class:`~mixprec.backends.geometry.Normalized` of arrays, for a node that computes it with more."""

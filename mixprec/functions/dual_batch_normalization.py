@@ -38,7 +38,7 @@ class DualBatchNormalization(Node):
         self.retain_inputs(range(6))
         y, (self._saved, self._saved_other) = primitives.dual_batch_norm(*self._normalized(arrays))
         for node in self._nodes:
-            node.settle()
+            node.statistics = None  # they have moved
         return (y,)
 
     def again(self):

@@ -105,11 +105,15 @@ def can_follow(x, function):
     """Whether a function, by the name of its class, can be computed together with a variable that is deferred."""
     if type(x) is not Deferred or not x.is_as_before():
         return False
-    chain, site = (*x.chain, function), x.normalization.site
-    begun = [each for each in FUSIONS if each.chain[: len(chain)] == chain and each.takes(*x.normalization.kind)]
-    if chain in _COMPLETE and x.fusion is None:
-        return bool(begun)
-    return any(site.fused in (None, each.name) for each in begun)  # it waits only if it has before
+    chain, normalization, begun = (*x.chain, function), x.normalization, []
+    for fusion in FUSIONS:
+        fits = (normalization.moves or not fusion.by_batch) and not (normalization.joint and fusion.by_process)
+        if fits and fusion.chain[: len(chain)] == chain:
+            begun.append(fusion.name)
+    if not begun:
+        return False
+    # It waits for more only if it has before.
+    return (chain in _COMPLETE and x.chain not in _COMPLETE) or normalization.site.fused in (None, *begun)
 
 
 def taken(x, name):

@@ -32,10 +32,6 @@ class Fusion(NamedTuple):
     by_process: bool = False
     of_two: bool = False
 
-    def takes(self, moves, joint):
-        """Whether it takes batch normalizations that move statistics, and whose batch is that of several processes."""
-        return (moves or not self.by_batch) and not (joint and self.by_process)
-
 
 FUSIONS = (
     Fusion(RELU, ("ReLU",)),

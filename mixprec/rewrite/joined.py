@@ -23,7 +23,7 @@ def pooled(relu, pooling):
     normalization = relu.normalization
     normalization.site.fused = POOLED
     node = BatchNormalizationMaxPooling2D(normalization.begin(POOLED, relu=True), pooling)
-    y = normalization.apply(node, *normalization.inputs)
+    y = normalization.apply(node)
     if y.creator_node is not None:
         normalization.joined = _Pooled(relu, y)
     return y
@@ -38,7 +38,7 @@ def dual(total):
     one, other = total.normalization, total.operand.normalization
     one.site.fused = other.site.fused = DUAL
     node = DualBatchNormalization(one.begin(DUAL, relu=True, add=True), other.begin(DUAL))
-    y = one.apply(node, *one.inputs, *other.inputs)
+    y = one.apply(node, other.x, *other.rest)
     if y.creator_node is not None:
         one.other, one.joined = other, _Dual(total, y)
         other.joined = one.joined

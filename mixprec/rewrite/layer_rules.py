@@ -69,7 +69,9 @@ def _convolution(scope, node, inputs):
     place = None if b else scope.place()
     if place is not None:
         following, place.following = place.following, None
-    form = form_of(as_nhwc(chainer.as_array(x)), W.shape, scope.compute, geometry)
+    form = geometry
+    if W.shape[1] <= _STEM + 1 and geometry.stride != (1, 1):
+        form = form_of(as_nhwc(chainer.as_array(x)), W.shape, scope.compute, geometry)
     if form is geometry:
         x = scope.images(x, scope.compute, padded)
     else:

@@ -43,16 +43,6 @@ class Normalization:
         self.counted = False
         self._build = build
 
-    @property
-    def kind(self):
-        """What :meth:`~mixprec.rewrite.fusions.Fusion.takes` asks for."""
-        return self.moves, self.joint
-
-    @property
-    def inputs(self):
-        """The inputs of its node, before what is added."""
-        return self.x, *self.rest
-
     def begin(self, fused="", relu=False, add=False, factors=None):
         """Returns its node, which has not been applied; only the first one moves running statistics.
 
@@ -78,9 +68,9 @@ class Normalization:
             factors: ``None``, or those of stochastic depth (N,).
         """
         node = self.begin(fused, bool(fused), add is not None, factors)
-        return self.apply(node, *self.inputs, *([] if add is None else [add]))
+        return self.apply(node, *([] if add is None else [add]))
 
-    def apply(self, node, *inputs):
-        """Applies a node that computes it, alone or with more, and returns its output."""
+    def apply(self, node, *others):
+        """Applies a node that computes it, alone or with more, to its inputs and others, and returns the output."""
         node.channels_first = self.x.ndim == 4
-        return node.apply(inputs)[0]
+        return node.apply((self.x, *self.rest, *others))[0]
