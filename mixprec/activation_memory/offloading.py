@@ -19,11 +19,12 @@ from mixprec.activation_memory import metering
 from mixprec.activation_memory.budget import check_budget
 from mixprec.activation_memory.following import Following
 from mixprec.activation_memory.made_plans import Plans
-from mixprec.activation_memory.rounds import BUFFERS, LeaveAtOnce, Memory, Round
+from mixprec.activation_memory.rounds import LeaveAtOnce, Memory, Round
 from mixprec.announcements import announce
 from mixprec.backends.copies import copies_for
 from mixprec.compat.registry import Patch
 from mixprec.functions import watching
+from mixprec.functions.node import OFFLOADED
 from mixprec.messages import OneLineError
 from mixprec.optimizer.repeated_pass import one_pass_only
 
@@ -162,7 +163,7 @@ class Offload:
         found, todo = {}, [y.creator_node for y in outputs if y.creator_node is not None]
         while todo:
             function = todo.pop()
-            if function not in found and BUFFERS not in vars(function):
+            if function not in found and OFFLOADED not in vars(function):
                 found[function] = None
                 todo += [x.creator_node for x in function.inputs if x.creator_node is not None]
         if found and self._copies is None:
@@ -212,7 +213,7 @@ class Offload:
         )
 
     def _owns(self, function):
-        return self._round is not None and BUFFERS in vars(function)
+        return self._round is not None and OFFLOADED in vars(function)
 
     def _backward(self, function, step):
         if chainer.config.enable_backprop:
@@ -250,7 +251,7 @@ def _bringing_back(backprop_step):
         if offload is not None and offload._owns(function):
             offload._backward(function, lambda: backprop_step(function, *arguments))
             return
-        for buffer in vars(function).get(BUFFERS, ()):  # its graph has left the block
+        for buffer in vars(function).get(OFFLOADED, ()):  # its graph has left the block
             buffer.ensure()
         backprop_step(function, *arguments)
 

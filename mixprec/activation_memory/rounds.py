@@ -10,8 +10,8 @@ import weakref
 
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.buffers import LiveBuffer, compute_again, recipe_of
+from mixprec.functions.node import OFFLOADED
 
-BUFFERS = "_offloaded"  # attribute of function nodes: their buffers, which live as long as they do
 _WHOLE = 16  # memory of so many times an array is something else, of which it is a part: all images, say
 
 
@@ -92,7 +92,7 @@ class Round:
     def forward(self, function):
         """Takes note of a function node that has gone forward, and is a part of a graph."""
         number = len(self.signature)
-        buffers = vars(function)[BUFFERS] = self._retain(function)
+        buffers = vars(function)[OFFLOADED] = self._retain(function)
         new = tuple([buffer.size for buffer in buffers if buffer.made == number and self.owns(buffer)])
         self._begin(function, True, new)
         self._end(number, buffers)
@@ -151,7 +151,7 @@ class Round:
             function: function node.
             step: function without arguments that does so.
         """
-        buffers = vars(function).get(BUFFERS)
+        buffers = vars(function).get(OFFLOADED)
         if buffers is None:
             step()
             return

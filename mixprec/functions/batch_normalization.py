@@ -9,7 +9,7 @@ import numpy as np
 
 from mixprec.backends.geometry import BatchNorm, Normalized
 from mixprec.functions import checks, layer_gradients
-from mixprec.functions.node import Node, dense
+from mixprec.functions.node import Node, Part, dense
 from mixprec.functions.stochastic_depth import row_factors
 
 
@@ -189,18 +189,18 @@ class BatchNormalization(_Normalization):
         """Returns :class:`~mixprec.backends.geometry.Normalized` of arrays, for a node that computes it with more."""
         return Normalized(x, gamma, beta, self.statistics, self.attributes, self.sums)
 
-    def behind(self, node, inputs, saved):
-        """Returns this node, which was not applied, going backward for a part of one that was.
+    def with_saved(self, node, inputs, saved):
+        """Returns a node that goes backward like this one, which was not applied.
 
         Args:
-            node: that one.
+            node: what has been applied in its place.
             inputs: variable nodes.
             saved: Saved.
         """
-        self.retain_inputs((0, 1, 2))
-        self.take_part(node, *inputs)
-        self._saved = saved
-        return self
+        twin = copy.copy(self)
+        twin.retain_inputs((0, 1, 2))
+        twin.inputs, twin.channels_first, twin._saved = inputs, node.channels_first, saved
+        return twin
 
     def again(self):
         return copy.copy(self) if self._ranks is None else None
@@ -246,7 +246,7 @@ class FixedBatchNormalization(_Normalization):
         return (dx, dgamma, dbeta, dadd if added_before_relu else dy)[: len(self.inputs)]
 
 
-class AdditionAndReLU(chainer.FunctionNode):
+class AdditionAndReLU(Part):
     """The addition and the ReLU that a node has computed behind its batch normalization, going backward only.
 
     What was added may have no array any more, so they cannot be computed again.
@@ -257,13 +257,11 @@ class AdditionAndReLU(chainer.FunctionNode):
     """
 
     def __init__(self, node, operand):
-        self._node = copy.copy(node)
-        self._node._ranks = None  # other processes have no such function
-        self.inputs = operand, node.inputs[3]
-        self.rank = max(each.rank for each in self.inputs)
-        self.lazy_grad_sum = node.lazy_grad_sum
+        super().__init__(node, (operand, node.inputs[3]), None)
 
     def backward(self, indexes, grad_outputs):
+        node = copy.copy(self._node)
+        node._ranks = None  # other processes have no such function
         with layer_gradients.observing(None):  # the batch normalization itself goes backward elsewhere
-            gradient = self._node.backward((3,), grad_outputs)[3]
+            gradient = node.backward((3,), grad_outputs)[3]
         return (gradient,) * len(indexes)

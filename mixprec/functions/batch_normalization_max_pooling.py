@@ -4,7 +4,7 @@ import copy
 
 from mixprec.functions import layer_gradients
 from mixprec.functions.batch_normalization import check_batch
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, Part
 from mixprec.functions.pooling import MaxPooling2D
 
 
@@ -54,11 +54,14 @@ class BatchNormalizationMaxPooling2D(Node):
         return primitives.batch_norm_backward(g, x, gamma, beta, self._saved, self._one.attributes)[:3]
 
     def behind(self, h):
-        """Returns the node of the pooling, going backward only.
+        """Returns the pooling.
 
         Args:
             h: variable node of what is pooled, which has turned out to be needed by itself.
         """
-        images, channels, *size = self.inputs[0].shape
-        x_shape = (images, *size, channels) if self.channels_first else self.inputs[0].shape
-        return MaxPooling2D(self._pooling).behind(self, h, self._where, x_shape)
+        return Part(self, (h,), _pooling)
+
+
+def _pooling(node, inputs):
+    images, channels, *size = inputs[0].shape
+    return MaxPooling2D.with_places(node._pooling, node._where, (images, *size, channels))

@@ -4,7 +4,7 @@ import copy
 
 from mixprec.functions import layer_gradients
 from mixprec.functions.batch_normalization import check_batch
-from mixprec.functions.node import Node
+from mixprec.functions.node import Node, Part
 
 
 class DualBatchNormalization(Node):
@@ -57,9 +57,13 @@ class DualBatchNormalization(Node):
         return [node.normalized(*arrays[first : first + 3]) for node, first in zip(self._nodes, (0, 3), strict=True)]
 
     def behind(self, other):
-        """Returns the node of what it computes behind the other normalization, going backward only.
+        """Returns what it computes behind the other normalization.
 
         Args:
             other: variable node of the other one's result, which has turned out to be needed by itself.
         """
-        return self._nodes[0].behind(self, (*self.inputs[:3], other), self._saved)
+        return Part(self, (*self.inputs[:3], other), _first)
+
+
+def _first(node, inputs):
+    return node._nodes[0].with_saved(node, inputs, node._saved)

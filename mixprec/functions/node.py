@@ -15,6 +15,7 @@ from mixprec.announcements import announce, place_of_call
 from mixprec.backends import primitives_of
 from mixprec.functions import checks, sums, watching
 
+OFFLOADED = "_offloaded"  # attribute of function nodes: buffers of mixprec.offload, which live as long as they do
 _MOST_CHECKED = 1 << 14
 _apply = chainer.FunctionNode.apply
 _checked = set()  # what has passed Node.check: classes with their options, shapes and dtypes
@@ -109,17 +110,6 @@ class Node(chainer.FunctionNode):
                 results[place].retain_data()
             self._retained_output_data = tuple([outputs[place] for place in self._output_indexes_to_retain])
         self.lazy_grad_sum = chainer.config.lazy_grad_sum
-
-    def take_part(self, node, *inputs):
-        """Makes this node, which was not applied, go backward for a part of one that was.
-
-        Args:
-            node: that one.
-            inputs: variable nodes.
-        """
-        self.inputs, self.channels_first, self.lazy_grad_sum = inputs, node.channels_first, node.lazy_grad_sum
-        self.rank, self._output_count = max([x.rank for x in inputs]), 1
-        self._input_layouts, self._output_layouts = (None,) * len(inputs), (None,)
 
     @property
     def label(self):
@@ -251,6 +241,27 @@ class Node(chainer.FunctionNode):
         """Returns the array of the only output, which was retained."""
         (output,) = self._retained_output_data
         return as_nhwc(output) if self.channels_first and self.makes_images else output
+
+
+class Part(chainer.FunctionNode):
+    """What a node has computed behind something that has turned out to be needed by itself, going backward only.
+
+    Args:
+        node: that one, which has been applied.
+        inputs: variable nodes.
+        make: function of ``(node, inputs)``, which returns a node that computes the gradients from arrays that the
+            first one has. Before the backward pass it may have none: :func:`mixprec.offload` brings them back for it.
+    """
+
+    def __init__(self, node, inputs, make):
+        self._node, self._make = node, make
+        self.inputs, self.rank = inputs, max([x.rank for x in inputs])
+        self.lazy_grad_sum = node.lazy_grad_sum
+        if OFFLOADED in vars(node):
+            vars(self)[OFFLOADED] = vars(node)[OFFLOADED]
+
+    def backward(self, indexes, grad_outputs):
+        return self._make(self._node, self.inputs).backward(indexes, grad_outputs)
 
 
 def chainer_apply(node, inputs):

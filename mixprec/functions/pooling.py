@@ -95,18 +95,18 @@ class MaxPooling2D(_Pooling):
         y, self._where = primitives.max_pool(x, self._pooling)
         return (y,)
 
-    def behind(self, node, x, where, x_shape):
-        """Returns this node, which was not applied, going backward for a part of one that was.
+    @classmethod
+    def with_places(cls, pooling, where, x_shape):
+        """Returns a node that goes backward only, for images (N, H, W, C) = ``x_shape`` as in Chainer.
 
         Args:
-            node: that one.
-            x: variable node of the input.
+            pooling: :class:`~mixprec.backends.geometry.Pooling`.
             where: as of :meth:`~mixprec.backends.primitives.Primitives.max_pool`.
-            x_shape: (N, H, W, C).
+            x_shape: of the input.
         """
-        self.take_part(node, x)
-        self._where, self._x_shape = where, x_shape
-        return self
+        node = cls(pooling)
+        node.channels_first, node._where, node._x_shape = True, where, x_shape
+        return node
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.max_pool_backward(dy, self._where, self._pooling, self._x_shape),)

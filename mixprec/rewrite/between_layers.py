@@ -66,7 +66,7 @@ def max_pooling(scope, node, inputs):
     geometry = pooling_of(node, node.cover_all) if is_known else None
     if type(x) is Deferred:
         name, why = type(node).__name__, _why_apart(node, geometry)
-        if not why and can_follow(x, name):
+        if not why and can_follow(x, name) and not x.normalization.counted:
             return (pooled(x, geometry),)
         if why and x.fusion is not None:
             x.normalization.site.apart = f"its max pooling apart: {why}"

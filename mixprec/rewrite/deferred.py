@@ -146,7 +146,9 @@ def _compute(deferred, why, total=None):
     else:
         if normalization.fused is not None:
             node, *references = normalization.fused
-            fused, normalization.fused = (node, *(reference() for reference in references)), None
+            between = [reference() for reference in references]
+            if type(source) is not Deferred or any(deferred is each for each in between):  # else it lies beyond
+                fused, normalization.fused = (node, *between), None
         if source is None:
             result = _alone(deferred, why, total)
         else:

@@ -22,8 +22,7 @@ def pooled(relu, pooling):
     """
     normalization = relu.normalization
     normalization.site.fused = POOLED
-    node = BatchNormalizationMaxPooling2D(normalization.begin(POOLED, relu=True), pooling)
-    y = normalization.apply(node)
+    y = normalization.apply(BatchNormalizationMaxPooling2D(normalization.node(relu=True), pooling), POOLED)
     if y.creator_node is not None:
         normalization.joined = _Pooled(relu, y)
     return y
@@ -37,8 +36,7 @@ def dual(total):
     """
     one, other = total.normalization, total.operand.normalization
     one.site.fused = other.site.fused = DUAL
-    node = DualBatchNormalization(one.begin(DUAL, relu=True, add=True), other.begin(DUAL))
-    y = one.apply(node, other.x, *other.rest)
+    y = one.apply(DualBatchNormalization(one.node(relu=True, add=True), other.node()), DUAL, other=other)
     if y.creator_node is not None:
         one.other, one.joined = other, _Dual(total, y)
         other.joined = one.joined

@@ -43,21 +43,9 @@ class Normalization:
         self.counted = False
         self._build = build
 
-    def begin(self, fused="", relu=False, add=False, factors=None):
-        """Returns its node, which has not been applied; only the first one moves running statistics.
-
-        Args:
-            fused: name of the :class:`~mixprec.rewrite.fusions.Fusion`; empty for none.
-            relu: whether a ReLU follows, as for ``build``.
-            add: likewise.
-            factors: likewise.
-        """
-        node = self._build(relu, add, not self.counted, factors)
-        if self.scope.trace is not None and not self.counted:
-            self.scope.trace.note_normalization(self.link, fused)
-        self.counted = True
-        self.scope.pending.pop(id(self), None)
-        return node
+    def node(self, relu=False, add=False, factors=None):
+        """Returns its node, which has not been applied: the arguments are those of ``build``."""
+        return self._build(relu, add, not self.counted, factors)
 
     def compute(self, fused="", add=None, factors=None):
         """Applies the node, and returns its output. Running statistics move when it is done first.
@@ -67,10 +55,25 @@ class Normalization:
             add: ``None``, or the variable that is added.
             factors: ``None``, or those of stochastic depth (N,).
         """
-        node = self.begin(fused, bool(fused), add is not None, factors)
-        return self.apply(node, *([] if add is None else [add]))
+        node = self._build(bool(fused), add is not None, not self.counted, factors)
+        return self.apply(node, fused, *([] if add is None else [add]))
 
-    def apply(self, node, *others):
-        """Applies a node that computes it, alone or with more, to its inputs and others, and returns the output."""
+    def apply(self, node, fused, *others, other=None):
+        """Applies a node that computes it, alone or with more, and returns the output.
+
+        Args:
+            node: the node.
+            fused: as for :meth:`compute`.
+            *others: inputs behind its own.
+            other: ``None``, or another one that the node computes, too, whose inputs are the last ones.
+        """
         node.channels_first = self.x.ndim == 4
-        return node.apply((self.x, *self.rest, *others))[0]
+        if other is not None:
+            others = *others, other.x, *other.rest
+        (y,) = node.apply((self.x, *self.rest, *others))
+        for each in (self,) if other is None else (self, other):  # running statistics move the first time
+            if each.scope.trace is not None and not each.counted:
+                each.scope.trace.note_normalization(each.link, fused)
+            each.counted = True
+            each.scope.pending.pop(id(each), None)
+        return y

@@ -92,8 +92,9 @@ def _pooled(m, values, x, number):
     """The same for a max pooling, with zeros beside it so that all has one shape."""
     one = m.bn3(x)
     relu = F.relu(one)
-    y = F.pad(F.max_pooling_2d(relu, 3, 2, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), "constant")
-    values += [each for bit, each in enumerate((one, relu)) if number >> bit & 1] + [y]
+    for _ in range(1 + (number >> 2 & 1)):  # two take one ReLU
+        values.append(F.pad(F.max_pooling_2d(relu, 3, 2, 1), ((0, 0), (0, 0), (0, 1), (0, 1)), "constant"))
+    values += [each for bit, each in enumerate((one, relu)) if number >> bit & 1][::-1]
 
 
 def _looked_at(m, values, x, number):
