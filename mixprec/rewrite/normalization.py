@@ -43,9 +43,9 @@ class Normalization:
         self.counted = False
         self._build = build
 
-    def node(self, relu=False, add=False, factors=None):
-        """Returns its node, which has not been applied: the arguments are those of ``build``."""
-        return self._build(relu, add, not self.counted, factors)
+    def node(self, relu=False, add=False):
+        """Returns its first node, which has not been applied, to be computed with more; arguments as of ``build``."""
+        return self._build(relu, add, True, None)
 
     def compute(self, fused="", add=None, factors=None):
         """Applies the node, and returns its output. Running statistics move when it is done first.
