@@ -228,9 +228,9 @@ class _Watch:
         """Returns the computation of a deferred batch normalization, in its own layer."""
 
         @functools.wraps(apply)
-        def run(normalization, node, *inputs):
+        def run(normalization, *arguments, **keywords):
             with self._in(_shown(normalization.link) if normalization.link else self._layers[-1]):
-                return apply(normalization, node, *inputs)
+                return apply(normalization, *arguments, **keywords)
 
         return run
 

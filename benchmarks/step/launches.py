@@ -21,6 +21,7 @@ KINDS = (
     *(CONVERSION, STRIDED, kinds.ELEMENTWISE, kinds.POOLING, kinds.LINEAR, kinds.LOSS, kinds.UPDATE, COPY, kinds.OTHER),
 )
 _CONVERSIONS = ("to_nhwc", "to_nchw")
+_FILTERS = ("fold_filters", "unfold_filters")  # kernels that go over no images
 _COPIES = ("copy", "copyto", "setitem")
 _UPDATES = ("save", "check", "update")
 _OF_FILTERS = {"w", "dw"}
@@ -159,6 +160,8 @@ def _of_kernel(note, first, batch):
     moved = sum(each.nbytes for each in arrays)
     known = [] if first is None else _arrays_of(first)
     again = sum(each.nbytes for each in arrays if each in known)
+    if note.name in _FILTERS:
+        return Launch(_kind_of(note), note.primitive, fixed=moved)
     return Launch(_kind_of(note), note.primitive or note.name, moved / batch, again / batch)
 
 

@@ -34,7 +34,8 @@ OUTSIDE = "outside of launches"
 _RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 _CONVOLUTIONS = kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD
 _WITHOUT_SUMS = re.compile("bn1|layer3/[0-9]/bn3")  # of the tuned step: they took one pass more than others
-_LAUNCHES = {kinds.BN_FORWARD: 2, kinds.BN_BACKWARD: 2, kinds.UPDATE: 3}  # of a row
+# Launches of a row. A batch normalization has two, but by the sums of a convolution one of them goes over no images.
+_LAUNCHES = {kinds.BN_FORWARD: 2, kinds.BN_BACKWARD: 2, kinds.UPDATE: 3}
 _SMALL = 5e-6  # seconds: the time of a row with a smaller floor says nothing about bandwidth
 _NEIGHBOURS = 5  # rows of which a share is taken
 
@@ -140,8 +141,9 @@ def model_of(tuned, untuned, graphs):
             shapes, folding = _as_launched(*of_layers[row["layer"]])
             times[kind, shapes].append(taken - (2 * fixed + folding / bandwidth if folding else 0))
         if _SMALL < floor < taken and row["layer"] != next(iter(of_layers)):
-            count = _LAUNCHES.get(kind, 1)
-            found[kind].append(((floor + _again(row) / bandwidth) / count, taken / count - fixed))
+            count, again = _LAUNCHES.get(kind, 1), _again(row)
+            large = 1 if kind == kinds.BN_FORWARD and not again else count
+            found[kind].append(((floor + again / bandwidth) / large, (taken - count * fixed) / large))
     convolutions = {key: sum(each) / len(each) for key, each in times.items()}
     return Model(bandwidth, product, batch, fixed, tuned["rest"] / 1e6, captured, convolutions, dict(found))
 

@@ -173,7 +173,7 @@ class Primitives(Interface, but=_COMPOSED):
 
         Args:
             one: the first; its ``attributes.relu`` says whether a ReLU follows the addition.
-            other: the second, without a ReLU; its x is like that of the first.
+            other: the second, without a ReLU; its x is like the first one's, and its running statistics are others.
 
         Returns:
             ``(y, saved)``: y like x, and a pair of Saved as of :meth:`batch_norm`: of one, with an addition, and of
@@ -184,17 +184,17 @@ class Primitives(Interface, but=_COMPOSED):
         return y, (of_one, of_other)
 
     def dual_batch_norm_backward(self, dy, one, other, saved, *, plus=None):
-        """Returns the gradients of :meth:`dual_batch_norm`: ``(dx, dgamma, dbeta)`` of one, of other, and that of both.
+        """Returns the gradients of :meth:`dual_batch_norm`: ``(dx, dgamma, dbeta)`` twice, and the one of the sum.
 
         Args:
             dy: like x, the gradient of y, or the first of its two terms.
             one: as there; running statistics and sums are not looked at.
-            other: likewise.
+            other: as there, too.
             saved: from there.
             plus: ``None`` or the second term, see :meth:`batch_norm_backward`.
 
         Returns:
-            The two tuples, and the gradient of the sum, which is that behind the ReLU: like x.
+            The tuples of one and of other, and the gradient of the sum, which is that behind the ReLU: like x.
         """
         *of_one, g = self.batch_norm_backward(
             dy, one.x, one.gamma, one.beta, saved[0], one.attributes, add=True, plus=plus

@@ -263,8 +263,8 @@ def accuracy(y, t, ignore_label=None, *, top=None, loss=None):
             being larger than all numbers. A number: it has to be among so many largest ones, where those that are
             equal to it count as larger, and so do NaN.
         loss: ``None``, or a variable. If it is a mean of :func:`softmax_cross_entropy` or :func:`binary_cross_entropy`,
-            of these very arrays, with the same ``ignore_label``, and has its graph, its launch on a GPU has found the
-            accuracy. The arrays must not have changed since.
+            of these very arrays, with the same ``ignore_label``, and has its graph, it has found the accuracy, on a GPU
+            in its own launch. The arrays must not have changed since.
 
     Returns:
         Variable (), float32; 0 if no label counts.

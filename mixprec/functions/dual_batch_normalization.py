@@ -8,7 +8,7 @@ from mixprec.functions.node import Node, Part
 
 
 class DualBatchNormalization(Node):
-    """``relu(one(x) + other(z))`` by the statistics of the batch; inputs are those of one, and then those of the other.
+    """``relu(one(x) + other(z))`` by the statistics of the batch; inputs x, gamma and beta, and then z and its own.
 
     Args:
         one: :class:`~mixprec.functions.batch_normalization.BatchNormalization` with a ReLU, not applied.

@@ -127,7 +127,7 @@ class _Dual:
         Args:
             normalization: the first or the second :class:`~mixprec.rewrite.normalization.Normalization`.
             compute: see :class:`_Pooled`.
-            become: likewise.
+            become: see there.
         """
         other, why = self._other(), "it is added to another one that is needed by itself"
         if other is not None:

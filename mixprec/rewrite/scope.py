@@ -106,7 +106,7 @@ class Scope:
         return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
 
     def images_of_form(self, x, dtype, form):
-        """Returns images in the form of a convolution, likewise."""
+        """Returns images in the form of a convolution; those from outside of the model are converted once."""
         if dtype != x.dtype:
             self._look_at(x, dtype)
         return self._once(x, (dtype, form), lambda: self._to_form(x, dtype, form))

@@ -102,7 +102,7 @@ def test_a_step_as_a_graph(full):
 def test_the_bytes_of_a_step(full):
     """GB in a batch of 256, and the least ones. Nothing is converted, nothing read across memory."""
     expected = {
-        kinds.CONV_FPROP: (1 + 53 + FILTER, 10.88, 10.88),
+        kinds.CONV_FPROP: (1 + 53 + FILTER, 10.87, 10.87),
         kinds.CONV_DGRAD: (52, 10.71, 10.71),
         kinds.CONV_WGRAD: (53 + FILTER, 10.69, 10.69),
         kinds.BN_FORWARD: (53 - 4, 12.58, 12.58),

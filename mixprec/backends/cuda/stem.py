@@ -13,15 +13,19 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from mixprec.backends.cuda.base import ceil_div
 from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.kernels import ACCESS
-from mixprec.backends.geometry import Convolution
+from mixprec.backends.geometry import Convolution, Following
 
 _FILE = "stem"
 _CHANNELS = 4  # that a pixel has at most; with fewer, zeros
 _WIDTH = 4 * _CHANNELS  # channels of a square
 ON_SQUARES = Convolution()  # how folded filters move
+_FOLLOWING = Following(relu=True)
+_FLOAT = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,20 @@ class Stems(Channels):
         return self._by_rule([one], [other])
 
     def _form(self, x_shape, w_shape, dtype, form, is_measured=False):
-        """Returns a form; as it is measured, after both passes of the convolution, to which images come once."""
+        """Returns a form; as it is measured, after both passes of the convolution on images that come as in Chainer.
+
+        A batch normalization follows, for which one of the forms can take sums.
+        """
         if is_measured:
-            x, w = (self.launcher.full(shape, 1, dtype) for shape in (x_shape, w_shape))
-            images = self.conv_images(x, form, dtype)
-            self.conv_wgrad(images, self.conv_fprop(images, w, form), form, w_shape)
+            images, *size, channels = x_shape
+            x, w = self.launcher.full((images, channels, *size), 1, _FLOAT), self.launcher.full(w_shape, 1, dtype)
+            if isinstance(form, Squares):
+                x = self.conv_images(x, form, dtype, channels_first=True)
+            else:
+                x = self.to_nhwc(x, dtype, _CHANNELS)  # as convert has images that are not folded
+            y, sums = self.conv_fprop(x, w, form, statistics=_FOLLOWING)
+            self._batch_norm_of(y, sums, _FOLLOWING)
+            self.conv_wgrad(x, y, form, w_shape)
         return form
 
     def _folded_filters(self, w, form):

@@ -11,7 +11,7 @@
 
 #include "batch_norm_pooling.cuh"
 
-// What is per channel, for those of a block. Registers would not do; volatile, or the compiler would keep it in them.
+// What is per channel, for the channels of a block. Registers would not do; volatile, or the compiler would keep it in them.
 struct Parameters {
     volatile float scale[GROUP][WARP], bias[GROUP][WARP], center[GROUP][WARP], slope[GROUP][WARP], offset[GROUP][WARP];
 

@@ -27,7 +27,7 @@ struct Labels {
           share(exists && seconds ? shares[row * shares_step] : 1.0f) {}
 };
 
-// The classes that come before the label of a row: those of larger logits, and the first ones of equal ones.
+// The classes that come before the label of a row: with larger logits, and the first ones of equal ones.
 struct Before {
     int label, classes;  // that a thread has found
     bool known;
