@@ -3,7 +3,8 @@
 A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
 it is *deferred*. So is what a function of it returns, as long as both begin a chain of
 :data:`~mixprec.rewrite.fusions.FUSIONS`. Any other function, or an access to its array or to its place in the graph,
-makes it compute all that it stands for, as one node. From then on it is a plain variable.
+makes it compute all that it stands for, as one node. From then on it is a plain variable. With a second batch
+normalization, or a max pooling, :mod:`mixprec.rewrite.joined` computes it.
 
 The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
 takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
@@ -33,11 +34,11 @@ _OWN = "normalization", "source", "chain", "operand", "takers"  # attributes tha
 
 
 class Deferred(chainer.Variable):
-    """What a :class:`Normalization` will be, with functions after it or without; see the text above.
+    """What a batch normalization will be, with functions after it or without; see the text above.
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
-        normalization: :class:`Normalization`.
+        normalization: the :class:`~mixprec.rewrite.normalization.Normalization`.
         source: ``None``, or the :class:`Deferred` that a function is applied to.
         function: name of its class.
         operand: what it takes beside ``source``: the variable that is added, the factors of stochastic depth (N,).
@@ -244,7 +245,7 @@ def _split(variable, normalization, node, source, operand, y):
 
     Args:
         variable: batch normalization alone, with factors, or a sum with it.
-        normalization: its :class:`Normalization`.
+        normalization: its :class:`~mixprec.rewrite.normalization.Normalization`.
         node: what has been computed, the ReLU included.
         source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held, and so
             is not computed again.

@@ -36,7 +36,7 @@ class Scope:
         nhwc: whether images are kept in the memory order of (N, H, W, C).
         link: :class:`~mixprec.rewrite.conversion.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
-        pending: :class:`~mixprec.rewrite.deferred.Normalization` that have not been computed, by their id.
+        pending: :class:`~mixprec.rewrite.normalization.Normalization` that have not been computed, by their id.
         unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
         leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
@@ -219,7 +219,7 @@ class Scope:
 
         Args:
             x: variable in a storage dtype.
-            rest: see :class:`~mixprec.rewrite.deferred.Normalization`.
+            rest: see :class:`~mixprec.rewrite.normalization.Normalization`.
             build: likewise.
             statistics: likewise.
             moves: likewise.
