@@ -5,11 +5,11 @@ import inspect
 
 
 class Interface(abc.ABC):  # noqa: B024 (its subclasses have them)
-    """Each method of a class right below this one is abstract, but those that it names with ``but``."""
+    """Each method of a class right below this one is abstract."""
 
-    def __init_subclass__(cls, but=()):
+    def __init_subclass__(cls):
         super().__init_subclass__()
         if Interface in cls.__bases__:
-            for name, method in vars(cls).items():
-                if inspect.isfunction(method) and name not in but:
+            for method in vars(cls).values():
+                if inspect.isfunction(method):
                     method.__isabstractmethod__ = True

@@ -15,7 +15,6 @@ of the old style.
 
 import contextlib
 import functools
-import inspect
 import weakref
 
 import chainer
@@ -27,7 +26,7 @@ from benchmarks.profile import kinds
 from benchmarks.profile.spans import Key
 from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.launch import CupyLauncher
-from mixprec.backends.primitives import Primitives
+from mixprec.backends.primitives import NAMES
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense
 from mixprec.optimizer.step import OptimizerStep
@@ -35,8 +34,7 @@ from mixprec.rewrite.normalization import Normalization
 
 _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
 _PREDICTOR = "/predictor"
-_PRIMITIVES = [name for name, contract in vars(Primitives).items() if inspect.isfunction(contract)]
-_PRIMITIVES.remove("conv_form")  # which computes nothing
+_PRIMITIVES = [name for name in NAMES if name != "conv_form"]  # which computes nothing
 _OURS = "mixprec."
 _CONVOLUTIONS = kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD
 _COPYING = (Concatenation, Dense)  # of ours, without a primitive

@@ -7,8 +7,6 @@ too. Outside of ``Graphs.on_stream()`` a plain ``np.asarray`` of an array of the
 host.
 """
 
-import inspect
-
 import numpy as np
 
 from benchmarks.recording_device.arrays import Array
@@ -18,7 +16,7 @@ from benchmarks.recording_device.memory import Memory
 from benchmarks.recording_device.nccl import Nccl
 from mixprec import backends
 from mixprec.backends.device_log import asked_by
-from mixprec.backends.primitives import Primitives
+from mixprec.backends.primitives import NAMES
 from mixprec.graph_capture import origin
 from mixprec.master_arrays import MASTER
 
@@ -64,9 +62,8 @@ def install():
 
     Array.memory = Memory()
     primitives = cuda.Cuda(Launcher(), CudnnContext(), Matrices())
-    for name, contract in vars(Primitives).items():
-        if inspect.isfunction(contract):
-            setattr(primitives, name, asked_by(name)(getattr(primitives, name)))
+    for name in NAMES:
+        setattr(primitives, name, asked_by(name)(getattr(primitives, name)))
     primitives.graphs = Graphs(primitives.launcher)
     nccl = Nccl()
     primitives.nccl_of = lambda communicator: nccl
