@@ -18,7 +18,7 @@ from mixprec.backends.cuda.batch_norm_kernels import (
     normalization,
 )
 from mixprec.backends.cudnn import settings
-from mixprec.backends.geometry import BatchNorm, Saved
+from mixprec.backends.geometry import BatchNorm, Normalized, Saved
 
 # Memory for one element of a mask; a mask of the own kernels is uint8. With cuDNN 9.19 on an H100 it takes one bit.
 CUDNN_MASK_DTYPE = np.dtype(np.bool_)
@@ -39,13 +39,12 @@ class BatchNorms(BatchNormKernels):
     """The batch normalizations of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def batch_norm(self, x, gamma, beta, running, attributes, *, add=None, sums=None, ranks=None, factors=None):
+        one = Normalized(x, gamma, beta, running, attributes, sums)
         if ranks is not None:  # cuDNN has no engine that would stop between its passes
             saved = self._statistics_of_ranks(x, attributes, running, ranks)
-            return self._apply_batch(x, gamma, beta, saved, attributes, add, factors=factors)
+            return self._apply_batch(one._replace(sums=None), saved, add, factors=factors)
         if sums is not None:
-            saved = Saved(self._per_channel(gamma), self._per_channel(gamma))
-            given = {"factors": factors, "sums": sums, "running": running}
-            return self._apply_batch(x, gamma, beta, saved, attributes, add, **given)
+            return self._apply_batch(one, self._saved_of(one), add, factors=factors)
         key = "batch_norm", x.shape, x.dtype, attributes, add is not None, factors is not None
         compute = self._choose(key, self._forward_candidates, (x, gamma, beta, None, add, factors))
         return compute(x, gamma, beta, running, add, factors)
@@ -141,9 +140,8 @@ class BatchNorms(BatchNormKernels):
         return dx, dgamma, dbeta, dadd
 
     def _forward_by_kernels(self, attributes, backwards, x, gamma, beta, running, add, factors=None):
-        mean, invstd = self._per_channel(gamma), self._per_channel(gamma)
-        self._statistics(x, attributes, mean=mean, invstd=invstd, running=running)
-        return self._apply_batch(x, gamma, beta, Saved(mean, invstd), attributes, add, backwards, factors)
+        one = Normalized(x, gamma, beta, running, attributes)
+        return self._apply_batch(one, self._saved_of(one), add, backwards, factors)
 
     def _backward_by_kernels(self, relu, add, backwards, dy, x, gamma, beta, saved, plus, factors=None, ranks=None):
         opening = ALWAYS if not relu else IN_BITS if add else RECOMPUTED

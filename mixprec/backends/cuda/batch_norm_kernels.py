@@ -49,13 +49,18 @@ class BatchNormKernels(Candidates):
         self._run_channels("batch_norm_finalize_ranks", arguments, attributes, channels)
         return Saved(mean, invstd, count=count)
 
-    def _apply_batch(
-        self, x, gamma, beta, saved, attributes, add, backwards=False, factors=None, sums=None, running=None
-    ):
-        """Returns y, and ``saved`` with a mask if there is one; from ``sums`` the launch finishes ``saved`` itself."""
-        mask = self._mask_for(x) if attributes.relu and add is not None else None
-        how = by_batch(gamma, beta, saved, attributes, sums, running)
-        return self._apply(x, how, attributes.relu, add, mask, backwards, factors), saved._replace(mask=mask)
+    def _saved_of(self, one):
+        """Returns :class:`Saved` of a batch, without a mask; the launch that normalizes fills it if there are sums."""
+        saved = Saved(self._per_channel(one.gamma), self._per_channel(one.gamma))
+        if one.sums is None:
+            self._statistics(one.x, one.attributes, saved.mean, saved.invstd, one.running)
+        return saved
+
+    def _apply_batch(self, one, saved, add, backwards=False, factors=None):
+        """Returns y, and ``saved`` with a mask if there is one."""
+        x, relu = one.x, one.attributes.relu
+        mask = self._mask_for(x) if relu and add is not None else None
+        return self._apply(x, by_batch(one, saved), relu, add, mask, backwards, factors), saved._replace(mask=mask)
 
     def _mask_for(self, x):
         """Returns the memory for bits that say where the ReLU behind a batch normalization of x was open."""
@@ -192,12 +197,17 @@ def normalization(parameters, spread, eps=0.0, sums=None, running=None, decay=0.
     return [*parameters, spread, float(eps), sums, *(running or (None, None)), float(decay)]
 
 
-def by_batch(gamma, beta, saved, attributes, sums=None, running=None):
-    """Returns :func:`normalization` by the statistics in ``saved``; if there are sums, the kernel writes these."""
-    parameters = gamma, beta, saved.mean, saved.invstd
-    if sums is None:
+def by_batch(one, saved):
+    """Returns :func:`normalization` by the statistics in ``saved``; if there are sums, the kernel writes these.
+
+    Args:
+        one: :class:`~mixprec.backends.geometry.Normalized`.
+        saved: of :meth:`BatchNormKernels._saved_of`.
+    """
+    parameters = one.gamma, one.beta, saved.mean, saved.invstd
+    if one.sums is None:
         return normalization(parameters, INVSTD)
-    return normalization(parameters, SUMS, attributes.eps, sums, running, attributes.decay)
+    return normalization(parameters, SUMS, one.attributes.eps, one.sums, one.running, one.attributes.decay)
 
 
 def _of_images(x, factors):

@@ -5,7 +5,6 @@ import math
 import numpy as np
 
 from mixprec.backends.cuda.batch_norm_kernels import BatchNormKernels, by_batch
-from mixprec.backends.geometry import Saved
 
 _BACKWARD = "batch_norm_pooling_backward"
 
@@ -20,15 +19,11 @@ class BatchNormPoolings(BatchNormKernels):
     def batch_norm_max_pool(self, one, pooling):
         if not _has_kernels(one, pooling):
             return super().batch_norm_max_pool(one, pooling)
-        x, gamma, beta, running, attributes, sums = one
-        saved = Saved(self._per_channel(gamma), self._per_channel(gamma))
-        if sums is None:
-            self._statistics(x, attributes, saved.mean, saved.invstd, running)
+        x, saved = one.x, self._saved_of(one)
         places = pooling.out_size(x.shape[1:3])
         shape = x.shape[0], *places, x.shape[3]
         y, where = self._empty(shape, x.dtype), self._empty(shape, np.uint8)
-        how = by_batch(gamma, beta, saved, attributes, sums, running)
-        after = [*_images(x.shape, pooling, places), *how, float(math.prod(x.shape[:3]))]
+        after = [*_images(x.shape, pooling, places), *by_batch(one, saved), float(math.prod(x.shape[:3]))]
         self._run_rows("batch_norm_pooling", "batch_norm_max_pool", [x, y, where], after, [y, x, where])
         return y, where, saved
 

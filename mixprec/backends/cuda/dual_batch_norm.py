@@ -1,7 +1,6 @@
 """Two batch normalizations that are added, on CUDA: by own kernels only, in fewer passes than one by one."""
 
 from mixprec.backends.cuda.batch_norm_kernels import BatchNormKernels, by_batch
-from mixprec.backends.geometry import Saved
 
 
 class DualBatchNorms(BatchNormKernels):
@@ -12,23 +11,14 @@ class DualBatchNorms(BatchNormKernels):
     """
 
     def dual_batch_norm(self, one, other):
-        pair, relu = (one, other), one.attributes.relu
-        saved = [Saved(self._per_channel(each.gamma), self._per_channel(each.gamma)) for each in pair]
-        reads_first = False
-        for each, own in zip(pair, saved, strict=True):
-            if each.sums is None:
-                self._statistics(each.x, each.attributes, own.mean, own.invstd, each.running)
-                reads_first = True
+        relu, of_one, of_other = one.attributes.relu, self._saved_of(one), self._saved_of(other)
+        reads_first = one.sums is None or other.sums is None
         mask, y = self._mask_for(one.x) if relu else None, self._empty(one.x.shape, one.x.dtype)
-        after = [
-            argument
-            for each, own in zip(pair, saved, strict=True)
-            for argument in by_batch(each.gamma, each.beta, own, each.attributes, each.sums, each.running)
-        ]
+        after = [*by_batch(one, of_one), *by_batch(other, of_other), int(reads_first)]
         before, dense = [one.x, other.x, y, mask], [one.x, other.x, y]
         macros = (("RELU", int(relu)),)
-        self._run_rows("batch_norm_dual", "batch_norm_dual_apply", before, [*after, int(reads_first)], dense, macros)
-        return y, (saved[0]._replace(mask=mask), saved[1])
+        self._run_rows("batch_norm_dual", "batch_norm_dual_apply", before, after, dense, macros)
+        return y, (of_one._replace(mask=mask), of_other)
 
     def dual_batch_norm_backward(self, dy, one, other, saved, *, plus=None):
         file, relu = "batch_norm_dual_backward", one.attributes.relu
