@@ -126,7 +126,7 @@ MUTANTS = [
            "gradients of maxima at the border count twice"),
     Mutant("maxima-in-the-padding", "backends/kernels/batch_norm_pooling.cu",
            "backends/cuda/test_batch_norm_pooling.py", "LAST - (window.y[i] - top) * 3", "LAST - i * 3",
-           "positions of maxima at the border are those of padding"),
+           "maxima at the border are in the padding"),
     Mutant("column-sums", "backends/kernels/columns.cu", "backends/cuda/test_bias.py backends/cuda/test_pooling.py",
            "half >= lanes", "half > lanes", "gradients of biases have half of the rows"),
     Mutant("moments-of-padding", "backends/kernels/patches.cu", "backends/cuda/test_curvature.py",

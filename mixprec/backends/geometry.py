@@ -13,7 +13,7 @@ class Convolution:
         pad: rows and columns of zeros on every side.
         dilation: steps between two elements of the filter; 1 is a dense one.
         groups: number of groups of channels that are convolved apart.
-        channels: that images have in a form of the backend's own; ``None``: those of the filter, or more.
+        channels: that images have in a form of the backend's own; ``None``: as many as the filter, or more.
     """
 
     channels: ClassVar[int | None] = None
@@ -88,7 +88,7 @@ class Normalized(NamedTuple):
         beta: (C,) float32.
         running: ``None`` or ``(mean, variance)``, which move.
         attributes: :class:`BatchNorm`.
-        sums: ``None`` or those of the convolution that has computed ``x``.
+        sums: ``None``, or what the convolution that has computed ``x`` has returned with it.
     """
 
     x: Any

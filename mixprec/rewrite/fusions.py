@@ -22,7 +22,7 @@ class Fusion(NamedTuple):
         chain: the functions that follow a batch normalization, by the names of their classes; the node has the operand
             of each as an argument.
         by_batch: whether only a batch normalization by the statistics of the batch has a kernel for it.
-        by_process: whether only one has a kernel whose batch is that of this process alone.
+        by_process: whether only one has a kernel whose batch is in this process alone.
         of_two: whether what is added is a batch normalization, too, which is computed in the same pass.
     """
 

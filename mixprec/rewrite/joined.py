@@ -56,7 +56,7 @@ def why_not_dual(total):
     if "StochasticDepth" in total.chain:
         return "it is added to another one, which has stochastic depth"
     if one.joint or other.joint:
-        return "it is added to another one, and statistics are those of several processes"
+        return "it is added to another one, and statistics are over several processes"
     alike = one.moves and other.moves and one.backprop == other.backprop and one.scope is other.scope
     if not alike or one.counted or other.counted or one.site.fused not in (None, DUAL):
         return ""
@@ -164,7 +164,7 @@ def _put(variable, node, y):
 def put_behind(rank, last, y):
     """Makes a new node the creator of a variable node.
 
-    Chainer goes back by ranks: those of new nodes come between the one of an old node and those of its consumers.
+    Chainer goes back by ranks: new nodes come between an old one and its consumers.
 
     Args:
         rank: of the old node.

@@ -16,7 +16,7 @@ class Normalization:
         moves: whether it moves them, and so normalizes by the statistics of the batch.
         site: :class:`~mixprec.rewrite.places.NormalizationPlace`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
-        joint: whether its batch is that of several processes.
+        joint: whether its statistics are over several processes.
 
     Attributes:
         counted: whether it has been computed.

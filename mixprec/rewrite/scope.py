@@ -223,7 +223,7 @@ class Scope:
             build: likewise.
             statistics: likewise.
             moves: likewise.
-            joint: likewise.
+            joint: see there.
         """
         for earlier in list(self.pending.values()) if self.pending else ():
             if (moves or earlier.moves) and any(a is b for a in statistics for b in earlier.statistics):

@@ -58,7 +58,7 @@ def test_what_is_found_in_records(found):
 
 
 def test_a_convolution_of_the_record_takes_its_time_there(found):
-    """That of its layer: the shapes of two layers' gradients can be the same. Only ``fixed`` is for any batch."""
+    """It is the layer's own, as gradients of two layers can have the same shapes. Only ``fixed`` is for any batch."""
     launch = Launch(kinds.CONV_WGRAD, "conv_wgrad", 1, 0, 1, 1, ((16, 16, 8), (8, 3, 3, 8)))
     assert found.knows(launch)
     assert found.seconds(launch, BATCH) == pytest.approx(9e-6)

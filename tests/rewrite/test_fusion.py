@@ -877,7 +877,7 @@ def test_a_generator_within_the_model():
 # What is left behind.
 
 
-def test_nothing_of_a_call_outlives_it():
+def test_nothing_of_a_call_outlives_it(no_collector):
     """Inputs of what was deferred, unused or watched are freed without the garbage collector."""
 
     def function(m, x):
@@ -890,20 +890,16 @@ def test_nothing_of_a_call_outlives_it():
 
     model = new(function)
     mixprec.convert(model, compute="float32")
-    gc.disable()
-    try:
-        for call in range(3):
-            y = model(images(call))
-            array, variable = model.notes
-            assert variable() is None
-            assert array() is not None  # of the graph
-            del y
-            assert array() is None
-            with chainer.no_backprop_mode():
-                model(images(call))
-            assert model.notes[0]() is None
-    finally:
-        gc.enable()
+    for call in range(3):
+        y = model(images(call))
+        array, variable = model.notes
+        assert variable() is None
+        assert array() is not None  # of the graph
+        del y
+        assert array() is None
+        with chainer.no_backprop_mode():
+            model(images(call))
+        assert model.notes[0]() is None
 
 
 def test_a_fused_normalization_does_not_keep_what_the_relu_would_have_kept():

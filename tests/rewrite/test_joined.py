@@ -1,6 +1,5 @@
 """Two batch normalizations in one pass, and one with its max pooling: what is joined, and that numbers do not tell."""
 
-import gc
 import weakref
 
 import chainer
@@ -57,6 +56,12 @@ def assert_equal(found, expected):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def join_nothing(monkeypatch):
+    """Has pairs, and what is pooled, computed one by one."""
+    monkeypatch.setattr(deferred, "FUSIONS", tuple(each for each in deferred.FUSIONS if each.name != POOLED))
+    monkeypatch.setattr(deferred, "why_not_dual", lambda total: "")
 
 
 _DUAL = {"/bn2": [DUAL], "/bn3": [DUAL]}
@@ -297,16 +302,14 @@ def test_a_joined_step_has_the_bits_of_one_whose_parts_are_computed_apart(functi
     for joined in (True, False):
         model = new(function)
         if not joined:
-            fusions_apart = tuple(each for each in deferred.FUSIONS if each.name != POOLED)
-            monkeypatch.setattr(deferred, "FUSIONS", fusions_apart)
-            monkeypatch.setattr(deferred, "why_not_dual", lambda total: "")
+            join_nothing(monkeypatch)
         mixprec.convert(model, compute=compute)
         found.append([step(model, images(call)) for call in range(2)])
     for one, other in zip(*found, strict=True):
         assert_equal(one, other)
 
 
-def test_nothing_that_was_joined_outlives_its_graph():
+def test_nothing_that_was_joined_outlives_its_graph(no_collector):
     def function(m, x):
         x = m.stem(x)
         a, b = m.conv1(x), m.conv2(x)
@@ -318,18 +321,14 @@ def test_nothing_that_was_joined_outlives_its_graph():
 
     model = new(function)
     mixprec.convert(model, compute="float32")
-    gc.disable()
-    try:
-        for call in range(3):
-            y = model(images(call))
-            assert all(array() is not None for array in model.notes)
-            del y
-            assert all(array() is None for array in model.notes)
-            with chainer.no_backprop_mode():
-                model(images(call))
-            assert all(array() is None for array in model.notes)
-    finally:
-        gc.enable()
+    for call in range(3):
+        y = model(images(call))
+        assert all(array() is not None for array in model.notes)
+        del y
+        assert all(array() is None for array in model.notes)
+        with chainer.no_backprop_mode():
+            model(images(call))
+        assert all(array() is None for array in model.notes)
 
 
 def test_a_kept_one_is_a_result():

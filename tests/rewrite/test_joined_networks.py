@@ -10,13 +10,19 @@ import mixprec
 from mixprec.backends import primitives_of
 from mixprec.functions import layer_gradients
 from mixprec.functions.layer_gradients import Observer
-from mixprec.rewrite import deferred
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, POOLED, RELU
 from models import MODELS
 from tests.activation_memory.test_offloading_odd import memory  # noqa: F401
 from tests.cases import first, pairs
 from tests.rewrite.test_fusion import calls, normalized, projection
-from tests.rewrite.test_joined import ALL, NOT_JOINED, assert_equal, branches_after_it, pooled_and_branching
+from tests.rewrite.test_joined import (
+    ALL,
+    NOT_JOINED,
+    assert_equal,
+    branches_after_it,
+    join_nothing,
+    pooled_and_branching,
+)
 from tests.rewrite.twins import assert_same, beside, images, new
 
 
@@ -55,7 +61,7 @@ def test_what_is_looked_at_has_arrays_that_offload_has_moved(how, late, memory):
             assert_equal(_gradients(offloaded, images(call)), expected)
 
 
-# Networks that nobody has prepared.
+# Networks that were not prepared.
 
 
 class _SqueezedBlock(chainer.Chain):
@@ -168,8 +174,7 @@ def test_an_observer_of_gradients_sees_what_it_sees_of_single_ones(function, mon
     found = []
     for is_joined in (True, False):
         if not is_joined:
-            monkeypatch.setattr(deferred, "FUSIONS", tuple(each for each in deferred.FUSIONS if each.name != POOLED))
-            monkeypatch.setattr(deferred, "why_not_dual", lambda total: "")
+            join_nothing(monkeypatch)
         model, observer = new(function), _Seen()
         mixprec.convert(model, images(0), compute="float16")
         model.cleargrads()

@@ -93,7 +93,7 @@ _ONE_PROCESS = """
             "ReLU + max pooling": 1, "add of two + ReLU": 2, "add + ReLU": 1
         }
         assert {name: count for name, count in report.fused.items() if count} == expected
-        why = "it is added to another one, and statistics are those of several processes"
+        why = "it is added to another one, and statistics are over several processes"
         assert (why in str(report)) == (normalization is of_ranks) and not report.unconverted
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
         for _ in range(20):
@@ -121,7 +121,7 @@ _ONE_PROCESS = """
 def test_ranks_are_one_process_with_all_images():
     """In FP32, 20 steps of a network with all fusions: parameters and running statistics, to 1e-6.
 
-    Of two batch normalizations in one pass, and of one with its max pooling, batches are those of one process.
+    Two batch normalizations in one pass, and one with its max pooling, have the batch of one process.
     """
     mpi.run(2, _MODEL, _ONE_PROCESS)
 

@@ -56,7 +56,7 @@ JOINED |= {f"{name}_backward": 2 * count for name, count in JOINED.items()}
 
 
 def test_a_converted_network_launches_what_one_written_for_nhwc_does():
-    """But what nobody writes by hand is joined. Images that come as Chainer has them are cast as they are folded."""
+    """What is joined is not written by hand. Images that come as Chainer has them are cast as they are folded."""
     images = np.empty((8, 3, 64, 64), np.float32).view(null_device.Array)
     by_hand, converted = (_launches(model, images) for model in (ByHand(), _converted("resnet18")))
     assert converted - by_hand == JOINED

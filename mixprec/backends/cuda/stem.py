@@ -1,9 +1,9 @@
 """First convolutions, of few channels and with a stride of 2, on images whose neighbouring pixels became channels.
 
 Tensor cores want multiples of 8 channels, and images have three. A convolution with a stride of 2 has the same products
-in its sums, and products with zeros, as one whose channels are those of *squares* of two by two pixels, known as "space
-to depth": a filter of 7x7 becomes one of 4x4 with 16 channels, without a stride. Zeros around the image are squares in
-memory: more of them come before it than after, and with such a padding cuDNN takes no sums.
+in its sums, and products with zeros, as one on *squares* of two by two pixels, known as "space to depth": a square has
+the channels of its pixels, and a filter of 7x7 becomes one of 4x4 with 16 channels, without a stride. Zeros around the
+image are squares in memory: more of them come before it than after, and with such a padding cuDNN takes no sums.
 
 A product with zero is zero only for finite numbers: inf and NaN in an image reach one pixel further than the filter.
 """

@@ -1,5 +1,5 @@
 // Images of few channels with squares of two by two pixels as channels: what a convolution with a stride of 2 computes
-// on them by Tensor cores. FOLDED elements are those of one row of two pixels, with zeros up to four channels each.
+// on them by Tensor cores. FOLDED elements are one row of two pixels, with zeros up to four channels each.
 
 constexpr int FOLDED = 8;
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void fold(u64 x, u64 y, long long from, long long bel
     }
 }
 
-// (images, rows, columns) squares, `count` in all, which a thread each has: those of the image, (height, width), begin
+// (images, rows, columns) squares, `count` in all, which a thread each has: the image's, (height, width), begin
 // after some of zeros. Channels of an image are `apart`, as Chainer has them, or each pixel's lie side by side.
 extern "C" __global__ void __launch_bounds__(THREADS) fold_images(
     u64 x, u64 y, long long count, long long rows, long long columns, long long rows_before, long long columns_before,

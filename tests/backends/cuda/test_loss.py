@@ -52,7 +52,7 @@ def test_a_label_that_is_no_class(device, label, smoothing):
     seed=seeds,
 )
 def test_the_mean_and_the_accuracy_of_a_loss(device, count, number, loss, divisor, ignore_label, seed):
-    """Those of all rows, whatever is in others: by the last block, whose losses are those without a mean."""
+    """Of all rows, whatever is in others: by the last block. The losses are the same without a mean."""
     rng = np.random.default_rng(seed)
     x, t = rng.integers(-3, 4, (count, number)).astype(np.float16), labels(rng, count, number, ignore_label)
     x[::5] = odd_values(rng, x[::5].shape, x.dtype)

@@ -204,7 +204,7 @@ class Watching(Observer):
 @pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("channels", [3, 4])
 def test_a_convolution_of_variables_keeps_squares_in_place_of_images(device, host, monkeypatch, channels, wanted):  # noqa: F811
-    """They are made once, for both passes; gradients and what an observer sees are those of the images."""
+    """They are made once, for both passes; gradients, and what an observer sees, are as without."""
     rng = np.random.default_rng(0)
     x, W = (rng.integers(-2, 3, shape).astype(FLOAT16) for shape in ((2, 12, 8, channels), (8, 7, 7, 3)))
     x[..., 3:] = 0
