@@ -49,7 +49,7 @@ monitor: install ## pages in a browser about the runs in results, at the address
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
 		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
 	@mkdir -p results
-	@$(BIN)/python -m mixprec.monitor results $(ARGS)
+	@$(BIN)/python -m mixprec.app.monitor results $(ARGS)
 
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
 	@$(BIN)/python scripts/make_digits.py --out $@
@@ -123,7 +123,7 @@ lint: install ## ruff: rules and format; mypy: types of the public names; code l
 rules: install ## after a change of an update rule: all that is made of its declaration
 	$(BIN)/python -m mixprec.optimizer.rules.generate
 	sed -i '/^# Keys$$/q' docs/config.md && \
-		$(BIN)/python -c "from mixprec.config import reference; print('\n' + reference(), end='')" >> docs/config.md
+		$(BIN)/python -c "from mixprec.app.config import reference; print('\n' + reference(), end='')" >> docs/config.md
 	@$(MAKE) --no-print-directory install
 
 install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date

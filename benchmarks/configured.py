@@ -2,10 +2,10 @@
 
 import pathlib
 
-from mixprec import config as configs
-from mixprec.training import images
-from mixprec.training.model import build_model
-from mixprec.training.trainer import build_trainer
+from mixprec.app import config as configs
+from mixprec.app.parts import images
+from mixprec.app.parts.model import build_model
+from mixprec.app.parts.trainer import build_trainer
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "resnet50"
 _IMAGES = 1281167  # of ImageNet: epochs, and with them learning rates, are as long as they would be
@@ -22,10 +22,10 @@ def load(name, *, arch, batch, size, overrides=()):
         overrides: list of ``"section.key=value"``, which win over all else.
 
     Returns:
-        :class:`mixprec.config.Config`
+        :class:`mixprec.app.config.Config`
 
     Raises:
-        mixprec.config.ConfigError: the config cannot be used.
+        mixprec.app.config.ConfigError: the config cannot be used.
     """
     synthetic = ["data.format=synthetic", "data.train=null", "data.val=null", f"data.synthetic_images={_IMAGES}"]
     synthetic += ["snapshot.best=false", f"data.size={size}", "data.val_size=null", f"data.resize={size}"]

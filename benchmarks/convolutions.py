@@ -12,9 +12,10 @@ import chainer.links as L
 import numpy as np
 
 from benchmarks import machine
-from mixprec.backends import cpu, native
+from mixprec.backends import cpu
+from mixprec.backends.cpu import native_primitives as native
 from mixprec.backends.geometry import Convolution
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from mixprec.native.threads import number_of_threads
 from models import MODELS

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from importlib import metadata
 
-from mixprec import environment
+from mixprec.app.parts import environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 

@@ -7,7 +7,7 @@ import pickle
 import signal
 import time
 
-from mixprec.interruption import for_parent_only
+from mixprec.base.interruption import for_parent_only
 
 _DIED = "its process died: a crash, or the memory of the machine was not enough"
 _GRACE = 10.0  # seconds in which a process that is not wanted any more may end by itself

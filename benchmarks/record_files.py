@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 
 from benchmarks.command_arguments import ArgumentsError
-from mixprec import files
+from mixprec.base import files
 
 
 class WriteError(Exception):

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from benchmarks import command_arguments, configured, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
-from mixprec import environment
+from mixprec.app.parts import environment
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"

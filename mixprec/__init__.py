@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
-from mixprec.optimizer_names import OWN as _OWN
+from mixprec.base.optimizer_names import OWN as _OWN
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "MixedPrecisionOptimizer": "mixprec.optimizer",
     "KFAC": "mixprec.kfac.preconditioner",
-    "DynamicLossScale": "mixprec.loss_scale",
-    "StaticLossScale": "mixprec.fixed_scales",
-    "NoLossScale": "mixprec.fixed_scales",
-    "LossScaleExhausted": "mixprec.loss_scale",
+    "DynamicLossScale": "mixprec.precision.loss_scale",
+    "StaticLossScale": "mixprec.precision.fixed_scales",
+    "NoLossScale": "mixprec.precision.fixed_scales",
+    "LossScaleExhausted": "mixprec.precision.loss_scale",
     **_OWN,
     "capture": "mixprec.graph_capture",
     "convert": "mixprec.rewrite",
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from mixprec import training as training
     from mixprec.activation_memory.offloading import offload
     from mixprec.activation_memory.recomputation import recompute
-    from mixprec.fixed_scales import NoLossScale, StaticLossScale
+    from mixprec.base.optimizer_names import *  # noqa: F403
     from mixprec.graph_capture.captured import capture
     from mixprec.kfac.preconditioner import KFAC
-    from mixprec.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.optimizer import MixedPrecisionOptimizer
-    from mixprec.optimizer_names import *  # noqa: F403
+    from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
+    from mixprec.precision.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.rewrite.convert import convert, revert
 else:  # with a ``__getattr__`` a type checker would take any name
 

@@ -2,13 +2,14 @@
 
 import sys
 
-from mixprec import command_process, interruption, standard_streams
+from mixprec.app.commands import command_process
+from mixprec.base import interruption, standard_streams
 
 if __name__ == "__main__":  # before the seconds that the imports below take; the report names wrong variables itself
     standard_streams.guard()
     interruption.end_quietly()
 
-from mixprec import environment
+from mixprec.app.parts import environment
 
 
 def main():

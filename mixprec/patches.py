@@ -4,7 +4,6 @@ Each package declares its own entries, see :class:`mixprec.compat.registry.Patch
 :func:`undo` takes all of them back.
 """
 
-from mixprec import weight_copies, without_masters  # noqa: F401
 from mixprec.activation_memory import offloading, recomputation  # noqa: F401
 from mixprec.bridge import branches, placing  # noqa: F401
 from mixprec.compat import registry
@@ -12,7 +11,8 @@ from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness
 from mixprec.functions import sums, widening  # noqa: F401
 from mixprec.graph_capture import called_links, watch  # noqa: F401
-from mixprec.optimizer import gradients, model_files, pass_scales, repeated_pass  # noqa: F401
+from mixprec.optimizer import gradients, model_files  # noqa: F401
+from mixprec.precision import pass_scales, repeated_pass, weight_copies, without_masters  # noqa: F401  # noqa: F401
 from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]

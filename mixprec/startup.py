@@ -51,7 +51,7 @@ class _ShimmedLoader:
 
 def _patches():
     """Returns :mod:`mixprec.compat.hooks`, when all that is done around imports is declared, the bridge's part too."""
-    from mixprec import variables
+    from mixprec.base import variables
     from mixprec.bridge import branches, placing  # noqa: F401
     from mixprec.compat import hooks
 

@@ -8,17 +8,18 @@ same command.
 
 import sys
 
-from mixprec import command_process, standard_streams
+from mixprec.app.commands import command_process
+from mixprec.base import standard_streams
 
 if __name__ == "__main__":
     command_process.begin(is_rank=True)  # before the seconds that the imports below take
 
+from mixprec.app.commands import train as command
 from mixprec.recipes.models import MODELS
-from mixprec.training import command
 
 
 def main(argv):
-    """Runs the command and returns its exit code, see :func:`mixprec.training.command.main`."""
+    """Runs the command and returns its exit code, see :func:`mixprec.app.commands.train.main`."""
     return command.main(argv, MODELS)
 
 

@@ -27,7 +27,8 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process, standard_streams
+from mixprec.app.commands import command_process
+from mixprec.base import standard_streams
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
@@ -50,9 +51,9 @@ from benchmarks.scaling.rank_processes import RankError
 from benchmarks.step import counts, launches, model
 from benchmarks.study import study_command
 from benchmarks.study.study_runs import StudyError
-from mixprec import environment
-from mixprec.command_line import Parser, first_line, one_line
-from mixprec.config import ConfigError
+from mixprec.app.commands.command_line import Parser, first_line, one_line
+from mixprec.app.config import ConfigError
+from mixprec.app.parts import environment
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS

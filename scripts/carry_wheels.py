@@ -16,12 +16,12 @@ import venv
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, first_line, one_line, path
+from mixprec.app.commands.command_line import Parser, first_line, one_line, path
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / ".whl"

@@ -22,7 +22,8 @@ import time
 BEGAN = time.monotonic()  # what is imported counts, too
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process, standard_streams, working_folder
+from mixprec.app.commands import command_process
+from mixprec.base import standard_streams, working_folder
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
@@ -30,8 +31,8 @@ if __name__ == "__main__":
 from benchmarks import machine
 from benchmarks.command_arguments import amount
 from benchmarks.gpu_check import archive, check, group, stages, summary, wheels
-from mixprec.archives import Damaged
-from mixprec.command_line import Parser, first_line, one_line, path
+from mixprec.app.commands.command_line import Parser, first_line, one_line, path
+from mixprec.base.archives import Damaged
 
 WHEELS = stages.ROOT / ".whl"
 BUDGET = 450.0  # seconds

@@ -11,12 +11,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec import convert_command
+from mixprec.app.commands import convert_report as convert_command
 
 
 def main(argv=None):

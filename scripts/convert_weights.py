@@ -10,12 +10,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec.export import weights_command
+from mixprec.app.commands import weights as weights_command
 from models import MODELS
 
 

@@ -6,14 +6,14 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec.command_line import Parser, one_line, path
-from mixprec.messages import OneLineError
-from scripts.datasets.digits import make_digits
+from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.base.messages import OneLineError
+from mixprec.data.digits import make_digits
 
 
 def main(argv=None):

@@ -8,12 +8,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec.export_run import predict
+from mixprec.app.commands import predict
 
 
 def main(argv=None):

@@ -23,13 +23,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
-from mixprec import environment
-from mixprec.command_line import Parser, first_line
+from mixprec.app.commands.command_line import Parser, first_line
+from mixprec.app.parts import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

@@ -9,12 +9,13 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process, standard_streams
+from mixprec.app.commands import command_process
+from mixprec.base import standard_streams
 
 if __name__ == "__main__":
     command_process.begin(is_rank=True)  # before the seconds that the imports below take
 
-from mixprec.training import command
+from mixprec.app.commands import train as command
 from models import MODELS
 
 if __name__ == "__main__":

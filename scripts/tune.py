@@ -18,18 +18,19 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec import command_process, cudnn_library
+from mixprec.app.commands import command_process
+from mixprec.base import cudnn_library
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from benchmarks import configured, engine_search
 from benchmarks.command_arguments import ArgumentsError, add_arch, amount, positive
-from mixprec import environment
+from mixprec.app.commands.command_line import Parser, first_line, one_line
+from mixprec.app.config import ConfigError
+from mixprec.app.parts import environment
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
-from mixprec.command_line import Parser, first_line, one_line
-from mixprec.config import ConfigError
 from models import MODELS
 
 

@@ -11,7 +11,7 @@ import tempfile
 import matplotlib
 import pytest
 
-from mixprec import environment
+from mixprec.app.parts import environment
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.native import native_library
 from tests import cases

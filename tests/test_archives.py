@@ -8,9 +8,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from mixprec.base.messages import OneLineError
 from mixprec.data.sources import scan, shard_index
 from mixprec.export.weight_files import WeightFile, write
-from mixprec.messages import OneLineError
 from mixprec.training import snapshots
 from tests.damage import compressed, damaged, damaged_fields, odd_archives
 

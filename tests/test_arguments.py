@@ -12,9 +12,9 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions as F
 import mixprec.links as L
-from mixprec import arguments
+from mixprec.base import arguments
 from mixprec.graph_capture import capture_evaluation
-from mixprec.loss_scale import NoLossScale
+from mixprec.precision.loss_scale import NoLossScale
 from mixprec.training import CapturedUpdater, GradientHistogram, LogReport, LossScaleLog
 
 X = np.ones((2, 6, 6, 8), np.float32)

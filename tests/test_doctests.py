@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 import mixprec
-from mixprec.optimizer_names import OWN
+from mixprec.base.optimizer_names import OWN
 
 _EXAMPLES = ["DynamicLossScale", "MixedPrecisionOptimizer", "NoLossScale", "StaticLossScale", *OWN]
 

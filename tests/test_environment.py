@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from mixprec import environment
+from mixprec.app.parts import environment
 
 
 class FakeError(Exception):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mixprec import files
+from mixprec.base import files
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mixprec import interruption
+from mixprec.base import interruption
 from tests import ROOT
 from tests.cases import first
 
@@ -18,7 +18,7 @@ import runpy, sys, time
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "mixprec.command_line":
+        if name == "mixprec.app.commands.command_line":
             print("imports", flush=True)
             [time.sleep(0.1) for _ in range(6000)]  # a signal just before a sleep is seen after it
 

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from mixprec.command_line import Parser, one_line
-from mixprec.config import ConfigError
+from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.app.config import ConfigError
+from mixprec.base.messages import OneLineError, printable
 from mixprec.data.data_error import DataError
-from mixprec.messages import OneLineError, printable
 from tests.called import call
 
 HOSTILE = "a\nb\r\0\x1b[31m\x85\u2028\udce4"

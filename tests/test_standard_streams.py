@@ -12,19 +12,19 @@ import threading
 
 import pytest
 
-from mixprec import standard_streams
+from mixprec.base import standard_streams
+from mixprec.base.messages import encoding_hint
 from mixprec.data.sources import progress
-from mixprec.messages import encoding_hint
 from tests import ROOT
 from tests.cases import first
 
 PARTS = {  # of other commands, which read what they print
-    "mixprec.monitor.work",
+    "mixprec.app.monitor.work",
     *(f"benchmarks.{name}" for name in ("gpu_check.gpu_tests", "gpu_check.segments", "gpu_check.usable_gpu")),
     "benchmarks.scaling.rank_processes",
 }
 ALONE = {
-    "mixprec.training.rank_watch",  # imports nothing of mixprec
+    "mixprec.distributed.rank_watch",  # imports nothing of mixprec
     "mixprec.optimizer.rules.generate",  # writes a file of the checkout, for who changes a rule
 }
 FULL = os.strerror(errno.ENOSPC)

@@ -6,14 +6,15 @@ import sys
 
 import pytest
 
-from mixprec import environment, variables
+from mixprec.app.parts import environment
+from mixprec.base import variables
 from tests import ROOT
 
 WRONG = [(name, value) for name in variables.VARIABLES for value in ("x", "00", " 1")]
 COMMANDS = [
     *(["scripts/" + path.name] for path in sorted((ROOT / "scripts").glob("[a-z]*.py"))),
     ["-m", "mixprec.train"],
-    ["-m", "mixprec.monitor"],
+    ["-m", "mixprec.app.monitor"],
 ]
 
 
@@ -46,7 +47,7 @@ def test_the_import_of_chainer_raises():
     name = "MIXPREC_NATIVE"
     done = python(["-c", "import mixprec; print('imported'); import chainer"], **{name: "x"})
     assert (done.returncode, done.stdout) == (1, "imported\n")
-    assert done.stderr.splitlines()[-1].startswith(f"mixprec.variables.VariableError: {name}=x: allowed: ")
+    assert done.stderr.splitlines()[-1].startswith(f"mixprec.base.variables.VariableError: {name}=x: allowed: ")
 
 
 def test_each_python_of_the_environment_goes_on():

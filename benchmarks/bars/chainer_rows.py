@@ -13,7 +13,7 @@ from chainer.backends import cuda
 from benchmarks.bars.chainer_step import step_of
 from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.bars.timed_step import LR
-from mixprec import environment
+from mixprec.app.parts import environment
 
 FP32, NO_CUDNN, CUDNN = "plain Chainer FP32", "plain Chainer FP32, no cuDNN", "plain Chainer FP32, cuDNN"
 MIXED16 = "plain Chainer mixed16"

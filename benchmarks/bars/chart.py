@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from mixprec import files
+from mixprec.base import files
 
 
 def save(path, record):

@@ -4,8 +4,9 @@ import dataclasses
 import datetime
 import json
 
-from mixprec import environment, files
-from mixprec.messages import OneLineError
+from mixprec.app.parts import environment
+from mixprec.base import files
+from mixprec.base.messages import OneLineError
 from mixprec.native.threads import number_of_threads
 
 FORMAT = "mixprec bars 1"

@@ -6,9 +6,9 @@ import pathlib
 import tarfile
 
 from benchmarks.gpu_check import group, summary
-from mixprec import files
-from mixprec.archives import Damaged, reading
-from mixprec.command_line import one_line
+from mixprec.app.commands.command_line import one_line
+from mixprec.base import files
+from mixprec.base.archives import Damaged, reading
 
 NAME = "check.tgz"
 _LARGEST = (16 << 20) - (64 << 10)  # bytes of the archive

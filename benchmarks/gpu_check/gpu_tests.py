@@ -20,7 +20,7 @@ import pathlib
 import re
 import sys
 
-from mixprec import standard_streams
+from mixprec.base import standard_streams
 
 if __name__ == "__main__":
     standard_streams.guard()

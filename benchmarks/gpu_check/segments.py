@@ -10,7 +10,7 @@ nearly all of its shared memory, and what does that barrier take?
 import pathlib
 import sys
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()

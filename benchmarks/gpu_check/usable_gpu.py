@@ -7,13 +7,13 @@ Prints the GPU, or why there is none; the exit status is then that of ``benchmar
 
 import sys
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()
 
 from benchmarks.gpu_check.stages import NO_GPU
-from mixprec import environment
+from mixprec.app.parts import environment
 
 
 def main():

@@ -4,7 +4,7 @@ import sys
 import zipfile
 from importlib import metadata
 
-from mixprec.archives import reading
+from mixprec.base.archives import reading
 
 
 def unpack(folder, target):
@@ -15,7 +15,7 @@ def unpack(folder, target):
 
     Raises:
         OSError: the folder cannot be written.
-        mixprec.archives.Damaged: a wheel is not as it was written.
+        mixprec.base.archives.Damaged: a wheel is not as it was written.
     """
     taken, ours = [], f"cp{sys.version_info[0]}{sys.version_info[1]}"
     for path in sorted(folder.glob("*.whl")):

@@ -18,7 +18,7 @@ from mixprec import backends
 from mixprec.backends.device_log import asked_by
 from mixprec.backends.primitives import NAMES
 from mixprec.graph_capture import origin
-from mixprec.master_arrays import MASTER
+from mixprec.precision.master_arrays import MASTER
 
 __all__ = ["CudnnContext", "Graph", "Graphs", "Launcher", "array", "install", "send"]
 

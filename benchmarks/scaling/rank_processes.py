@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from mixprec import standard_streams
+from mixprec.base import standard_streams
 
 if __name__ == "__main__":
     standard_streams.guard()

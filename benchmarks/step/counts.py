@@ -19,13 +19,13 @@ from benchmarks import configured
 from benchmarks.processes import Worker
 from benchmarks.recording_device import null_device
 from benchmarks.step.launches import Launch, launches_of
+from mixprec.app.parts import images
+from mixprec.app.parts.model import build_model
+from mixprec.app.parts.optimizers import attribute
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.verification import Verification
-from mixprec.training import images
 from mixprec.training.accumulation import Accumulated
-from mixprec.training.model import build_model
-from mixprec.training.optimizers import attribute
 
 # Of nhwc_fused_batched.yaml and static_graph.yaml: everything on, without and with a graph.
 EAGER, CAPTURED = "eager", "captured"

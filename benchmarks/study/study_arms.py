@@ -5,8 +5,8 @@ import os
 import pathlib
 
 from benchmarks.command_arguments import ArgumentsError
-from mixprec import config as configs
-from mixprec.config import ConfigError
+from mixprec.app import config as configs
+from mixprec.app.config import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Study:
 
         Raises:
             ArgumentsError: an arm is no config, or there are no images.
-            mixprec.config.ConfigError: the config is wrong without any arm.
+            mixprec.app.config.ConfigError: the config is wrong without any arm.
         """
         choices = {"model.arch": sorted(networks)}
         config = configs.load(self.config, list(self.settings), choices=choices)

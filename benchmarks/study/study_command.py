@@ -6,7 +6,7 @@ import pathlib
 from benchmarks import command_arguments, record_files
 from benchmarks.study import study_report, study_runs
 from benchmarks.study.studies import ABLATIONS, PARITY
-from mixprec.command_line import path
+from mixprec.app.commands.command_line import path
 
 
 def add(commands, networks):

@@ -14,7 +14,7 @@ import time
 
 from tqdm import tqdm
 
-from mixprec import files
+from mixprec.base import files
 from mixprec.training.log_report import LOG
 
 _ACCURACY = "validation/main/accuracy"

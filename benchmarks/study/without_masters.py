@@ -2,13 +2,13 @@
 
 import sys
 
-from mixprec import command_process
+from mixprec.app.commands import command_process
 
 if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 import mixprec
-from mixprec.training import command
+from mixprec.app.commands import train as command
 from models import MODELS
 
 
@@ -33,7 +33,7 @@ def main(argv=None):
     """Runs the training command without masters.
 
     Args:
-        argv: as for :func:`mixprec.training.command.main`.
+        argv: as for :func:`mixprec.app.commands.train.main`.
 
     Returns:
         int: exit code, as there.

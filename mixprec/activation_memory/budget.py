@@ -3,7 +3,7 @@
 import numbers
 import re
 
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}

@@ -4,8 +4,8 @@ import contextlib
 import functools
 import threading
 
+from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
-from mixprec.scoped import scoped
 
 
 class _Now(threading.local):

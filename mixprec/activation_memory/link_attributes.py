@@ -16,9 +16,9 @@ import chainer
 import chainer.links as L
 import numpy as np
 
+from mixprec.base.scoped import scoped
 from mixprec.compat.wrapped import behind
 from mixprec.links import BatchNormalization
-from mixprec.scoped import scoped
 
 _MISSING = object()
 _BOOKKEEPING = {"_params", "_persistent", "_children", "_local_link_hooks", "_within_init_scope", "_device"}

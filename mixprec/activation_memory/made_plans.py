@@ -7,7 +7,7 @@ from mixprec.activation_memory.budget import in_bytes
 from mixprec.activation_memory.following import Made
 from mixprec.activation_memory.planning import plan
 from mixprec.activation_memory.recording import Bus
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 
 _UNLIKE = 16  # kinds of rounds that are remembered without a plan
 _REPLANNED = 3  # how often a plan is made again as more memory is in use

@@ -16,12 +16,12 @@ import numpy as np
 from mixprec.activation_memory import retained
 from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.activation_memory.repeatable_call import reporting_nothing
+from mixprec.base.nested import mapped
+from mixprec.base.scoped import scoped
 from mixprec.functions import watching
-from mixprec.nested import mapped
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
 from mixprec.rewrite.state import state_of
-from mixprec.scoped import scoped
 
 # A block saves at least these parts of its inside, where a batch normalization alone saves next to nothing, and of all.
 _LEAST, _LEAST_OF_ALL = 0.25, 0.01

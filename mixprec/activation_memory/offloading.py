@@ -14,19 +14,19 @@ from collections.abc import Callable
 
 import chainer
 
-from mixprec import arguments
 from mixprec.activation_memory import metering
 from mixprec.activation_memory.budget import check_budget
 from mixprec.activation_memory.following import Following
 from mixprec.activation_memory.made_plans import Plans
 from mixprec.activation_memory.rounds import LeaveAtOnce, Memory, Round
-from mixprec.announcements import announce
 from mixprec.backends.copies import copies_for
+from mixprec.base import arguments
+from mixprec.base.announcements import announce
+from mixprec.base.messages import OneLineError
 from mixprec.compat.registry import Patch
 from mixprec.functions import watching
 from mixprec.functions.node import OFFLOADED
-from mixprec.messages import OneLineError
-from mixprec.optimizer.repeated_pass import one_pass_only
+from mixprec.precision.repeated_pass import one_pass_only
 
 SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
 _NOTHING = "nothing has been retained that is large enough to be moved"
@@ -73,7 +73,7 @@ def offload(
         Offload: enter it for each step, or once for all.
 
     Raises:
-        mixprec.messages.OneLineError: a wrong budget, or memory that cannot be had. In the block
+        mixprec.base.messages.OneLineError: a wrong budget, or memory that cannot be had. In the block
             :class:`~mixprec.activation_memory.planning.DoesNotFit`, if no plan meets the budget.
 
     Example:

@@ -8,7 +8,7 @@ import numpy as np
 from mixprec.activation_memory.choosing import Search, movable
 from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import KEEP, SWAP, Forecast, Schedule
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 _SHOWN = 3  # buffers, of each kind
 _DONE = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}

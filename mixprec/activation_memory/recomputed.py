@@ -5,12 +5,12 @@ import weakref
 import chainer
 import numpy as np
 
-from mixprec import arguments
 from mixprec.activation_memory import cupy_draws, graph_edge
 from mixprec.activation_memory.repeatable_call import RepeatableCall
-from mixprec.announcements import announce
+from mixprec.base import arguments
+from mixprec.base.announcements import announce
+from mixprec.base.nested import mapped
 from mixprec.functions import watching
-from mixprec.nested import mapped
 from mixprec.rewrite.repetition import computed
 
 _NOISE = "chainer.functions.noise."

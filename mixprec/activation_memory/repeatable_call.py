@@ -10,8 +10,8 @@ from chainer import reporter
 from mixprec.activation_memory import graph_edge
 from mixprec.activation_memory.link_attributes import LinkAttributes, seeing
 from mixprec.backends.dropout_state import recording_keys, repeating_keys
+from mixprec.base.nested import mapped
 from mixprec.functions import watching
-from mixprec.nested import mapped
 from mixprec.rewrite.repetition import Repetition
 
 # Settings of Chainer that are those of the backward pass.

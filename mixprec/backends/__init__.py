@@ -37,7 +37,7 @@ def _on_numpy():
         from mixprec.backends import cpu
 
         return cpu.PRIMITIVES
-    from mixprec.backends import native
+    from mixprec.backends.cpu import native_primitives as native
 
     return native.PRIMITIVES
 

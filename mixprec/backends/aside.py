@@ -10,7 +10,7 @@ import collections
 import contextlib
 import threading
 
-from mixprec.scoped import scoped
+from mixprec.base.scoped import scoped
 
 # How many gradients the second stream may be behind. Their inputs are held meanwhile, two arrays of activations each.
 AHEAD = 4

@@ -5,7 +5,7 @@ import os
 import chainer
 
 from mixprec.backends import is_of_numpy, registered
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 
 def copies_for(array, to):

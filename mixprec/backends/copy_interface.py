@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from mixprec.interface import Interface
+from mixprec.base.interface import Interface
 
 
 @dataclasses.dataclass(frozen=True)

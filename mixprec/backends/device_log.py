@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from mixprec.scoped import scoped
+from mixprec.base.scoped import scoped
 
 
 class Record(NamedTuple):

@@ -11,10 +11,10 @@ import threading
 import chainer
 import numpy as np
 
-from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.backends.transfers import loaded
-from mixprec.scoped import scoped
+from mixprec.base import arguments
+from mixprec.base.scoped import scoped
 
 # By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
 _states = {}

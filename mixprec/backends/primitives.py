@@ -16,7 +16,7 @@ Outputs are new arrays. Arguments are checked by the functions that call these, 
 import inspect
 
 from mixprec.backends.composed import Composed
-from mixprec.interface import Interface
+from mixprec.base.interface import Interface
 
 
 class Primitives(Composed, Interface):

@@ -3,8 +3,8 @@
 import hashlib
 import os
 
-from mixprec import files
-from mixprec.announcements import announce
+from mixprec.base import files
+from mixprec.base.announcements import announce
 
 
 class Stored:

@@ -7,8 +7,8 @@ import chainer
 import ml_dtypes
 import numpy as np
 
-from mixprec.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine
+from mixprec.base.announcements import announce
 
 _FLOAT = np.dtype(np.float32)
 _STORED = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))

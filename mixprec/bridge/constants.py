@@ -54,7 +54,7 @@ def getVersion():
     Raises:
         CudnnMissing: cuDNN or its frontend is not installed.
     """
-    from mixprec import cudnn_library
+    from mixprec.base import cudnn_library
 
     return int(cudnn_library.load().backend_version())
 

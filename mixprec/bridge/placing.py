@@ -7,7 +7,7 @@ patches here applied just before.
 import logging
 import sys
 
-from mixprec import cudnn_library, variables
+from mixprec.base import cudnn_library, variables
 from mixprec.compat.gpu_presence import gpu_is_there
 from mixprec.compat.hooks import before_import
 from mixprec.compat.registry import LEAVE

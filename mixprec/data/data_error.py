@@ -3,7 +3,7 @@
 import contextlib
 import os
 
-from mixprec.messages import OneLineError, printable
+from mixprec.base.messages import OneLineError, printable
 
 __all__ = ["DataError", "and_more", "file_errors", "printable"]
 

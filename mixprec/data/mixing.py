@@ -9,8 +9,8 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec import arguments
 from mixprec.backends import primitives_of
+from mixprec.base import arguments
 
 
 class Mixture(NamedTuple):

@@ -26,14 +26,14 @@ import numpy as np
 
 from mixprec.backends import launcher_of
 from mixprec.backends.capture_error import CaptureError
+from mixprec.base.dtypes import is_half
+from mixprec.base.scoped import scoped
 from mixprec.distributed import buckets, readiness
 from mixprec.distributed.arena import Arena
 from mixprec.distributed.device_arena import DeviceArena
 from mixprec.distributed.same_models import Members
 from mixprec.distributed.step_check import StepCheck
 from mixprec.distributed.step_numbers import StepNumbers
-from mixprec.dtypes import is_half
-from mixprec.scoped import scoped
 
 
 class GradientExchange:

@@ -14,9 +14,9 @@ import weakref
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import lend
+from mixprec.base.dtypes import is_half
 from mixprec.distributed.leaving import Turns
 from mixprec.distributed.transport import Transport, Work
-from mixprec.dtypes import is_half
 
 # Seconds between two questions of a process that waits: a rank that is late may need the processor.
 SHORTEST, LONGEST = 2e-5, 1e-3

@@ -11,8 +11,8 @@ import threading
 import chainer
 from chainer import _backprop_utils
 
+from mixprec.base.scoped import scoped
 from mixprec.compat.registry import Patch
-from mixprec.scoped import scoped
 
 
 class _Now(threading.local):

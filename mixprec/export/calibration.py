@@ -9,8 +9,8 @@ import dataclasses
 
 import numpy as np
 
+from mixprec.base.messages import OneLineError
 from mixprec.export.sessions import session
-from mixprec.messages import OneLineError
 
 BINS = 2048
 LEVELS = 128  # of a sign and 7 bits

@@ -12,8 +12,9 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from mixprec import arguments, nested, rewrite
+from mixprec import rewrite
 from mixprec.activation_memory.recomputation import keeping_all
+from mixprec.base import arguments, nested
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
 

@@ -1,6 +1,6 @@
 """The error about a model that cannot become an ONNX graph."""
 
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 
 class ExportError(OneLineError):

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import shape_inference
 
+from mixprec.base.messages import OneLineError
 from mixprec.export.calibration import METHODS, Images, collect
 from mixprec.export.placement import Graph, place
 from mixprec.export.qdq import LARGEST_HALF, calibrated, insert
 from mixprec.export.sessions import session
-from mixprec.messages import OneLineError
 
 TARGETS = ("tensorrt", "cpu")
 _SUFFIXES = ("_scale", "_zero_point", "_quantized", "_quantized_scale", "_quantized_zero_point")

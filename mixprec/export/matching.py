@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from chainer import serializers
 
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.export.torch_names import COUNT, torch_names
 from mixprec.export.weights_error import WeightsError
 

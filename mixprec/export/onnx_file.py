@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 import mixprec
-from mixprec import files
+from mixprec.base import files
 from mixprec.export.chainer_graph import plain_copy, separate, trace, variables
 from mixprec.export.dynamic_batch import constants_to_initializers, make_dynamic, origin
 from mixprec.export.export_error import ExportError

@@ -9,8 +9,8 @@ import json
 
 import numpy as np
 
-from mixprec.bounds import HALF, SIDE
-from mixprec.messages import OneLineError
+from mixprec.base.bounds import HALF, SIDE
+from mixprec.base.messages import OneLineError
 
 FLOAT, PIXELS = "float32 NCHW", "uint8 NHWC"
 

@@ -1,6 +1,6 @@
 """The error about weights that cannot be used."""
 
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 
 class WeightsError(OneLineError):

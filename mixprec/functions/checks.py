@@ -8,8 +8,8 @@ import math
 import chainer
 import numpy as np
 
-from mixprec import arguments
-from mixprec.dtypes import STORAGE_DTYPES
+from mixprec.base import arguments
+from mixprec.base.dtypes import STORAGE_DTYPES
 
 _NAMES = "float16, bfloat16 or float32"
 

@@ -4,8 +4,8 @@ import chainer
 import numpy as np
 from chainer import utils
 
-from mixprec import arguments
 from mixprec.backends import primitives_of
+from mixprec.base import arguments
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 

@@ -4,7 +4,7 @@ import itertools
 
 import chainer
 
-from mixprec import arguments
+from mixprec.base import arguments
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 

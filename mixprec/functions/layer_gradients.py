@@ -7,8 +7,8 @@ they compute gradients from. Nothing is kept for it: it looks while the arrays a
 import threading
 
 from mixprec.backends.geometry import Convolution
-from mixprec.interface import Interface
-from mixprec.scoped import scoped
+from mixprec.base.interface import Interface
+from mixprec.base.scoped import scoped
 
 _POINTWISE = Convolution()
 

@@ -11,8 +11,8 @@ import chainer
 import numpy as np
 from chainer import _backprop_utils, utils
 
-from mixprec.announcements import announce, place_of_call
 from mixprec.backends import primitives_of
+from mixprec.base.announcements import announce, place_of_call
 from mixprec.functions import checks, sums, watching
 
 OFFLOADED = "_offloaded"  # attribute of function nodes: buffers of mixprec.offload, which live as long as they do

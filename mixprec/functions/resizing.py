@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 from chainer.functions.array.resize_images import compute_indices_and_weights
 
-from mixprec.dtypes import FLOAT32
+from mixprec.base.dtypes import FLOAT32
 from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 

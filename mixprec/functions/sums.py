@@ -15,8 +15,8 @@ from chainer import _backprop_utils
 
 from mixprec.backends import primitives_of
 from mixprec.backends.memory import axes, is_dense, same_order, turned_back
+from mixprec.base.dtypes import STORAGE_DTYPES
 from mixprec.compat.registry import Patch
-from mixprec.dtypes import STORAGE_DTYPES
 
 
 class Sum(chainer.Variable):

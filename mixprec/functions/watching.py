@@ -7,8 +7,8 @@
 import threading
 import weakref
 
+from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch_around
-from mixprec.scoped import scoped
 
 _REPORTED = "_reported"  # attribute of a function node: a reference to itself, as a copy of it is another node
 

@@ -8,8 +8,8 @@ import threading
 
 import chainer
 
+from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
-from mixprec.scoped import scoped
 
 _KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one

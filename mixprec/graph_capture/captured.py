@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import chainer
 
-from mixprec import arguments
 from mixprec.activation_memory import offloading
-from mixprec.announcements import announce
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import lacks_memory
+from mixprec.base import arguments
+from mixprec.base.announcements import announce
 from mixprec.graph_capture.called_links import array_of
 from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation

@@ -5,7 +5,7 @@ eager step may overflow, while the loss scale falls to what a network bears; an 
 difference counts if the same array differs in several calls in a row, each with another state and another graph.
 """
 
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 
 CALLS = 6  # in a row, in each of which the same array differs, until a graph is refused
 MOST_RUNS = 4  # of each kind in a call

@@ -18,7 +18,7 @@ from mixprec.graph_capture.graph_table import GraphTable
 from mixprec.graph_capture.wishes import agreed
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.counted_losses import CountedLosses
-from mixprec.optimizer.scale_search import give_up
+from mixprec.precision.scale_search import give_up
 
 
 class TrainingStep(Capturable):

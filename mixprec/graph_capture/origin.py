@@ -9,7 +9,7 @@ import traceback
 
 import chainer
 
-from mixprec.messages import text_of
+from mixprec.base.messages import text_of
 
 # Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
 LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}

@@ -11,10 +11,10 @@ each step.
 
 import logging
 
-from mixprec.announcements import announce
 from mixprec.backends import aside
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import lacks_memory
+from mixprec.base.announcements import announce
 from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import cause_of

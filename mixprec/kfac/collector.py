@@ -3,8 +3,8 @@
 import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
 
-from mixprec.announcements import announce
 from mixprec.backends import primitives_of
+from mixprec.base.announcements import announce
 from mixprec.functions.layer_gradients import Observer, creator_of
 from mixprec.functions.layout import Cast
 from mixprec.kfac.layers import FilterLayer, ScaleLayer

@@ -4,7 +4,7 @@ import numpy as np
 from chainer import backend
 
 from mixprec.backends import launcher_of
-from mixprec.scoped import scoped
+from mixprec.base.scoped import scoped
 
 
 def filled(shape, value, dtype, like):

@@ -14,9 +14,9 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mixprec import arguments
 from mixprec.backends import primitives_of
 from mixprec.backends.transfers import on_host
+from mixprec.base import arguments
 from mixprec.functions.layer_gradients import observing
 from mixprec.kfac import layer_report, multiplication, saved_layers, sharing
 from mixprec.kfac.collector import Collector

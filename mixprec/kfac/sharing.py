@@ -12,9 +12,9 @@ import numpy as np
 from chainer.backend import get_array_module
 
 from mixprec.backends.transfers import on_host
+from mixprec.base.messages import OneLineError
 from mixprec.kfac import triangles
 from mixprec.kfac.layers import FilterLayer
-from mixprec.messages import OneLineError
 
 
 class DampingTooSmall(OneLineError):

@@ -4,9 +4,10 @@ import chainer
 import chainer.links as L
 import numpy as np
 
-from mixprec import arguments, functions
+from mixprec import functions
+from mixprec.base import arguments
 from mixprec.functions import checks
-from mixprec.links.storage import check_initializers
+from mixprec.precision.storage import check_initializers
 
 _AXES = (None, 0, (0,), (0, 1, 2))  # all but the last
 

@@ -4,7 +4,7 @@ import chainer
 import chainer.links as L
 
 from mixprec import functions
-from mixprec.links.storage import ChannelsLast, filter_sizes, rounded
+from mixprec.precision.storage import ChannelsLast, filter_sizes, rounded
 
 
 class Convolution2D(ChannelsLast, L.Convolution2D):

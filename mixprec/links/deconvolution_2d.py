@@ -4,7 +4,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import ChannelsLast, filter_sizes, rounded
+from mixprec.precision.storage import ChannelsLast, filter_sizes, rounded
 
 
 class Deconvolution2D(ChannelsLast, L.Deconvolution2D):

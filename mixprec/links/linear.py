@@ -6,7 +6,7 @@ import chainer.links as L
 
 from mixprec import functions
 from mixprec.functions import checks
-from mixprec.links.storage import StoredInFloat32, rounded
+from mixprec.precision.storage import StoredInFloat32, rounded
 
 
 class Linear(StoredInFloat32, L.Linear):

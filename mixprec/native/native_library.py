@@ -15,8 +15,8 @@ import sys
 
 import numpy as np
 
-from mixprec import variables
-from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
+from mixprec.base import variables
+from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.native import sources
 from mixprec.native.threads import number_of_threads
 
@@ -38,7 +38,7 @@ def load():
         tuple: ``(module, reason)``: the module ``_library``, or ``None`` and in one line why it is not used.
 
     Raises:
-        mixprec.variables.VariableError: ``MIXPREC_NATIVE`` has another value.
+        mixprec.base.variables.VariableError: ``MIXPREC_NATIVE`` has another value.
     """
     switch = variables.value(SWITCH)
     if switch == "0":

@@ -4,9 +4,9 @@ In the order in which to read:
 
 ==========================================================  =====================================================
 :mod:`~mixprec.optimizer.wrapper`, ``delegation``           the class, and ``update()``; as Chainer's code sees it
-:mod:`~mixprec.optimizer.scaled_loss`, ``pass_scales``,     backward; what it leaves on parameters; by what each
+:mod:`~mixprec.precision.scaled_loss`, ``pass_scales``,     backward; what it leaves on parameters; by what each
 ``grad_scales``                                             gradient is scaled
-:mod:`~mixprec.optimizer.scale_search`, ``repeated_pass``   the search for a first loss scale
+:mod:`~mixprec.precision.scale_search`, ``repeated_pass``   the search for a first loss scale
 :mod:`~mixprec.optimizer.step`                              a step on one page: check -> hooks -> update | skip
 :mod:`~mixprec.optimizer.update_form`                       the interface of its three forms: ``host_form``,
                                                             ``device_form``, ``fallback_form``
@@ -17,7 +17,7 @@ In the order in which to read:
 ==========================================================  =====================================================
 """
 
-from mixprec.optimizer.grad_scales import UnscaledBackward
 from mixprec.optimizer.wrapper import MixedPrecisionOptimizer
+from mixprec.precision.grad_scales import UnscaledBackward
 
 __all__ = ["MixedPrecisionOptimizer", "UnscaledBackward"]

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import chainer
 
-from mixprec import arguments
-from mixprec.loss_scale import DynamicLossScale, StaticLossScale
-from mixprec.optimizer import grad_scales
-from mixprec.optimizer.scale_search import give_up
+from mixprec.base import arguments
+from mixprec.precision import grad_scales
+from mixprec.precision.loss_scale import DynamicLossScale, StaticLossScale
+from mixprec.precision.scale_search import give_up
 
 # What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {

@@ -4,8 +4,8 @@ import weakref
 
 from mixprec.backends.transfers import on_host
 from mixprec.optimizer.batch.device_batch import DeviceBatch
-from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 from mixprec.optimizer.update_form import UpdateForm
+from mixprec.precision.grad_scales import MIXED, UsedScale, factor_of, factor_to_unscale, is_one
 
 # Update rules that compute with `t` -> the OptimizerStep whose device counts their steps.
 _COUNTED_BY = weakref.WeakKeyDictionary()

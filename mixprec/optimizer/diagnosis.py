@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16, is_half
+from mixprec.base.dtypes import BFLOAT16, is_half
+from mixprec.base.messages import text_of
 from mixprec.functions import watching
-from mixprec.messages import text_of
 from mixprec.optimizer import gradients
-from mixprec.optimizer.grad_scales import ZERO
-from mixprec.without_masters import CONVERSION
+from mixprec.precision.grad_scales import ZERO
+from mixprec.precision.without_masters import CONVERSION
 
 _WORST = 5
 _ROUNDING = {"Cast", "ToNHWC"}  # of what comes into a layer

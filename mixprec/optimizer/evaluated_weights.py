@@ -5,11 +5,11 @@
 
 import contextlib
 
-from mixprec.dtypes import is_half
-from mixprec.master_arrays import master_of
+from mixprec.base.dtypes import is_half
+from mixprec.base.scoped import scoped
 from mixprec.optimizer.batch.saved_arrays import overwritten
 from mixprec.optimizer.rules.own_rules import OwnRule
-from mixprec.scoped import scoped
+from mixprec.precision.master_arrays import master_of
 
 
 class Evaluation:

@@ -7,11 +7,11 @@ gradients. The batch unscales by itself.
 import numpy as np
 from chainer import get_array_types
 
+from mixprec.base.dtypes import FLOAT32, is_half
 from mixprec.compat.rebind import rebound
 from mixprec.compat.registry import patch
-from mixprec.dtypes import FLOAT32, is_half
-from mixprec.master_arrays import OWNER
-from mixprec.optimizer.grad_scales import factor_of, grad_scale_of, is_one
+from mixprec.precision.grad_scales import factor_of, grad_scale_of, is_one
+from mixprec.precision.master_arrays import OWNER
 
 
 def gather(pairs, done=()):

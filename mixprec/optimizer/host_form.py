@@ -11,9 +11,9 @@ import numpy as np
 
 from mixprec.backends.memory import axes
 from mixprec.optimizer.batch.native_group import NativeGroup
-from mixprec.optimizer.grad_scales import MIXED, UsedScale, factor_to_unscale
 from mixprec.optimizer.gradients import check_shape, gather, not_finite
 from mixprec.optimizer.update_form import UpdateForm
+from mixprec.precision.grad_scales import MIXED, UsedScale, factor_to_unscale
 
 _SIZE = operator.attrgetter("size")
 

@@ -12,11 +12,11 @@ from chainer import backend
 
 from mixprec.backends.memory import in_order_of, same_order
 from mixprec.backends.transfers import on_host
-from mixprec.dtypes import is_half
-from mixprec.master_arrays import MASTER, OWNER, written
+from mixprec.base.dtypes import is_half
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.part_rates import Factors
-from mixprec.weight_copies import narrow
+from mixprec.precision.master_arrays import MASTER, OWNER, written
+from mixprec.precision.weight_copies import narrow
 
 _NO_LINKS = (
     "the target of a wrapped optimizer, as hooks see it, has FP32 masters in params() and namedparams(), no links"

@@ -6,13 +6,13 @@ import threading
 import chainer
 import numpy as np
 
-from mixprec import weight_copies
+from mixprec.base.dtypes import is_half
 from mixprec.compat import multi_node
 from mixprec.compat.registry import patch_around
-from mixprec.dtypes import is_half
-from mixprec.lost_weights import path_of, warn_of_lost
-from mixprec.master_arrays import OWNER, master_of
 from mixprec.optimizer import running_statistics
+from mixprec.precision import weight_copies
+from mixprec.precision.lost_weights import path_of, warn_of_lost
+from mixprec.precision.master_arrays import OWNER, master_of
 
 
 def install():

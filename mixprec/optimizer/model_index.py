@@ -142,7 +142,7 @@ class Changes:
         """Looks at what a step needs of each parameter.
 
         Returns:
-            ``scales, gradients``: by what each gradient is scaled (:mod:`~mixprec.optimizer.grad_scales`), and the
+            ``scales, gradients``: by what each gradient is scaled (:mod:`~mixprec.precision.grad_scales`), and the
             gradient, an array or ``None``; lists in the order of :attr:`params`.
         """
         scales, gradients = list(map(_SCALE, self.params)), list(map(_GRAD, self.params))

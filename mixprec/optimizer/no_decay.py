@@ -3,7 +3,7 @@
 import chainer
 from chainer.optimizer_hooks import WeightDecay
 
-from mixprec import arguments
+from mixprec.base import arguments
 
 _FEW_DIMENSIONS = "ndim <= 1"
 # What goes without in the hyperparameters of a rule: its own weight decay and, as MLPerf has it for LARS, the trust

@@ -3,8 +3,8 @@
 import math
 
 from mixprec.backends.transfers import to_host_async
-from mixprec.loss_scale import LossScaleExhausted
 from mixprec.optimizer import diagnosis
+from mixprec.precision.loss_scale import LossScaleExhausted
 
 _LATER = 8  # steps after which a number that was fetched is there, unless the host is further ahead of the device
 

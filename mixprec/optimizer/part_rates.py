@@ -9,8 +9,8 @@ import fnmatch
 import chainer
 from chainer.optimizer import Hyperparameter
 
-from mixprec import arguments
-from mixprec.name_patterns import UnknownName
+from mixprec.base import arguments
+from mixprec.base.name_patterns import UnknownName
 
 # Of the hyperparameters of a rule the first of these that it has is scaled. The step of Adam and MSVAG, with its weight
 # decay, is proportional to eta; alpha of RMSprop is no rate, and RMSprop has lr.

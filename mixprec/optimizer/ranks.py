@@ -14,20 +14,20 @@ from collections.abc import Iterator
 import chainer
 import numpy as np
 
-from mixprec import arguments
 from mixprec.backends import is_of_numpy
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.memory import axes
 from mixprec.backends.nccl import nccl_of
 from mixprec.backends.transfers import on_host, to_host
+from mixprec.base import arguments
+from mixprec.base.dtypes import STORAGE_DTYPES, is_half
 from mixprec.distributed import readiness
 from mixprec.distributed.exchange import GradientExchange
 from mixprec.distributed.mpi_transport import MpiTransport
 from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.distributed.same_models import check_same, check_settings
-from mixprec.dtypes import STORAGE_DTYPES, is_half
-from mixprec.loss_scale import NoLossScale
-from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, UsedScale, factor_of, grad_scale_of
+from mixprec.precision.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, UsedScale, factor_of, grad_scale_of
+from mixprec.precision.loss_scale import NoLossScale
 
 OF_STEP = -1.0  # the factor of the step, on a device; all factors are positive
 
@@ -145,7 +145,7 @@ class Ranks:
         """Leaves in the parameters the means of their gradients, each with its loss scale.
 
         Args:
-            passes: :class:`~mixprec.optimizer.scaled_loss.ScaledPasses` of the step.
+            passes: :class:`~mixprec.precision.scaled_loss.ScaledPasses` of the step.
             begins: whether the step begins here, after backward passes of the user's own.
         """
         if begins:

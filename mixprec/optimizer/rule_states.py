@@ -10,8 +10,8 @@ import chainer
 import numpy as np
 
 from mixprec.backends.memory import in_order_of, is_dense, same_order
-from mixprec.dtypes import is_half
-from mixprec.messages import one_line
+from mixprec.base.dtypes import is_half
+from mixprec.base.messages import one_line
 
 _ADAM = {(): "Adam", ("amsgrad",): "AMSGrad", ("adabound",): "AdaBound", ("amsgrad", "adabound"): "AMSBound"}
 
@@ -132,7 +132,7 @@ def serialize_counters(serializer, counter, scaler):
 
     Args:
         serializer: of Chainer's.
-        counter: :class:`~mixprec.optimizer.step_counter.StepCounter`.
+        counter: :class:`~mixprec.precision.step_counter.StepCounter`.
         scaler: the loss scale.
 
     Returns:

@@ -20,8 +20,8 @@ import numpy as np
 
 from mixprec.backends import launcher_of
 from mixprec.backends.transfers import on_host, to_host
+from mixprec.base.scoped import scoped
 from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
-from mixprec.scoped import scoped
 
 # What a lazily sized batch normalization starts from, unless its caller gave something else.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}

@@ -12,16 +12,16 @@ import functools
 import numpy as np
 
 from mixprec.backends import launcher_of
-from mixprec.loss_scale import NoLossScale
 from mixprec.optimizer.batch.update_plan import plan
 from mixprec.optimizer.device_form import DeviceForm
 from mixprec.optimizer.fallback_form import FallbackForm
-from mixprec.optimizer.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, check_scaled, only_scale, use
 from mixprec.optimizer.gradients import unscale_into_master
 from mixprec.optimizer.host_form import HostForm
 from mixprec.optimizer.model_index import Changes
 from mixprec.optimizer.rule_states import init_states
-from mixprec.weight_copies import announce_wide
+from mixprec.precision.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, check_scaled, only_scale, use
+from mixprec.precision.loss_scale import NoLossScale
+from mixprec.precision.weight_copies import announce_wide
 
 
 class OptimizerStep:
@@ -54,7 +54,7 @@ class OptimizerStep:
 
         Args:
             scaler: the loss scale, which advances.
-            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`, which counts the step.
+            counter: :class:`~mixprec.precision.step_counter.StepCounter`, which counts the step.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which a skipped step brings
                 back.
 

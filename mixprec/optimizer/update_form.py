@@ -41,7 +41,7 @@ class UpdateForm(abc.ABC):
 
         Args:
             scale: the one scale of all gradients, ``MIXED`` if there are several, see
-                :mod:`~mixprec.optimizer.grad_scales`.
+                :mod:`~mixprec.precision.grad_scales`.
             gradients: the gradients of the model's parameters, an array or ``None`` for each.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
             done: ids of the parameters whose masters have their gradients already, from a preconditioner.
@@ -64,7 +64,7 @@ class UpdateForm(abc.ABC):
         Args:
             skip: whether to skip.
             scaler: the loss scale.
-            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`.
+            counter: :class:`~mixprec.precision.step_counter.StepCounter`.
 
         Returns:
             ``skip``, true also if what was updated is not finite.

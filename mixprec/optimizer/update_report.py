@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from mixprec.text_table import aligned
+from mixprec.base.text_table import aligned
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import chainer
 
-from mixprec import arguments
 from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.backends.dropout_state import serialize_dropout
+from mixprec.base import arguments
 from mixprec.kfac.preconditioner import KFAC
-from mixprec.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
-from mixprec.optimizer import grad_scales, gradients, masters, model_files, part_rates, pass_scales, scaled_loss
+from mixprec.optimizer import gradients, masters, model_files, part_rates
 from mixprec.optimizer.delegation import Delegation, checked
 from mixprec.optimizer.evaluated_weights import Evaluation
 from mixprec.optimizer.no_decay import NoDecay
@@ -23,10 +22,12 @@ from mixprec.optimizer.overflow_watchdog import OverflowWatchdog
 from mixprec.optimizer.ranks import ranks_of
 from mixprec.optimizer.rule_states import serialize_counters, serialize_optimizer
 from mixprec.optimizer.running_statistics import RunningStatistics
-from mixprec.optimizer.scale_search import ScaleSearch
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.optimizer.step_counter import StepCounter
 from mixprec.optimizer.update_report import UpdateReport
+from mixprec.precision import grad_scales, pass_scales, scaled_loss
+from mixprec.precision.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_loss_scale
+from mixprec.precision.scale_search import ScaleSearch
+from mixprec.precision.step_counter import StepCounter
 
 
 class MixedPrecisionOptimizer(Delegation):

@@ -24,7 +24,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
 from mixprec.backends.geometry import LocalResponseNorm
-from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
+from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.functions.classification import accuracy_as_chainer

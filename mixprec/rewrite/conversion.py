@@ -11,7 +11,7 @@ class Conversion:
     """One call of :func:`mixprec.convert`.
 
     Args:
-        policy: :class:`~mixprec.policy.Policy`.
+        policy: :class:`~mixprec.precision.policy.Policy`.
         strict: whether a traced call raises if a function stayed as it was.
 
     Attributes:

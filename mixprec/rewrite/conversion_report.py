@@ -8,9 +8,9 @@ import dataclasses
 import json
 from typing import Any
 
+from mixprec.base.text_table import aligned
 from mixprec.rewrite import parameters, trace
 from mixprec.rewrite.fusions import NAMES
-from mixprec.text_table import aligned
 
 _NOT_TRACED = "not known before the model's first call in training mode: give convert an example, or print this later"
 _IN_JSON = (

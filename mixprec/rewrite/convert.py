@@ -10,9 +10,11 @@ from typing import Any, Literal
 import chainer
 from numpy.typing import DTypeLike
 
-from mixprec import arguments, weight_copies
-from mixprec.announcements import announce
-from mixprec.policy import Policy
+from mixprec.base import arguments
+from mixprec.base.announcements import announce
+from mixprec.base.scoped import scoped
+from mixprec.precision import weight_copies
+from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion import Conversion, LinkState
 from mixprec.rewrite.conversion_report import Report, dtype_names
@@ -21,7 +23,6 @@ from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
 from mixprec.rewrite.twins import twins
-from mixprec.scoped import scoped
 
 
 def convert(

@@ -17,7 +17,7 @@ import weakref
 
 import chainer
 
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import AdditionAndReLU
 from mixprec.functions.relu import ReLU

@@ -11,9 +11,12 @@ import numpy as np
 from chainer import function
 from chainer.functions.array.cast import Cast
 
+from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
-from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions.node import chainer_apply
+from mixprec.precision.weight_copies import COMPUTE, as_computed
+from mixprec.precision.without_masters import CONVERSION
 from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
 from mixprec.rewrite.memory_order import in_storage_dtype
@@ -22,9 +25,6 @@ from mixprec.rewrite.results import outwards
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import active
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
-from mixprec.scoped import scoped
-from mixprec.weight_copies import COMPUTE, as_computed
-from mixprec.without_masters import CONVERSION
 
 _FLOAT64 = np.dtype(np.float64)
 _OURS = "mixprec."

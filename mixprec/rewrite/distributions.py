@@ -9,8 +9,8 @@ import types
 
 import chainer.functions as F
 
+from mixprec.base.dtypes import is_half
 from mixprec.compat.registry import patch, patch_around
-from mixprec.dtypes import is_half
 from mixprec.rewrite import dispatch
 from mixprec.rewrite.state import active
 

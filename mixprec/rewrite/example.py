@@ -11,8 +11,8 @@ import chainer.links as L
 import numpy as np
 from chainer import initializers
 
-from mixprec import arguments
 from mixprec.backends.dropout_state import keeping_dropout
+from mixprec.base import arguments
 
 
 def check_example(model, example):

@@ -8,12 +8,12 @@ import fnmatch
 
 import chainer
 
-from mixprec import arguments
-from mixprec.dtypes import FLOAT32, is_half
-from mixprec.name_patterns import UnknownName
-from mixprec.nested import mapped
+from mixprec.base import arguments
+from mixprec.base.dtypes import FLOAT32, is_half
+from mixprec.base.name_patterns import UnknownName
+from mixprec.base.nested import mapped
+from mixprec.base.scoped import scoped
 from mixprec.rewrite.deferred import Deferred, taken
-from mixprec.scoped import scoped
 
 _OURS = "mixprec.links."
 

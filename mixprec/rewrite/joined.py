@@ -7,7 +7,7 @@ computed all of it has what the rest needs for its backward pass. At this place 
 
 import weakref
 
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
 from mixprec.functions.dual_batch_normalization import DualBatchNormalization
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, POOLED, RELU

@@ -18,7 +18,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 
 from mixprec.backends import primitives_of
 from mixprec.backends.geometry import BatchNorm, Following
-from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization

@@ -6,7 +6,7 @@ converts once what comes from outside of the model.
 
 import chainer
 
-from mixprec.dtypes import BFLOAT16, STORAGE_DTYPES
+from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions.layout import Cast, Dense, ToNCHW, ToNHWC
 
 TO_NHWC = (0, 2, 3, 1)  # axes for a transposition

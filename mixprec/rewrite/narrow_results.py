@@ -14,7 +14,7 @@ import numpy as np
 
 from mixprec.backends import primitives_of
 from mixprec.backends.transfers import to_host
-from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
+from mixprec.base.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.functions.node import dense
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.deferred import Deferred

@@ -10,9 +10,9 @@ import numbers
 import chainer
 import numpy as np
 
-from mixprec.announcements import announce, place_of_call
 from mixprec.backends.transfers import to_host
-from mixprec.dtypes import BFLOAT16, FLOAT32, LIMITS, STORAGE_DTYPES, is_half
+from mixprec.base.announcements import announce, place_of_call
+from mixprec.base.dtypes import BFLOAT16, FLOAT32, LIMITS, STORAGE_DTYPES, is_half
 from mixprec.rewrite.memory_order import cast
 
 _SMALLEST, _LARGEST = 2.0**-150, float(np.finfo(np.float32).max)  # beyond which float32 is 0 and inf as well

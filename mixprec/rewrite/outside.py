@@ -13,11 +13,11 @@ import functools
 import chainer
 from chainer.functions.array.cast import Cast
 
+from mixprec.base.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.compat.registry import patch
-from mixprec.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.functions.layout import cast
 from mixprec.functions.node import chainer_apply
-from mixprec.links.storage import Rounded
+from mixprec.precision.storage import Rounded
 from mixprec.rewrite import operands
 from mixprec.rewrite.state import active
 

@@ -7,14 +7,14 @@ import chainer
 import chainer.links as L
 import numpy as np
 
-from mixprec import arguments
-from mixprec.dtypes import STORAGE_DTYPES, is_half
+from mixprec.base import arguments
+from mixprec.base.dtypes import STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
-from mixprec.links.storage import Rounded, lay_out
-from mixprec.lost_weights import lost
-from mixprec.master_arrays import keep_master
+from mixprec.precision.lost_weights import lost
+from mixprec.precision.master_arrays import keep_master
+from mixprec.precision.storage import Rounded, lay_out
+from mixprec.precision.weight_copies import compute_in, exact, rounded
 from mixprec.rewrite.multi_node_links import is_multi_node
-from mixprec.weight_copies import compute_in, exact, rounded
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -120,7 +120,7 @@ def revert(link, before):
 
 
 def _cast(param, dtype, dtype_before, initializer, path):
-    """Casts a parameter, and returns what :func:`~mixprec.lost_weights.lost` says of that."""
+    """Casts a parameter, and returns what :func:`~mixprec.precision.lost_weights.lost` says of that."""
     if dtype_before not in _CASTABLE:  # integers, float64
         return None
     # Without a dtype of its own an initializer follows chainer.config.dtype, which may be another one by then.

@@ -8,11 +8,11 @@ import contextlib
 
 import chainer
 
+from mixprec.base.scoped import scoped
 from mixprec.rewrite.deferred import Deferred, compute, taken
 from mixprec.rewrite.dispatch import call_from_outside
 from mixprec.rewrite.scope import Scope, calling
 from mixprec.rewrite.state import active, state_of
-from mixprec.scoped import scoped
 
 _RESULT = "it is a result of a part that is recomputed"
 

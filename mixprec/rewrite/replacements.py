@@ -7,11 +7,11 @@ that is added.
 
 import copy as copying
 
-from mixprec import weight_copies, without_masters
 from mixprec.compat import whole
 from mixprec.compat.registry import patch_around
 from mixprec.functions import widening
-from mixprec.links.storage import in_float32
+from mixprec.precision import weight_copies, without_masters
+from mixprec.precision.storage import in_float32
 from mixprec.rewrite import dispatch, distributions, outside, parameters
 from mixprec.rewrite.state import set_state, state_of
 

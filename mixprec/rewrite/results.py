@@ -17,7 +17,7 @@ import types
 
 import chainer
 
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 
 LARGEST = 1000  # so many things in objects are looked at: a result has a few, a replay buffer behind it many
 _CONTAINERS = (tuple, list, dict, collections.deque)

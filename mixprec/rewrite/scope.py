@@ -11,7 +11,7 @@ import gc
 import chainer
 import numpy as np
 
-from mixprec.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
+from mixprec.base.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.functions.convolution import ConvolutionImages
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part

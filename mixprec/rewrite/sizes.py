@@ -19,7 +19,7 @@ from chainer.functions.pooling.unpooling_nd import UnpoolingND
 from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
-from mixprec.dtypes import FLOAT32, STORAGE_DTYPES
+from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW

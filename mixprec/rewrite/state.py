@@ -2,7 +2,7 @@
 
 import threading
 
-from mixprec.without_masters import CONVERSION
+from mixprec.precision.without_masters import CONVERSION
 
 
 class _Active(threading.local):

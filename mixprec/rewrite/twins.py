@@ -2,8 +2,8 @@
 
 import chainer
 
-from mixprec.dtypes import is_half
-from mixprec.master_arrays import OWNER
+from mixprec.base.dtypes import is_half
+from mixprec.precision.master_arrays import OWNER
 
 _TEXT = (
     "%s have the same weights: if one is a target network or an average of another, %s rounds its small steps away: "

@@ -4,20 +4,20 @@ The extensions and the updater below fit into any Trainer whose optimizer is a
 :class:`mixprec.MixedPrecisionOptimizer`. The training command goes through the modules in this order:
 
 ===========================================================  ====================================================
-:mod:`~mixprec.training.command`, ``processes``              arguments; which rank this is (``rank_watch``)
-:mod:`~mixprec.training.training_run`                        a run on one page: prepare, build, train, finish
-:mod:`~mixprec.training.preparation`, ``devices``,           what may be refused before anything is written
+:mod:`~mixprec.app.commands.train`, ``processes``              arguments; which rank this is (``rank_watch``)
+:mod:`~mixprec.app.run.training_run`                        a run on one page: prepare, build, train, finish
+:mod:`~mixprec.app.run.preparation`, ``devices``,           what may be refused before anything is written
 ``output``, ``lock``, ``snapshot_settings``
-:mod:`~mixprec.training.model`, ``networks``,                the network, the optimizer on it, and the conversion
+:mod:`~mixprec.app.parts.model`, ``networks``,                the network, the optimizer on it, and the conversion
 ``starting_weights``, ``optimizers``
 ``images``, ``stages``                                       what reads images; their sizes and epochs
-:mod:`~mixprec.training.kept_activations`                    the section ``memory`` of a config
-:mod:`~mixprec.training.trainer`, ``updater``,               the trainer, its steps, and its extensions:
+:mod:`~mixprec.app.parts.kept_activations`                    the section ``memory`` of a config
+:mod:`~mixprec.app.parts.trainer`, ``updater``,               the trainer, its steps, and its extensions:
 ``accumulation``                                             ``schedule``, ``averaging``, ``evaluation``; what logs
                                                              and draws; ``snapshots``, ``rank_states``; ``stopping``,
                                                              ``heartbeat``, ``divergence``
-:mod:`~mixprec.training.needs`, ``estimate``, ``timing``     whether disk and memory are enough; the dry run
-:mod:`~mixprec.training.rehearsal`                           on a GPU, before the first step
+:mod:`~mixprec.app.run.needs`, ``estimate``, ``timing``     whether disk and memory are enough; the dry run
+:mod:`~mixprec.app.run.rehearsal`                           on a GPU, before the first step
 ===========================================================  ====================================================
 """
 

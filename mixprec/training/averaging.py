@@ -9,11 +9,11 @@ import chainer
 import numpy as np
 from chainer.training import extension
 
-from mixprec.master_arrays import master_of
 from mixprec.optimizer.batch.saved_arrays import overwritten
 from mixprec.optimizer.model_index import ModelIndex
 from mixprec.optimizer.moving_average import MovingAverage
-from mixprec.optimizer.step_counter import skip_flag
+from mixprec.precision.master_arrays import master_of
+from mixprec.precision.step_counter import skip_flag
 
 
 class WeightAverage(extension.Extension):

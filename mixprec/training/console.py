@@ -1,6 +1,6 @@
 """The output of a run on the console: bars for training and evaluation, and a table with the entries of the log.
 
-:func:`mixprec.training.trainer.build_trainer` adds these extensions.
+:func:`mixprec.app.parts.trainer.build_trainer` adds these extensions.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ from chainer import dataset
 from chainer.training import extension, extensions
 from tqdm import tqdm
 
-from mixprec.announcements import announce
 from mixprec.backends.transfers import HostCopy, to_host_async
-from mixprec.messages import one_line
-from mixprec.standard_streams import bars_are_off
+from mixprec.base.announcements import announce
+from mixprec.base.messages import one_line
+from mixprec.base.standard_streams import bars_are_off
 from mixprec.training.label_accuracy import TOP
 from mixprec.training.log_report import value_of
 

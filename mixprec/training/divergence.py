@@ -35,7 +35,7 @@ class SoundLosses(EachIteration):
     it is asked, or saved. All ranks ask together.
 
     Args:
-        ranks: of :mod:`mixprec.training.processes`.
+        ranks: of :mod:`mixprec.distributed.processes`.
     """
 
     name = "losses"

@@ -6,7 +6,7 @@ import os
 import numpy as np
 from chainer.training import extension
 
-from mixprec import arguments, files
+from mixprec.base import arguments, files
 from mixprec.training.gradient_counts import (
     LARGEST_FLUSHED,
     LOWEST,

@@ -8,7 +8,7 @@ import os
 
 import numpy as np
 
-from mixprec import files
+from mixprec.base import files
 from mixprec.training.gradient_counts import LOWEST
 
 FILE = "gradients.jsonl"

@@ -10,8 +10,8 @@ import os
 import platform
 import time
 
-from mixprec import files
-from mixprec.process_start import start_of
+from mixprec.base import files
+from mixprec.base.process_start import start_of
 from mixprec.training.stopping import Stopped
 from mixprec.training.unsaved_triggers import EachIteration
 
@@ -32,7 +32,7 @@ class Heartbeat(EachIteration):
 
     Args:
         epochs: length of training in epochs.
-        steps: :class:`mixprec.training.stages.Steps` of the run.
+        steps: :class:`mixprec.app.parts.stages.Steps` of the run.
         clock: function that returns seconds.
     """
 

@@ -10,8 +10,8 @@ import numpy as np
 from chainer import reporter
 from chainer.training import extensions
 
-from mixprec import arguments, files
 from mixprec.backends.transfers import HostCopy, on_host, to_host_async
+from mixprec.base import arguments, files
 
 LOG = "log.jsonl"
 

@@ -6,8 +6,8 @@ import numpy as np
 from chainer import backend
 from chainer.training import extension
 
-from mixprec import arguments
 from mixprec.backends.transfers import to_host
+from mixprec.base import arguments
 
 
 class LossScaleLog(extension.Extension):

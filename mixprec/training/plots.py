@@ -7,7 +7,7 @@ import os
 
 from chainer.training import extension
 
-from mixprec import files
+from mixprec.base import files
 from mixprec.training.pictures import Pictures
 
 # file name -> (title, base of the y axis if that is logarithmic, {key of the log: label})
@@ -38,7 +38,7 @@ class Plots(extension.Extension):
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.
-        steps: :class:`mixprec.training.stages.Steps` of the run, which places the entries on the x axis.
+        steps: :class:`mixprec.app.parts.stages.Steps` of the run, which places the entries on the x axis.
     """
 
     priority = extension.PRIORITY_READER - 1

@@ -9,8 +9,8 @@ import math
 
 from chainer.training import extension
 
-from mixprec.config import run
-from mixprec.training.stages import Steps, stages_of
+from mixprec.app.config import run
+from mixprec.app.parts.stages import Steps, stages_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Rates:
     ============  ================================================================================================
 
     Attributes:
-        settings: :class:`mixprec.config.run.Schedule`, with rates as they are scaled.
+        settings: :class:`mixprec.app.config.run.Schedule`, with rates as they are scaled.
         peak: learning rate at the end of the warm-up.
         epochs: length of training in epochs.
         stages: of each stage of training, in order: the epoch until which it goes, what the rate is multiplied by in
@@ -73,7 +73,7 @@ class Schedule(extension.Extension):
 
     Args:
         target: object whose ``attribute`` is set, such as an optimizer.
-        attribute: its name; of a learning rate see :func:`mixprec.training.optimizers.attribute`.
+        attribute: its name; of a learning rate see :func:`mixprec.app.parts.optimizers.attribute`.
         at: function from the epoch, a float, to the value, such as :meth:`Rates.at`.
     """
 
@@ -95,7 +95,7 @@ def damping_at(config, epoch):
     """Returns the damping of K-FAC: ``start * (end / start) ** progress``, where progress is 1 at the end of training.
 
     Args:
-        config: :class:`mixprec.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
+        config: :class:`mixprec.app.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
         epoch: of the iteration, a float.
     """
     start, end = config.kfac.damping, config.kfac.end_damping
@@ -106,7 +106,7 @@ def rates_of(config, images, ranks=1):
     """Returns the :class:`Rates` that a config describes.
 
     Args:
-        config: :class:`mixprec.config.Config`.
+        config: :class:`mixprec.app.config.Config`.
         images: number of training images.
         ranks: number of processes that train together.
     """

@@ -16,9 +16,9 @@ from chainer.training import extension as chainer_extension
 from chainer.training import extensions
 from chainer.training.extensions import snapshot_writers
 
-from mixprec import files
-from mixprec.archives import Damaged, read_arrays
-from mixprec.messages import OneLineError
+from mixprec.base import files
+from mixprec.base.archives import Damaged, read_arrays
+from mixprec.base.messages import OneLineError
 
 BEST = "snapshot_best.npz"
 _ACCURACY = "validation/main/accuracy"
@@ -76,7 +76,7 @@ class BestSnapshot(chainer_extension.Extension):
 
     Args:
         out: results folder.
-        ranks: of :mod:`mixprec.training.processes`. All observe the same value; rank 0 alone reads and writes
+        ranks: of :mod:`mixprec.distributed.processes`. All observe the same value; rank 0 alone reads and writes
             the file.
         in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
         allowed: function that returns whether a trainer's state is worth a snapshot. A network whose loss is NaN has an

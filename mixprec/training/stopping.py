@@ -10,7 +10,7 @@ from chainer import Deserializer, reporter
 from chainer.training import extension, triggers
 
 from mixprec.backends.transfers import to_host
-from mixprec.scoped import scoped
+from mixprec.base.scoped import scoped
 from mixprec.training.unsaved_triggers import EachIteration
 
 

@@ -11,8 +11,8 @@ from chainer.dataset import convert
 from chainer.training import extension, updaters
 
 import mixprec
-from mixprec import arguments
 from mixprec.activation_memory.planning import DoesNotFit
+from mixprec.base import arguments
 from mixprec.data.loaders.batch import ToNCHW
 from mixprec.training.accumulation import Accumulated
 

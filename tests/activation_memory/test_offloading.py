@@ -12,7 +12,7 @@ import pytest
 import mixprec
 from mixprec.activation_memory import made_plans, planning
 from mixprec.backends.file_copies import FileCopies
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 from tests.activation_memory.offloaded_runs import SMALLEST, Run, differences
 from tests.cases import first
 

@@ -15,7 +15,7 @@ import pytest
 import mixprec
 from mixprec.backends.geometry import Following
 from mixprec.functions.convolution import Convolution2D
-from mixprec.without_masters import CONVERSION
+from mixprec.precision.without_masters import CONVERSION
 from tests import mpi
 from tests.activation_memory.recomputed_programs import (
     COMPUTE,

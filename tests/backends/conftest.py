@@ -2,7 +2,8 @@
 
 import pytest
 
-from mixprec.backends import cpu, native
+from mixprec.backends import cpu
+from mixprec.backends.cpu import native_primitives as native
 from mixprec.native.native_library import library
 from tests.stand_ins.cuda_sides import OnGpu, OnHost
 from tests.stand_ins.cuda_with_numpy import CudaWithNumPy

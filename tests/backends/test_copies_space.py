@@ -14,7 +14,7 @@ import pytest
 from mixprec import backends
 from mixprec.backends.copies import copies_for
 from mixprec.backends.file_copies import FileCopies
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 
 
 def out(copies, array):

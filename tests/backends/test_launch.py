@@ -8,10 +8,10 @@ import types
 import numpy as np
 import pytest
 
-from mixprec import announcements
 from mixprec.backends import device_log, launch
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
+from mixprec.base import announcements
 
 
 class Pinned(np.ndarray):

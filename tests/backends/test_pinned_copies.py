@@ -10,7 +10,7 @@ import pytest
 
 from mixprec.backends import device_log, pinned_copies
 from mixprec.backends.pinned_copies import PinnedCopies
-from mixprec.messages import OneLineError
+from mixprec.base.messages import OneLineError
 from tests.stand_ins.copy_programs import Program
 from tests.stand_ins.simulated_cuda import Array, CUDARuntimeError, Machine
 

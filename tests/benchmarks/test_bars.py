@@ -18,7 +18,7 @@ from benchmarks.bars.row_statistics import Row, row_of
 from benchmarks.bars.row_worker import BenchmarkRow, Block, Launches
 from benchmarks.bars.timed_step import Step
 from benchmarks.command_arguments import ArgumentsError
-from mixprec import files
+from mixprec.base import files
 from models import MODELS
 from scripts import benchmark
 from tests import ROOT

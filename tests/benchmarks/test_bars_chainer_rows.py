@@ -13,7 +13,7 @@ from chainer.backends import cuda
 from benchmarks.bars import chainer_rows
 from benchmarks.bars.row_worker import BenchmarkRow, Task
 from benchmarks.bars.timed_step import LR
-from mixprec import environment
+from mixprec.app.parts import environment
 from models import MODELS
 
 pytestmark = pytest.mark.slow

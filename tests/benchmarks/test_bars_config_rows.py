@@ -10,7 +10,7 @@ from benchmarks import configured
 from benchmarks.bars import config_rows as rows
 from benchmarks.bars.config_rows import ALL
 from benchmarks.bars.row_worker import Task
-from mixprec import config as configs
+from mixprec.app import config as configs
 from mixprec.training.updater import CapturedUpdater
 from models import MODELS
 

@@ -13,7 +13,7 @@ from benchmarks import step_commands
 from benchmarks.bars import bars_run, chart, page, record, result_tables
 from benchmarks.bars.record import RecordError
 from benchmarks.bars.row_statistics import Row
-from mixprec import environment
+from mixprec.app.parts import environment
 from tests import ROOT
 from tests.benchmarks import bars_record as examples
 

@@ -11,7 +11,7 @@ from benchmarks.bars import row_schedule, row_worker
 from benchmarks.bars.row_schedule import Timing, measure
 from benchmarks.bars.row_worker import BenchmarkRow, Launches, Task
 from benchmarks.bars.timed_step import Step
-from mixprec import announcements
+from mixprec.base import announcements
 from tests.stand_ins.stub_worker import StubWorker
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunctio
 from benchmarks import floors
 from mixprec.backends import cpu
 from mixprec.backends.geometry import Convolution, Saved
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 
 pytestmark = pytest.mark.slow
 

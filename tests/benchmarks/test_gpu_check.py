@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.gpu_check import archive, check, group, stages, summary, wheels
 from benchmarks.gpu_check.stages import Stage
-from mixprec import files
+from mixprec.base import files
 from tests.cases import first
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from benchmarks.bars import chainer_rows, config_rows, pytorch_rows
 from benchmarks.gpu_check import gpu_tests, group, quotes, segments, stages
 from benchmarks.study import study_arms, study_report, study_runs
 from benchmarks.study.studies import PARITY
-from mixprec import config as configs
-from mixprec.training import command
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
 from models import MODELS
 from scripts import benchmark, make_textures
 from tests import ROOT

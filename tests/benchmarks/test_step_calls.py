@@ -7,8 +7,8 @@ import pytest
 from benchmarks import configured
 from benchmarks.recording_device import null_device
 from benchmarks.step import counts
+from mixprec.app.parts.model import build_model
 from mixprec.backends.device_log import recording
-from mixprec.training.model import build_model
 from models import MODELS
 from tests.backends.cudnn import cold_start
 from tests.cases import first

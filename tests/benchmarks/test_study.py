@@ -24,7 +24,7 @@ from benchmarks.study.studies import ABLATIONS, PARITY
 from benchmarks.study.study_arms import Arm, Study
 from benchmarks.study.study_runs import Run, StudyError
 from benchmarks.study.without_masters import WithoutMasters
-from mixprec import config as configs
+from mixprec.app import config as configs
 from models import MODELS
 from scripts import benchmark
 from tests import ROOT

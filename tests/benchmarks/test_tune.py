@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks import configured, engine_search
-from mixprec import cudnn_library, environment
+from mixprec.app.parts import environment
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.backends.geometry import BatchNorm
+from mixprec.base import cudnn_library
 from scripts import tune as script
 from tests.stand_ins.cuda_on_host import HostCuda, send
 

@@ -9,9 +9,10 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from mixprec import announcements, backends
+from mixprec import backends
 from mixprec.backends.cudnn import settings
 from mixprec.backends.nchw import Nchw
+from mixprec.base import announcements
 from mixprec.bridge import constants, functions
 from mixprec.bridge.calls import NotBridged
 from mixprec.functions import reset_dropout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mixprec import environment
+from mixprec.app.parts import environment
 from mixprec.bridge import constants
 from mixprec.compat import gpu_presence
 from tests.cases import first
@@ -264,5 +264,5 @@ def test_constants_are_those_of_the_headers():
 
 def test_the_version_is_asked_of_the_library(monkeypatch):
     frontend = types.SimpleNamespace(backend_version=lambda: 91900)
-    monkeypatch.setattr("mixprec.cudnn_library.load", lambda: frontend)
+    monkeypatch.setattr("mixprec.base.cudnn_library.load", lambda: frontend)
     assert constants.getVersion() == 91900

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.mixing import Mixing
 from mixprec.graph_capture.step_arguments import Arguments

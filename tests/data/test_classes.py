@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
+from mixprec.app.parts.images import write_records
 from mixprec.data.sources.classes import check_classes, check_labels, check_same_classes, class_folders, write_classes
 from mixprec.data.sources.folders import ImageFiles
-from mixprec.training.images import write_records
 from tests.data.refusal import refused
 
 CAT_DOG = ("cat", "dog")

@@ -358,7 +358,7 @@ def test_a_snapshot_of_another_device_is_refused(on_device, noise):  # noqa: F81
 
 
 def test_without_a_gpu_the_error_is_one_line(cupy, noise):  # noqa: F811
-    from mixprec import environment
+    from mixprec.app.parts import environment
 
     if environment.usable_device_count():
         pytest.skip("there is a GPU")

@@ -6,7 +6,7 @@ import socket
 import pytest
 from PIL import Image
 
-from mixprec import files
+from mixprec.base import files
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from scripts import pack_dataset

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.distributed import device_arena
 from mixprec.distributed.arena import pack
 from mixprec.distributed.buckets import ALIGNED, layout
 from mixprec.distributed.device_arena import DeviceArena
-from mixprec.dtypes import BFLOAT16
 from tests.cases import first
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.host_launch import HostLauncher

@@ -13,7 +13,7 @@ from chainer import optimizers, serializers
 import mixprec
 from mixprec.graph_capture.graph_step import TrainingStep
 from mixprec.optimizer.counted_losses import CountedLosses
-from mixprec.optimizer.grad_scales import UnscaledBackward
+from mixprec.precision.grad_scales import UnscaledBackward
 from tests.distributed.runs import alone, assert_same_runs, batch, built, train
 from tests.stand_ins.twin_transport import COMMUNICATOR, wrapped
 from tests.stand_ins.update_pair import assert_same_bits, new_optimizer

@@ -7,9 +7,9 @@ pytest.importorskip("onnx", reason="needs onnx and onnxruntime: pip install -e '
 pytest.importorskip("onnxruntime", reason="needs onnx and onnxruntime: pip install -e '.[export]'")
 
 
+from mixprec.base.messages import OneLineError
 from mixprec.export import calibration
 from mixprec.export.calibration import BINS, Images, Statistics, entropy_threshold, percentile_threshold
-from mixprec.messages import OneLineError
 
 
 def numbered(number, size=4):

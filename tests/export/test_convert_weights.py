@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from chainer import serializers
 
-from mixprec.export import weights_command
+from mixprec.app.commands import weights as weights_command
 from mixprec.export.matching import contents
 from mixprec.export.weight_files import write
 from models import MODELS

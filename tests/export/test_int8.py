@@ -13,10 +13,10 @@ pytest.importorskip("onnxruntime", reason="needs onnx and onnxruntime: pip insta
 import onnx
 from onnx import TensorProto
 
+from mixprec.base.messages import OneLineError
 from mixprec.export import int8
 from mixprec.export.int8 import has_vnni, quantize
 from mixprec.export.sessions import session
-from mixprec.messages import OneLineError
 from tests.export.graphs import GraphMaker, images, residual, shape_of, unet
 from tests.export.quantized import NETWORKS, run
 

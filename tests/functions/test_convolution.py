@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec import announcements, backends
+from mixprec import backends
 from mixprec import functions as F
+from mixprec.base import announcements
 from tests.cases import tries
 from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 

@@ -22,7 +22,7 @@ from mixprec.functions.dual_batch_normalization import DualBatchNormalization
 from mixprec.functions.layout import Dense
 from mixprec.functions.node import Node
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
-from mixprec.policy import Policy
+from mixprec.precision.policy import Policy
 from mixprec.rewrite import replacements
 from mixprec.rewrite.conversion import Conversion
 from mixprec.rewrite.scope import Scope, calling

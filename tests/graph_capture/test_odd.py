@@ -13,7 +13,7 @@ import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.graph_capture import CaptureError, capture_evaluation
 from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same

@@ -8,7 +8,7 @@ import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from tests.cases import first
 from tests.graph_capture.captured_runs import FIRST_REPLAY, REQUIRED, Run, assert_same, batch
 from tests.stand_ins import fake_cudnn, graph_array

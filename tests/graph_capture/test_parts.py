@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from mixprec import announcements
 from mixprec.backends.device_log import Record, record, recording
+from mixprec.base import announcements
 from mixprec.graph_capture import doubts
 from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import line_of

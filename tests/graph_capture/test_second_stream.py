@@ -7,7 +7,7 @@ import pytest
 from mixprec.backends.aside import AHEAD, Aside
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.graph_capture import CaptureError
-from mixprec.optimizer import pass_scales
+from mixprec.precision import pass_scales
 from tests.cases import first
 from tests.graph_capture.captured_runs import REQUIRED, Network, Run, assert_same, eager
 from tests.stand_ins import graph_on_host, graph_work

@@ -12,10 +12,10 @@ import pytest
 from chainer.function_hooks import TimerHook
 
 import mixprec
-from mixprec import announcements
 from mixprec.backends import is_of_numpy
 from mixprec.backends.cudnn import settings
 from mixprec.backends.joint_batch import NcclJointBatch
+from mixprec.base import announcements
 from mixprec.distributed import buckets
 from mixprec.graph_capture import CaptureError
 from mixprec.graph_capture.graph_step import TrainingStep

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.distributed import buckets
 from mixprec.optimizer import ranks as ranks_of_optimizer
 from tests.graph_capture.captured_runs import Run

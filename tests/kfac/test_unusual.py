@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.kfac.layers import ScaleLayer
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from tests.cases import tries
 

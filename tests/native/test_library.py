@@ -12,7 +12,7 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.native import native_library as library
 from mixprec.native import sources
 from tests import ROOT

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mixprec import loss_scale, step_state
-from mixprec.optimizer import fallback_form, running_statistics, scale_search, step, step_counter
+from mixprec.optimizer import fallback_form, running_statistics, step
 from mixprec.optimizer.batch import device_batch
+from mixprec.precision import loss_scale, scale_search, step_counter, step_state
 from tests.stand_ins.device_stand_in import DeviceArray
 from tests.stand_ins.host_launch import HostLauncher
 

@@ -11,8 +11,9 @@ from chainer import optimizers, serializers
 from chainer.optimizers.sgd import SGDRule
 
 import mixprec
-from mixprec.master_arrays import master_of
-from mixprec.optimizer import UnscaledBackward, pass_scales
+from mixprec.optimizer import UnscaledBackward
+from mixprec.precision import pass_scales
+from mixprec.precision.master_arrays import master_of
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
 BAD = np.full_like(X, np.inf)

@@ -12,7 +12,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec.name_patterns import UnknownName
+from mixprec.base.name_patterns import UnknownName
 from mixprec.optimizer.part_rates import Factors, checked, factors_of
 from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same

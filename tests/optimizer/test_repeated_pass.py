@@ -8,7 +8,7 @@ import pytest
 
 import mixprec
 from mixprec.functions import reset_dropout
-from mixprec.optimizer.repeated_pass import one_pass_only, repeatable, why_not
+from mixprec.precision.repeated_pass import one_pass_only, repeatable, why_not
 from tests.cases import first
 from tests.zoo.models import CASES
 

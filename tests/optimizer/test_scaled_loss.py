@@ -11,7 +11,7 @@ from chainer import optimizers
 from chainer.graph_optimizations.static_graph import static_graph
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.optimizer import UnscaledBackward
 from tests.cases import pairs
 

@@ -13,7 +13,8 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions
 import mixprec.links
-from mixprec import announcements, without_masters
+from mixprec.base import announcements
+from mixprec.precision import without_masters
 from tests import mpi
 
 

@@ -14,7 +14,7 @@ from chainer import initializers, serializers
 
 import mixprec
 from mixprec import functions as mixprec_functions
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.rewrite.state import state_of
 from tests.rewrite.twins import assert_same, images, new, statistics, step
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, RELU
 from mixprec.rewrite.state import active
 from tests.cases import first, pairs

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
-from mixprec.dtypes import BFLOAT16
+from mixprec.base import announcements
+from mixprec.base.dtypes import BFLOAT16
 from tests.cases import first, in_turn
 from tests.rewrite.twins import SHAPE, WIDTH, assert_same, images, new, step
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec import announcements
+from mixprec.base import announcements
 from mixprec.rewrite import operands
 from mixprec.rewrite.trace import Trace
 from tests.cases import first, in_turn, pairs

@@ -11,9 +11,9 @@ import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec import announcements
-from mixprec.links.storage import in_float32
-from mixprec.lost_weights import path_of
+from mixprec.base import announcements
+from mixprec.precision.lost_weights import path_of
+from mixprec.precision.storage import in_float32
 
 X = np.random.RandomState(0).normal(size=(16, 4)).astype(np.float32)
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from mixprec import convert_command
+from mixprec.app.commands import convert_report as convert_command
 from scripts import convert_report
 from tests import ROOT
 from tests.called import call

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixprec.data import digits, generated_set
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
 from scripts import make_digits
-from scripts.datasets import digits, generated_set
 from tests import ROOT
 from tests.called import call
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixprec.data import generated_set, textures
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.classes import check_same_classes
 from mixprec.data.sources.folders import scan_folders
 from scripts import make_textures
-from scripts.datasets import generated_set, textures
 from tests import ROOT
 from tests.called import call
 

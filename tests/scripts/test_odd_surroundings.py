@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from mixprec.app.commands import train as command
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.pipeline import require_dali
-from mixprec.training import command
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mixprec import environment
+from mixprec.app.parts import environment
 from tests import ROOT
 
 SCRIPT = ROOT / "scripts" / "sanitize.py"

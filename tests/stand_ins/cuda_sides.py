@@ -17,7 +17,7 @@ from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import CupyLauncher
-from mixprec.cudnn_library import CudnnMissing
+from mixprec.base.cudnn_library import CudnnMissing
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 

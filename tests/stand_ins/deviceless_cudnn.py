@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from mixprec import cudnn_library
+from mixprec.base import cudnn_library
 
 FOLDER = pathlib.Path(__file__).with_name("deviceless")
 GPUS = {"H200": 90, "A100": 80, "B200": 100, "L4": 89}  # sm_version

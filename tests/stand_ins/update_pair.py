@@ -9,7 +9,7 @@ import numpy as np
 from chainer import optimizers
 
 import mixprec
-from mixprec.dtypes import is_half
+from mixprec.base.dtypes import is_half
 
 # Hyperparameters that are no short binary fractions, so that every rounding counts.
 _ADAM = {"alpha": 0.013, "beta1": 0.87, "beta2": 0.983, "eps": 3e-7}

@@ -4,7 +4,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks, optimizers
 
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.entries import BatchedHook, Entry
 from mixprec.optimizer.batch.table import all_states

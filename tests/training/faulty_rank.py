@@ -15,8 +15,9 @@ import chainer.functions as F
 import chainer.links as L
 
 import mixprec
-from mixprec import files
-from mixprec.training import command, surroundings
+from mixprec.app.commands import train as command
+from mixprec.app.run import surroundings
+from mixprec.base import files
 from mixprec.training.plots import Plots
 from models import MODELS
 

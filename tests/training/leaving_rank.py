@@ -13,10 +13,13 @@ import time
 import chainer
 from chainer.training import extension
 
+from mixprec.app.commands import train as command
+from mixprec.app.parts.rank_states import RankStates
+from mixprec.app.run import preparation, training_run
 from mixprec.data.loaders.iterator import ImageIterator
+from mixprec.distributed import processes
 from mixprec.optimizer import wrapper
-from mixprec.training import command, preparation, processes, training_run, updater
-from mixprec.training.rank_states import RankStates
+from mixprec.training import updater
 from tests.training import faulty_rank
 
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from tests.config import mangled
+from tests.app.config import mangled
 
 CONFIG = """
 model: {arch: resnet8, classes: 3}

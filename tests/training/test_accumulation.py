@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mixprec
+from mixprec.app.parts.model import ImageClassifier
 from mixprec.training.accumulation import Accumulated
-from mixprec.training.model import ImageClassifier
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, assert_same, batch
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixprec
+from mixprec.app.parts.model import ImageClassifier
 from mixprec.optimizer import moving_average
 from mixprec.optimizer.moving_average import MovingAverage
 from mixprec.training.averaging import WeightAverage, averaged_weights
 from mixprec.training.evaluation import Evaluator
-from mixprec.training.model import ImageClassifier
 from mixprec.training.updater import TimedUpdater
 from tests.cases import tries
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Run, batch

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec import backends, graph_capture
-from mixprec import config as configs
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
+from mixprec.app.parts import model as models
+from mixprec.app.parts import trainer as trainers
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.transfers import HostCopy
 from mixprec.optimizer import ranks
-from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, command, log_report
-from mixprec.training import model as models
-from mixprec.training import trainer as trainers
+from mixprec.training import CapturedUpdater, LogReport, LossScaleLog, log_report
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.updater import TimedUpdater
 from tests.cases import first

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec import files
+from mixprec.app.commands import train as command
+from mixprec.app.run import surroundings
+from mixprec.base import files
 from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.training import command, surroundings
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots

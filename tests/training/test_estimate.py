@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec import config as configs
-from mixprec.training import command, devices, estimate, kept_activations, needs, timing
-from mixprec.training.model import build_model
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
+from mixprec.app.parts import devices, estimate, kept_activations
+from mixprec.app.parts.model import build_model
+from mixprec.app.run import needs, timing
+from mixprec.distributed.processes import Alone
 from mixprec.training.plots import Plots
-from mixprec.training.processes import Alone
 from models import MODELS
 from tests.cases import first
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import mixprec
 from mixprec import graph_capture
+from mixprec.app.parts.model import ImageClassifier
 from mixprec.training.evaluation import Evaluator
-from mixprec.training.model import ImageClassifier
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 

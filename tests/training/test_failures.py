@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from mixprec.training import command
+from mixprec.app.commands import train as command
 from tests.cases import first
 from tests.training import finished_run
 from tests.training.test_train_signals import CALLS, EVALUATIONS, Tiny, _assert_same, train, whole, work  # noqa: F401

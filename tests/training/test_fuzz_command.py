@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mixprec import train
-from mixprec.training import estimate
+from mixprec.app.parts import estimate
 from mixprec.training.plots import Plots
 from tests.called import call
 from tests.cases import first

@@ -9,7 +9,7 @@ import pytest
 from chainer import training
 
 import mixprec
-from mixprec import files
+from mixprec.base import files
 from mixprec.training import GradientHistogram
 from mixprec.training.gradient_counts import summarize
 from mixprec.training.gradient_log import GradientLog

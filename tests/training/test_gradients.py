@@ -19,10 +19,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import mixprec
-from mixprec import config as configs
+from mixprec.app import config as configs
+from mixprec.app.parts import model as models
+from mixprec.app.parts import trainer as trainers
 from mixprec.training import GradientHistogram, LossScaleLog
-from mixprec.training import model as models
-from mixprec.training import trainer as trainers
 from mixprec.training.gradient_counts import LOWEST, Regions, summarize
 from mixprec.training.gradient_histogram import draw
 from mixprec.training.plots import Plots

@@ -12,8 +12,8 @@ import types
 import numpy as np
 import pytest
 
-from mixprec import files
-from mixprec.training import lock
+from mixprec.app.run import lock
+from mixprec.base import files
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.snapshots import WriteError
 from mixprec.training.stopping import Stopped

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from mixprec import files
-from mixprec.training import heartbeat, lock
+from mixprec.app.run import lock
+from mixprec.base import files
+from mixprec.training import heartbeat
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.pictures import Pictures
 from tests.cases import first

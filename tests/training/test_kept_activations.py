@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from mixprec.activation_memory import made_plans, planning
-from mixprec.training import command, kept_activations
-from mixprec.training.training_run import MEMORY
+from mixprec.app.commands import train as command
+from mixprec.app.parts import kept_activations
+from mixprec.app.run.training_run import MEMORY
 from models import MODELS
 from tests.cases import first
 

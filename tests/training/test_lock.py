@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from mixprec.training import lock
+from mixprec.app.run import lock
 from tests.training.lock_holder import lock_holder
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import models
-from mixprec import config as configs
-from mixprec.config import ConfigError
+from mixprec.app import config as configs
+from mixprec.app.config import ConfigError
+from mixprec.app.parts.model import ImageClassifier, build_model
 from mixprec.training.label_accuracy import TOP, accuracy, valid_images
-from mixprec.training.model import ImageClassifier, build_model
 from tests.cases import first
 
 _EPS = {np.float16: 2.0**-11, np.float32: 2.0**-24}

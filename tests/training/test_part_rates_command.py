@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec.training import command, snapshots
+from mixprec.app.commands import train as command
+from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 from tests.called import call
 from tests.training.test_resume import NETWORKS, SECTIONS

@@ -13,13 +13,15 @@ from chainer import optimizers, serializers, training
 from chainer.training import extensions
 
 import mixprec
-from mixprec import config, files
+from mixprec.app import config
+from mixprec.app.config.schema import Optimizer
+from mixprec.app.parts.optimizers import attribute, build_optimizer
+from mixprec.app.run import output
 from mixprec.backends.transfers import HostCopy
-from mixprec.config.schema import Optimizer
-from mixprec.training import LogReport, console, output, snapshots
-from mixprec.training.optimizers import attribute, build_optimizer
+from mixprec.base import files
+from mixprec.distributed.processes import Alone
+from mixprec.training import LogReport, console, snapshots
 from mixprec.training.plots import Plots
-from mixprec.training.processes import Alone
 from mixprec.training.schedule import Rates, Schedule
 from mixprec.training.updater import Throughput
 

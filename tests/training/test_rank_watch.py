@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from mixprec.training import rank_watch
+from mixprec.distributed import rank_watch
 
 
 @pytest.mark.slow

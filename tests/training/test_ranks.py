@@ -11,10 +11,12 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from mixprec import config as configs
-from mixprec import launched
+from mixprec.app import config as configs
+from mixprec.app.parts import devices, images, rank_states
+from mixprec.base import launched
 from mixprec.data.data_error import DataError
-from mixprec.training import devices, images, processes, rank_states, snapshots
+from mixprec.distributed import processes
+from mixprec.training import snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator
 
@@ -112,7 +114,7 @@ class Communicator:
 
 
 def each(size, function):
-    """Returns what a function of :class:`~mixprec.training.processes.Together` returns on each of ``size`` ranks."""
+    """Returns what a function of :class:`~mixprec.distributed.processes.Together` returns on each of ``size`` ranks."""
     shared, results = ({}, threading.Barrier(size)), [None] * size
 
     def run(rank):

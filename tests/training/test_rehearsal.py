@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec import config as configs
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
+from mixprec.app.parts import images
+from mixprec.app.run import rehearsal
+from mixprec.app.run.rehearsal import Shape
 from mixprec.backends.cudnn import context, plans
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.data.loaders.synthetic import SyntheticIterator
 from mixprec.graph_capture import capture_evaluation
-from mixprec.training import command, images, rehearsal
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
-from mixprec.training.rehearsal import Shape
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
 from tests.cases import first, pairs
 from tests.graph_capture.captured_runs import Run, assert_same, batch

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
-from mixprec import config as configs
-from mixprec.training import command, snapshot_settings, snapshots
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
+from mixprec.app.parts import snapshot_settings
+from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests.called import call

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixprec import config as configs
+from mixprec.app import config as configs
+from mixprec.app.parts.stages import Steps, epochs_of
 from mixprec.training.schedule import (
     Rates,
     Schedule,
@@ -16,7 +17,6 @@ from mixprec.training.schedule import (
     rates_of,
     scaled_rate,
 )
-from mixprec.training.stages import Steps, epochs_of
 
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 

@@ -10,13 +10,14 @@ import pytest
 import yaml
 from chainer import serializers
 
-from mixprec import config as configs
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
+from mixprec.app.parts import images
+from mixprec.app.parts.model import build_model
+from mixprec.app.parts.starting_weights import StartingWeights
 from mixprec.export.matching import contents
 from mixprec.export.weight_files import write
-from mixprec.training import command, images
-from mixprec.training.model import build_model
 from mixprec.training.plots import Plots
-from mixprec.training.starting_weights import StartingWeights
 from models import MODELS
 from tests import ROOT
 from tests.called import call

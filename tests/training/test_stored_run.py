@@ -8,8 +8,8 @@ import chainer
 import numpy as np
 import PIL
 
-from mixprec import config as configs
-from mixprec.training import command
+from mixprec.app import config as configs
+from mixprec.app.commands import train as command
 from mixprec.training.plots import Plots
 from tests.called import call
 from tests.training import finished_run

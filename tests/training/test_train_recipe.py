@@ -10,8 +10,8 @@ from chainer import serializers
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mixprec.master_arrays import master_of
-from mixprec.training import command
+from mixprec.app.commands import train as command
+from mixprec.precision.master_arrays import master_of
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from models import MODELS

@@ -15,7 +15,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixprec.training import command, lock, snapshots, surroundings
+from mixprec.app.commands import train as command
+from mixprec.app.run import lock, surroundings
+from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.cases import first, tries

@@ -127,7 +127,7 @@ def test_names_for_type_checkers_are_those_that_are_loaded():
     imports = [line.partition(" import ")[2] for line in lines if line.startswith("    from mixprec.")]
     imports.remove("*  # noqa: F403")  # of optimizer_names
     assert sorted(", ".join(imports).split(", ")) == sorted(mixprec.__all__) == sorted(mixprec._HOMES)
-    assert set(mixprec.optimizer_names.__all__) == set(mixprec.optimizer_names.OWN)
+    assert set(mixprec.base.optimizer_names.__all__) == set(mixprec.base.optimizer_names.OWN)
     modules = [line.split(" as ")[1] for line in lines if line.startswith("    from mixprec import ")]
     assert modules == sorted(mixprec._MODULES)
     assert set(modules) < set(dir(mixprec))

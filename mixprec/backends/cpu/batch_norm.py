@@ -121,7 +121,7 @@ class BatchNorms:
             self._combine(g[n], scale * factor, x[n], mean, slope, offset, False, out=dx[n])
         return dx
 
-    # The pieces, which the native library has too: mixprec.backends.native.native_batch_norm. Each writes into `out` if
+    # The pieces, which the native library has too: mixprec.backends.cpu.native_batch_norm. Each writes into `out` if
     # that is given.
 
     def _moments(self, x):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mixprec.backends.cpu.blocks import Rows, narrow, read, widen
-from mixprec.dtypes import FLOAT32
+from mixprec.base.dtypes import FLOAT32
 
 _quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 

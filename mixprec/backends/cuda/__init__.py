@@ -23,7 +23,7 @@ from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import Primitives
-from mixprec.cudnn_library import CudnnMissing
+from mixprec.base.cudnn_library import CudnnMissing
 
 _lock = threading.Lock()
 _by_device = {}
@@ -66,7 +66,7 @@ def primitives_of(device_id):
     """Returns the :class:`Cuda` of a device, always the same one.
 
     Without cuDNN it computes everything but convolutions and linear layers, which raise
-    :class:`~mixprec.cudnn_library.CudnnMissing`. cuBLAS is loaded at its first use.
+    :class:`~mixprec.base.cudnn_library.CudnnMissing`. cuBLAS is loaded at its first use.
     """
     primitives = _by_device.get(device_id)
     if primitives is None:

@@ -18,7 +18,7 @@ import chainer
 
 from mixprec.backends.cuda.base import Base
 from mixprec.backends.cudnn import settings
-from mixprec.cudnn_library import CudnnMissing
+from mixprec.base.cudnn_library import CudnnMissing
 
 _CAPABILITY_OF_RULES = 90  # an H100
 # The files, by how their names begin, that decide how fast a candidate is, by how keys begin.
@@ -50,7 +50,7 @@ class WithoutCudnn:
         return False
 
     def plan(self, operation):
-        """Raises :class:`~mixprec.cudnn_library.CudnnMissing`."""
+        """Raises :class:`~mixprec.base.cudnn_library.CudnnMissing`."""
         raise CudnnMissing(f"{operation} is computed by cuDNN: {self._reason}")
 
     def plans(self):

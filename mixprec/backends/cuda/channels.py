@@ -1,8 +1,8 @@
 """More channels than there are: zeros, for engines that take only some numbers of channels."""
 
-from mixprec.announcements import announce
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
+from mixprec.base.announcements import announce
 
 _MULTIPLE = 8  # of channels, which every engine takes
 

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 
-from mixprec import files
+from mixprec.base import files
 
 _FORMAT = 2
 _log = logging.getLogger("mixprec")

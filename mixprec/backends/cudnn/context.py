@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import threading
 
-from mixprec import cudnn_library
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.autotune import Failures, fastest
@@ -17,6 +16,7 @@ from mixprec.backends.cudnn.plans import Plan
 from mixprec.backends.cudnn.search import text_of
 from mixprec.backends.cudnn.search_time import SEARCH_TIME
 from mixprec.backends.stored import Stored
+from mixprec.base import cudnn_library
 
 _log = logging.getLogger("mixprec")
 

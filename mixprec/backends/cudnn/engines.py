@@ -2,9 +2,9 @@
 
 import re
 
-from mixprec.announcements import announce
 from mixprec.backends.cudnn.errors import NoEngine, one_line
 from mixprec.backends.cudnn.operation_graphs import data_type, describe
+from mixprec.base.announcements import announce
 
 # In the text of an error: it says nothing about engines. cuDNN could not load a library or get memory, or the GPU has
 # failed before.

@@ -2,7 +2,7 @@
 
 import re
 
-from mixprec.messages import text_of
+from mixprec.base.messages import text_of
 
 # In the text of an error: there is not enough memory, says cuDNN, or CUDA below it.
 _NO_MEMORY = re.compile("ALLOC(ATION)?_FAILED|OUT_OF_MEMORY|cudaErrorMemoryAllocation")

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 
-from mixprec.announcements import announce
+from mixprec.base.announcements import announce
 
 _log = logging.getLogger("mixprec")
 

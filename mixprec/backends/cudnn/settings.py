@@ -6,8 +6,8 @@ import threading
 
 import chainer
 
-from mixprec import files
-from mixprec.bounds import DAY, MIB
+from mixprec.base import files
+from mixprec.base.bounds import DAY, MIB
 
 AUTOTUNE = ("off", "heuristic", "measure")
 

@@ -6,10 +6,10 @@ gets the images that it would have had. DALI gets it through an external source.
 
 from dataclasses import dataclass, fields
 
-from mixprec.bounds import SEVERAL
+from mixprec.base.bounds import SEVERAL
+from mixprec.base.declaration import between, key
 from mixprec.data.loaders import erasing, random_policies
 from mixprec.data.loaders.typed import impossible
-from mixprec.declaration import between, key
 
 #: The modules that do it, in this order. Each declares its ``Keys``, the first of which turns it on; ``COUNTER``, that
 #: of its random numbers; ``IS_OF_PIXELS``, whether it has uint8 pixels or the normalized image; ``SOURCE``, name and

@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from mixprec.base.declaration import between, key
 from mixprec.data.loaders.typed import Typed
 from mixprec.data.loaders.uniforms import rectangles, uniforms
-from mixprec.declaration import between, key
 
 SOURCE, COUNTER, IS_OF_PIXELS = {"name": "boxes", "ndim": 1}, 3, False  # as of mixprec.data.loaders.augmentation.PARTS
 _ATTEMPTS = 10

@@ -9,11 +9,11 @@ import functools
 import math
 from typing import NamedTuple
 
+from mixprec.base.declaration import Limit, between, key
 from mixprec.data.loaders.operations import EXTRA, OPERATIONS, available, kinds
 from mixprec.data.loaders.operations.image_operation import LAST_BIN
 from mixprec.data.loaders.typed import Typed
 from mixprec.data.loaders.uniforms import uniforms
-from mixprec.declaration import Limit, between, key
 
 SOURCE, COUNTER, IS_OF_PIXELS = {"name": "steps", "ndim": 2}, 2, True  # as of mixprec.data.loaders.augmentation.PARTS
 _NUMBERS = 5  # for each operation: which, whether at all, sign, and two for the magnitude

@@ -3,12 +3,12 @@
 import dataclasses
 import json
 
-from mixprec.bounds import HALF, INT32, SEVERAL, SIDE
+from mixprec.base.bounds import HALF, INT32, SEVERAL, SIDE
+from mixprec.base.declaration import between, key
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.augmentation import Augmentation, problems
 from mixprec.data.loaders.epochs import LAST_BATCH, Epochs, Shard
 from mixprec.data.loaders.typed import Typed, impossible
-from mixprec.declaration import between, key
 
 DTYPES = ("float16", "float32")
 

@@ -3,7 +3,7 @@
 import chainer
 import numpy as np
 
-from mixprec.bounds import INT32, MANY
+from mixprec.base.bounds import INT32, MANY
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.position import Position
 from mixprec.data.loaders.spec import validate

@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 
-from mixprec.bounds import MANY
+from mixprec.base.bounds import MANY
+from mixprec.base.files import read, write_text
 from mixprec.data.data_error import DataError, and_more, printable
-from mixprec.files import read, write_text
 
 
 def label_problem(label):

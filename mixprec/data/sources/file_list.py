@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 
-from mixprec import working_folder
+from mixprec.base import working_folder
+from mixprec.base.files import open_regular
+from mixprec.base.messages import encoding_hint
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources.classes import class_folders, label_problem
 from mixprec.data.sources.folders import ImageFiles, check_files, with_sizes
-from mixprec.files import open_regular
-from mixprec.messages import encoding_hint
 
 _LONGEST = 8192  # characters of a line: twice as many as a path may have
 

@@ -8,13 +8,13 @@ import os
 
 import numpy as np
 
-from mixprec import working_folder
+from mixprec.base import working_folder
+from mixprec.base.files import open_regular
 from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.progress import bar
-from mixprec.files import open_regular
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

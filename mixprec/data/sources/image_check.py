@@ -5,8 +5,8 @@ import re
 
 from PIL import Image
 
-from mixprec.files import open_regular
-from mixprec.messages import encoding_hint, one_line
+from mixprec.base.files import open_regular
+from mixprec.base.messages import encoding_hint, one_line
 
 # Part of every digest: raise it when the check becomes stricter.
 CHECK_VERSION = 3

@@ -2,13 +2,13 @@
 
 import os
 
-from mixprec import working_folder
+from mixprec.base import working_folder
+from mixprec.base.messages import encoding_hint
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.file_list import scan_list
 from mixprec.data.sources.folders import is_folder, scan_folders, visible
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import scan_shards
-from mixprec.messages import encoding_hint
 
 FORMATS = ("folders", "list", "tfrecord", "webdataset")
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from mixprec import working_folder
-from mixprec.announcements import announce
-from mixprec.bounds import MIB
+from mixprec.base import working_folder
+from mixprec.base.announcements import announce
+from mixprec.base.bounds import MIB
+from mixprec.base.files import TEMPORARY, open_regular, read, replacing, write_text
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import LARGEST_MANIFEST, MADE_BY, MANIFEST, UNFINISHED, is_whole, read_manifest
 from mixprec.data.sources.shards import FORMATS, sample_problem, scan_shards
-from mixprec.files import TEMPORARY, open_regular, read, replacing, write_text
 
 SKIPPED = "skipped.txt"
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm import tqdm
 
+from mixprec.base.standard_streams import bars_are_off
 from mixprec.data.data_error import printable
-from mixprec.standard_streams import bars_are_off
 
 
 @contextlib.contextmanager

@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 
-from mixprec.archives import Damaged, read_array
+from mixprec.base.archives import Damaged, read_array
+from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.data.sources.progress import bar, threads
-from mixprec.files import cache_folder, replacing
 
 _CHUNK = 64
 

@@ -4,10 +4,10 @@ import json
 import os
 import re
 
+from mixprec.base.files import read
+from mixprec.base.messages import encoding_hint
 from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources.folders import visible
-from mixprec.files import read
-from mixprec.messages import encoding_hint
 
 MANIFEST = "manifest.json"
 MADE_BY = "mixprec's pack_dataset.py"  # what tells our manifest from files of others

@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 
-from mixprec.announcements import announce
-from mixprec.archives import Damaged, read_arrays, reading
+from mixprec.base.announcements import announce
+from mixprec.base.archives import Damaged, read_arrays, reading
+from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import printable
-from mixprec.files import cache_folder, replacing
 
 # Part of every entry of the cache: raise it when indices of old shards would be made differently.
 _VERSION = 1

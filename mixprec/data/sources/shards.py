@@ -9,7 +9,8 @@ import os
 
 import numpy as np
 
-from mixprec import working_folder
+from mixprec.base import working_folder
+from mixprec.base.files import cache_folder, open_regular, write_text
 from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan, tfrecord, webdataset
 from mixprec.data.sources.classes import require_every_class
@@ -18,7 +19,6 @@ from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.progress import bar, threads
 from mixprec.data.sources.shard_folder import MANIFEST, read_manifest, shard_format, shard_paths
 from mixprec.data.sources.shard_index import cached_index
-from mixprec.files import cache_folder, open_regular, write_text
 
 FORMATS = {"tfrecord": tfrecord, "webdataset": webdataset}
 

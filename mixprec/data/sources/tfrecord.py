@@ -12,11 +12,11 @@ Protocol Buffers, defined in tensorflow/core/example/{example,feature}.proto::
 import os
 import struct
 
+from mixprec.base.files import open_regular
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.classes import label_problem
 from mixprec.data.sources.crc32c import crc32c
 from mixprec.data.sources.shard_index import ShardIndex
-from mixprec.files import open_regular
 
 SUFFIX = ".tfrecord"
 END = b""

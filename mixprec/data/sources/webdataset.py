@@ -10,11 +10,11 @@ import os
 import re
 import tarfile
 
-from mixprec.archives import Damaged, reading
+from mixprec.base.archives import Damaged, reading
+from mixprec.base.files import open_regular
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.classes import label_problem
 from mixprec.data.sources.shard_index import ShardIndex
-from mixprec.files import open_regular
 
 SUFFIX = ".tar"
 END = bytes(2 * tarfile.BLOCKSIZE)

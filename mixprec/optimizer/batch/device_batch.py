@@ -22,12 +22,12 @@ import chainer
 
 from mixprec.backends.memory import axes, is_dense, same_order
 from mixprec.backends.transfers import to_host
-from mixprec.loss_scale import DynamicLossScale
+from mixprec.base.scoped import scoped
 from mixprec.optimizer.batch.kernel_program import KernelProgram, points_of, source_of
 from mixprec.optimizer.batch.table import GRADIENT_IS_FLOAT, Table
-from mixprec.optimizer.step_counter import StepCounter
-from mixprec.scoped import scoped
-from mixprec.step_state import kernel_arguments
+from mixprec.precision.loss_scale import DynamicLossScale
+from mixprec.precision.step_counter import StepCounter
+from mixprec.precision.step_state import kernel_arguments
 
 _KERNELS = ("check", "update")
 _GRAD, _GRAD_VAR, _SHAPE, _DTYPE = map(operator.attrgetter, ("_grad", "_grad_var", "shape", "dtype"))
@@ -121,7 +121,7 @@ class DeviceBatch:
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
             scaler: the loss scale, whose state on the device advances, or ``None``.
-            counter: :class:`~mixprec.optimizer.step_counter.StepCounter`, whose state on the device advances, or
+            counter: :class:`~mixprec.precision.step_counter.StepCounter`, whose state on the device advances, or
                 ``None``.
             zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
         """

@@ -5,10 +5,10 @@ A program is what is done to the elements of a parameter: the hooks, in their or
 """
 
 from mixprec.backends.launch import text_of
-from mixprec.loss_scale import DynamicLossScale
 from mixprec.optimizer.rules.formulas import uses
-from mixprec.optimizer.step_counter import StepCounter
-from mixprec.step_state import kernel_code
+from mixprec.precision.loss_scale import DynamicLossScale
+from mixprec.precision.step_counter import StepCounter
+from mixprec.precision.step_state import kernel_code
 
 MAX_STATES = 3
 _SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives

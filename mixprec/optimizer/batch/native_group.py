@@ -12,7 +12,7 @@ import operator
 import numpy as np
 
 from mixprec.backends.memory import flat
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.native.native_library import is_stored, library, raw
 from mixprec.optimizer.rules.formulas import CARRIED
 

@@ -1,7 +1,7 @@
 """The optimizers that a config can name, each offered by the file with its rule.
 
-:mod:`~mixprec.optimizer.rules.generate` writes them into ``mixprec/optimizer_names.py``, which can be imported without
-Chainer.
+:mod:`~mixprec.optimizer.rules.generate` writes them into ``mixprec/base/optimizer_names.py``, which can be imported
+without Chainer.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import chainer
 from chainer import optimizer
 
-from mixprec import arguments
+from mixprec.base import arguments
 from mixprec.optimizer.rules.formulas import CARRIED, rule_formula_of
 from mixprec.optimizer.rules.offers import offer
 from mixprec.optimizer.rules.single_update import update_on_gpu

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from chainer import backend
 
-from mixprec import arguments
+from mixprec.base import arguments
 from mixprec.optimizer.rules.formulas import CARRIED, RuleFormula, numbers
 from mixprec.optimizer.rules.own_rules import SHARE, Hyperparameter, OwnOptimizer, OwnRule, hyperparameter
 

@@ -9,7 +9,7 @@ import pytest
 from mixprec.backends import cpu, cuda
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import NAMES, Primitives
-from mixprec.cudnn_library import CudnnMissing
+from mixprec.base.cudnn_library import CudnnMissing
 from tests.backends.primitive_cases import FLOAT16, arrays, convolved_and_normalized, exact
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec import announcements
 from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import operations
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, Following
-from mixprec.cudnn_library import CudnnMissing
+from mixprec.base import announcements
+from mixprec.base.cudnn_library import CudnnMissing
 from tests.backends.cpu.test_convolution import bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
     BFLOAT16,

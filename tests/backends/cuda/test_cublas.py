@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from mixprec import environment
+from mixprec.app.parts import environment
 from mixprec.backends.cuda import cublas
 from mixprec.backends.cuda.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
 from tests.backends.primitive_cases import FLOAT32

@@ -14,7 +14,6 @@ import chainer
 import numpy as np
 import pytest
 
-from mixprec import announcements
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import context as context_module
 from mixprec.backends.cudnn import engines, plans, search, settings
@@ -26,6 +25,7 @@ from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.search_time import SearchTime
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
+from mixprec.base import announcements
 from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice

@@ -6,12 +6,12 @@ import multiprocessing
 
 import pytest
 
-from mixprec import cudnn_library
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
 from mixprec.backends.geometry import Convolution
 from mixprec.backends.stored import Stored
+from mixprec.base import cudnn_library
 from tests.backends.cudnn.operations import batch_norm, conv_fprop
 from tests.stand_ins import deviceless_cudnn
 

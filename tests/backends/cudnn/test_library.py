@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from mixprec import cudnn_library
 from mixprec.backends.cudnn.operation_graphs import data_type
+from mixprec.base import cudnn_library
 from tests.stand_ins import fake_cudnn
 
 
@@ -85,7 +85,7 @@ def test_dtypes():
 
 
 def test_importing_loads_nothing():
-    names = "sys, mixprec.backends.cudnn.operation_graphs, mixprec.cudnn_library"
+    names = "sys, mixprec.backends.cudnn.operation_graphs, mixprec.base.cudnn_library"
     code = f"import {names}; print('cudnn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

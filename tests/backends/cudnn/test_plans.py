@@ -10,10 +10,10 @@ import os
 
 import pytest
 
-from mixprec import cudnn_library
 from mixprec.backends.cudnn.engines import Engines
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.cudnn.settings import Settings
+from mixprec.base import cudnn_library
 from tests.backends.cudnn import cold_start, plan_cases_nchw
 from tests.backends.cudnn.plan_cases import NETWORKS, operations_of
 from tests.backends.cudnn.plan_variants import of_a_step, variants

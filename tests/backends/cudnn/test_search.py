@@ -8,13 +8,13 @@ import os
 import numpy as np
 import pytest
 
-from mixprec import announcements
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import difference, settings
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.search import text_of
 from mixprec.backends.geometry import Convolution
+from mixprec.base import announcements
 from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice

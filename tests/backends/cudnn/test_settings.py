@@ -8,9 +8,9 @@ from pathlib import Path
 import chainer
 import pytest
 
+from mixprec.app.config import load
+from mixprec.app.parts.model import build_model
 from mixprec.backends.cudnn.settings import Settings, configure, current, default_cache
-from mixprec.config import load
-from mixprec.training.model import build_model
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.backends import cpu, native
+from mixprec.backends import cpu
+from mixprec.backends.cpu import native_primitives as native
 from mixprec.backends.geometry import Convolution, Following
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.native.native_library import library
 from tests.backends.primitive_cases import FLOAT16, FLOAT32, STORAGE, arrays
 from tests.cases import tries
@@ -198,7 +199,7 @@ def test_no_memory_is_an_error():
     program = """
 import resource, numpy as np
 from mixprec.backends.geometry import Convolution
-from mixprec.backends.native import PRIMITIVES
+from mixprec.backends.cpu.native_primitives import PRIMITIVES
 x, w = np.zeros((1, 1, 1, 1 << 22), np.float32), np.zeros((1, 1, 1, 1 << 22), np.float32)
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (64 << 20), now + (64 << 20)))

@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from mixprec.backends import cpu, native
+from mixprec.backends import cpu
+from mixprec.backends.cpu import native_primitives as native
 from mixprec.backends.cpu.batch_norm import Affine
 from mixprec.backends.geometry import BatchNorm, Convolution, Normalized, Pooling
 from mixprec.backends.primitives import Primitives

@@ -9,7 +9,7 @@ from chainer.optimizers.sgd import SGDRule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixprec.dtypes import BFLOAT16 as BF16
+from mixprec.base.dtypes import BFLOAT16 as BF16
 from mixprec.optimizer.batch import update_plan
 from tests.cases import first, tries
 from tests.stand_ins.update_pair import RULES, Pair, new_optimizer, rate_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends.launch import CupyLauncher
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from tests.stand_ins.update_twin import HOOKS, SIZES, STEPS, Twin, closely, exactly, of_all_rules, run
 
 pytestmark = pytest.mark.gpu

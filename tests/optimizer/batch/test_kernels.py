@@ -13,10 +13,10 @@ from chainer import optimizer_hooks
 from scipy import stats
 
 import mixprec
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.batch.kernel_program import source_of
-from mixprec.optimizer.step_counter import StepCounter
+from mixprec.precision.step_counter import StepCounter
 from tests.cases import first
 from tests.stand_ins.device_stand_in import array
 from tests.stand_ins.host_launch import HostLauncher

@@ -9,7 +9,7 @@ import pytest
 from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
-from mixprec.dtypes import BFLOAT16
+from mixprec.base.dtypes import BFLOAT16
 from tests.cases import pairs
 from tests.stand_ins.update_pair import add, assert_same_bits, link_of
 

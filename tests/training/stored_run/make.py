@@ -48,7 +48,7 @@ def make_images(folder):
 
 
 if __name__ == "__main__":
-    from mixprec.training import command
+    from mixprec.app.commands import train as command
 
     make_images(pathlib.Path("images"))
     pathlib.Path("c.yaml").write_text(CONFIG)

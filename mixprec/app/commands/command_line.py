@@ -1,0 +1,50 @@
+"""Parts that the commands behind the scripts share."""
+
+import argparse
+import sys
+
+from mixprec.base.messages import one_line
+
+__all__ = ["Parser", "first_line", "one_line", "path"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line on standard error, with exit code 2."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        """Parses as ``argparse`` does, but for ``--out=--``, of which that makes an empty list before Python 3.13."""
+        args = sys.argv[1:] if args is None else list(args)
+        for text in args[: args.index("--")] if "--" in args else args:
+            option, equals, value = text.partition("=")
+            if option.startswith("-") and equals and value == "--":
+                self.error(f"argument {option}: found '--', expected a value")
+        return super().parse_known_args(args, namespace)
+
+    def add_repeated(self, option, metavar, help):
+        """Adds an option that may be given again and again, a list; its help says so."""
+        self.add_argument(option, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
+
+    def error(self, message):
+        """Prints the message and exits."""
+        print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def first_line(docstring):
+    """Returns the first line of a script's docstring, for ``--help``; ``None`` without one, as with ``python -OO``."""
+    return None if docstring is None else docstring.strip().partition("\n")[0]
+
+
+def path(kind):
+    """Returns an ``argparse`` type: a path that is not empty, as that of a shell's variable that is not set would be.
+
+    Args:
+        kind (str): what the path is of, for the message: ``"a folder"``.
+    """
+
+    def given(text):
+        if not text:
+            raise argparse.ArgumentTypeError(f"it is empty; give {kind}")
+        return text
+
+    return given

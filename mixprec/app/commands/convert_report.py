@@ -1,0 +1,202 @@
+"""The command behind ``scripts/convert_report.py``: converts any importable model and prints the report."""
+
+import ast
+import sys
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+
+from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.base import files, importing
+from mixprec.base.messages import OneLineError
+from mixprec.base.name_patterns import UnknownName
+from mixprec.precision.policy import COMPUTE_DTYPES, LAYOUTS, Policy
+from mixprec.rewrite.convert import convert
+from mixprec.rewrite.example import describe
+
+_DTYPES = ("float32", "float16", "float64", "int32", "int64", "int8", "uint8", "bool")
+_INPUT = "2x3x224x224"  # two images: batch normalization of a single row has nothing to normalize
+
+
+class CommandError(OneLineError):
+    """Bad input, in one line."""
+
+
+class Target(NamedTuple):
+    """What a user wrote as MODEL.
+
+    Attributes:
+        module: dotted name of a module.
+        attribute: dotted name in it.
+        arguments: positional arguments of the call, ``None`` if there are no parentheses.
+        keywords: keyword arguments of the call.
+    """
+
+    module: str
+    attribute: str
+    arguments: tuple | None
+    keywords: dict
+
+
+def main(argv):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        int: exit code: 0; 1 if something stayed as it was with ``--strict``; 2 for bad input (one line on standard
+        error).
+    """
+    arguments = _parse(argv)
+    try:
+        report = _report(arguments)
+        print(report)
+        if arguments.json:
+            _write(arguments.json, report.to_json() + "\n")
+    except OneLineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.strict and report.unconverted:
+        print(f"error: --strict: not converted: {one_line('; '.join(report.unconverted))}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_model(text):
+    """Reads ``module:callable``, ``module:callable(arguments)`` or ``module:link``.
+
+    Args:
+        text: arguments are Python literals, as in ``chainer.links:VGG16Layers(pretrained_model=None)``.
+
+    Returns:
+        Target
+
+    Raises:
+        CommandError: it reads otherwise.
+    """
+    module, colon, expression = text.partition(":")
+    try:
+        node = ast.parse(expression.strip(), mode="eval").body
+        arguments, keywords = None, {}
+        if isinstance(node, ast.Call):
+            arguments = tuple(map(ast.literal_eval, node.args))
+            keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+            node = node.func
+        attribute = ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
+    except (SyntaxError, ValueError):
+        attribute = ""
+    names = [*module.split("."), *attribute.split(".")]
+    if not (colon and all(map(str.isidentifier, names))) or None in keywords:
+        raise CommandError(
+            f"MODEL must be module:callable or module:callable(arguments), with Python literals for arguments; "
+            f"found {text!r}"
+        )
+    return Target(module, attribute, arguments, keywords)
+
+
+def parse_input(text):
+    """Reads ``SHAPE[:DTYPE]``, such as ``2x3x224x224`` or ``4x20:int32``, and makes an array of it.
+
+    Args:
+        text: sizes of at least 1 with ``x`` between them, and the name of a dtype, without one ``float32``.
+
+    Returns:
+        numpy.ndarray: numbers of a normal distribution, always the same, in a floating dtype; otherwise zeros.
+
+    Raises:
+        CommandError: it reads otherwise.
+    """
+    sizes, colon, dtype = text.partition(":")
+    shape = [int(size) if size.isdecimal() else 0 for size in sizes.split("x")]
+    dtype = dtype if colon else "float32"
+    if min(shape) < 1 or dtype not in _DTYPES:
+        raise CommandError(
+            f"--input must be SHAPE[:DTYPE], such as 2x3x224x224 or 4x20:int32, with one of {', '.join(_DTYPES)}; "
+            f"found {text!r}"
+        )
+    if np.dtype(dtype).kind == "f":
+        return np.random.RandomState(0).normal(size=shape).astype(dtype)
+    return np.zeros(shape, dtype)
+
+
+def load_model(target):
+    """Imports and builds the model.
+
+    Args:
+        target: :class:`Target`.
+
+    Returns:
+        chainer.Link
+
+    Raises:
+        OneLineError: there is none, or what belongs to the user raised.
+    """
+    found = importing.load(target.module, target.attribute)
+    written = f"{target.module}:{target.attribute}"
+    if target.arguments is not None or not isinstance(found, chainer.Link):
+        if not callable(found):
+            raise CommandError(f"{written} must be a chainer.Link or make one; found {type(found).__name__}")
+        try:
+            found = found(*target.arguments or (), **target.keywords)
+        except (Exception, SystemExit) as error:
+            raise CommandError(f"{written} cannot be called: {importing.described(error)}") from error
+        if not isinstance(found, chainer.Link):
+            raise CommandError(f"{written} must return a chainer.Link; found {type(found).__name__}")
+    return found
+
+
+def _parse(argv):
+    parser = Parser(description="Prints what mixprec.convert does to a model.", allow_abbrev=False)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="module:callable or module:callable(arguments), which makes a chainer.Link, or module:link; modules of "
+        "the current directory can be imported. Example: 'chainer.links:VGG16Layers(pretrained_model=None)'",
+    )
+    help = (
+        f"what the model is called on, such as 2x3x64x64 or 4x20:int32 (zeros); default {_INPUT}; one for each "
+        "positional argument; of a chainer.links.Classifier a single one is for its predictor"
+    )
+    parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
+    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default float16")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw fuses nothing")
+    parser.add_argument(
+        "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
+    )
+    help = "links whose names match stay in float32, such as /fc or '/head/*'"
+    parser.add_repeated("--keep-float32", "PATTERN", help)
+    parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
+    parser.add_argument("--json", metavar="PATH", help="write the report there, too")
+    return parser.parse_args(argv)
+
+
+def _report(arguments):
+    try:
+        Policy(arguments.compute, arguments.layout, arguments.fuse)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    example = tuple(map(parse_input, arguments.input or [_INPUT]))
+    model = load_model(parse_model(arguments.model))
+    try:
+        return convert(
+            model,
+            example[0] if len(example) == 1 else example,
+            compute=arguments.compute,
+            layout=arguments.layout,
+            fuse=arguments.fuse,
+            keep_float32=arguments.keep_float32,
+        )
+    except UnknownName as error:
+        raise CommandError(str(error)) from error
+    except Exception as error:
+        called = f"{type(model).__name__} called on {describe(example)}"
+        raise CommandError(f"{called}: {importing.described(error)}") from error
+
+
+def _write(path, text):
+    try:
+        files.write_text(path, text)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from error

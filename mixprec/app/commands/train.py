@@ -1,0 +1,115 @@
+"""The training command: its arguments, its exit codes, and what it says when it fails."""
+
+import sys
+import traceback
+
+import chainer
+import numpy as np
+
+import mixprec
+from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.app.run.training_run import Failed, carry_out
+from mixprec.backends.capture_error import CaptureError
+from mixprec.base import importing, interruption, standard_streams
+from mixprec.base.messages import OneLineError
+from mixprec.distributed import processes
+from mixprec.precision.loss_scale import LossScaleExhausted
+from mixprec.recipes import config_path
+from mixprec.training import snapshots
+from mixprec.training.divergence import Diverged
+
+_FAILED = (LossScaleExhausted, Diverged, CaptureError, snapshots.WriteError)
+_GO_ON = "--resume auto goes on from the last snapshot"
+
+
+@standard_streams.guarded()
+def main(argv, networks):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+        networks: the architectures ``model.arch`` may name, beside import paths: a dict from name to a callable that
+            takes the number of classes and returns a Chainer link.
+
+    Returns:
+        int: exit code. 0: done, or stopped by SIGTERM in training, with a snapshot to go on from. 1: it began and
+        failed: training diverged, a step cannot be captured and that is required, an image or a process of the loader
+        is gone, memory or disk are full; one line on standard error says which. 2: bad input, one line on standard
+        error, nothing left behind. 130: Ctrl-C. SIGTERM before the first iteration ends the process as it does any
+        other. An unexpected error is a traceback, and 1.
+    """
+    try:
+        ranks = processes.find()
+    except processes.Refused as refused:
+        return _refused(refused)
+    try:
+        return _main(argv, networks, ranks)
+    except BaseException as error:  # whatever it is, other ranks wait for this one
+        if ranks.size == 1:
+            raise
+        return ranks.fail(*_way_out(error))
+    finally:
+        ranks.leave()
+
+
+def _way_out(error):
+    """Returns what a rank is to say that leaves by an exception which is no failure of a run, and the exit code."""
+    if isinstance(error, Exception):
+        return traceback.format_exc(), 1
+    code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    # One that ends well by itself is a failure of the run all the same: the others have lost it.
+    return f"ended by {importing.described(error)}; {_GO_ON}, if there is one", code % 256 or 1
+
+
+def _main(argv, networks, ranks):
+    try:
+        ranks.compare({f"the version of {each.__name__}": each.__version__ for each in (mixprec, chainer, np)})
+        arguments = _parse(argv, ranks)
+        if arguments is None:
+            return 0
+        with interruption.raised_once():
+            carry_out(arguments, networks, ranks)
+            ranks.gather(None)  # rank 0 has written all: what goes wrong when a process ends, ends the others too
+    except processes.Refused as refused:
+        return _refused(refused)
+    except (OneLineError, MemoryError) as error:
+        return ranks.fail(f"error: {processes.refusal(error)}", 2)
+    except _FAILED as error:
+        return ranks.fail(f"error: {one_line(error)}", 1)
+    except Failed as error:
+        return ranks.fail(f"error: {one_line(f'{error}; {_GO_ON}')}", 1)
+    except KeyboardInterrupt:
+        return ranks.fail(f"interrupted; {_GO_ON}, if there is one", interruption.INTERRUPTED)
+    return 0
+
+
+def _refused(refused):
+    if refused.line is not None:
+        print(refused.line, file=sys.stderr)
+    return 2
+
+
+def _parse(argv, ranks):
+    parser = Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE",
+        help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
+    )
+    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
+    parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
+    parser.add_argument(
+        "--resume",
+        metavar="auto|FILE",
+        help="go on from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check and build everything, time a few steps, print what is needed, and stop; writes nothing but caches",
+    )
+    arguments = ranks.quietly(parser.parse_args, argv)
+    if arguments is not None:
+        arguments.config = config_path(arguments.config)
+    return arguments

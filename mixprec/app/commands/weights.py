@@ -1,0 +1,103 @@
+"""The command behind ``scripts/convert_weights.py``: a file of weights from Chainer to PyTorch, or back."""
+
+import sys
+
+import chainer
+
+from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.config.config_error import hint, nearest
+from mixprec.base import importing
+from mixprec.export import weight_files
+from mixprec.export.weights_error import WeightsError
+
+_CLASSES = 1000  # a network is made with as many first; the file says how many there are
+
+
+def main(argv, networks):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+        networks: those that ``--arch`` may name, beside import paths, and among which the one of a file is looked for:
+            a dict from name to a callable that takes the number of classes and returns a Chainer link.
+
+    Returns:
+        int: exit code: 0, or 2 for bad input (one line on standard error, nothing written).
+    """
+    arguments = _parse(argv, networks)
+    try:
+        print(one_line(_convert(arguments.source, arguments.out, arguments.arch, networks)))
+    except WeightsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(argv, networks):
+    parser = Parser(description="Converts weights from Chainer to PyTorch, or back.", allow_abbrev=False)
+    kinds = ".npz is Chainer's; .safetensors, .pt and .pth are PyTorch's"
+    parser.add_argument("source", metavar="IN", type=path("a file"), help=f"file of weights; {kinds}")
+    parser.add_argument("out", metavar="OUT", type=path("a file"), help="file to write, of the other kind")
+    parser.add_argument(
+        "--arch",
+        help=f"the network: {', '.join(networks)}, or an import path, package.module:function, which is called with "
+        "the number of classes; default: the one of these whose names and shapes the file has",
+    )
+    return parser.parse_args(argv)
+
+
+def _convert(source, out, arch, networks):
+    """Converts a file; returns a line that says so."""
+    if weight_files.is_torchs(source) == weight_files.is_torchs(out):
+        raise WeightsError(f"{source} and {out}: both are of one kind; one of them must be .npz, which is Chainer's")
+    candidates = networks if arch is None else {arch: _find(arch, networks)}
+    weights = weight_files.WeightFile(source)
+    problems = []
+    for name, make in candidates.items():
+        try:
+            network, loaded = _fill(weights, name, make)
+        except WeightsError as error:
+            problems.append(error)
+            continue
+        weight_files.write(out, network)
+        return f"{out}: {loaded.tensors} tensors of {name} from {source}"
+    if arch is not None:
+        raise problems[0]
+    raise WeightsError(
+        f"{source}: its names and shapes are those of none of {', '.join(networks)}; give --arch "
+        "package.module:function, which makes the network, or one of these, to be told what differs"
+    )
+
+
+def _fill(weights, name, make):
+    """Makes a network with as many classes as the weights have, and loads them; returns both."""
+    network = _make(name, make, _CLASSES)
+    loaded = weights.load_into(network, _CLASSES)
+    if loaded.head:
+        network = _make(name, make, loaded.classes)
+        loaded = weights.load_into(network)
+    return network, loaded
+
+
+def _find(arch, networks):
+    if arch in networks:
+        return networks[arch]
+    module, colon, attribute = arch.partition(":")
+    if not colon or not all(map(str.isidentifier, [*module.split("."), *attribute.split(".")])):
+        allowed = f"allowed: {', '.join(networks)}, or an import path, package.module:function"
+        raise WeightsError(f"--arch is {arch!r}; {allowed}{hint(nearest(arch, networks))}")
+    try:
+        return importing.load(module, attribute)
+    except importing.ImportPathError as error:
+        raise WeightsError(f"--arch is {arch!r}: {error}") from error
+
+
+def _make(name, make, classes):
+    called = f"--arch is {name!r}: called with the number of classes"
+    try:
+        network = make(classes)
+    except (Exception, SystemExit) as error:
+        raise WeightsError(f"{called} it raises {importing.described(error)}") from error
+    if not isinstance(network, chainer.Link):
+        raise WeightsError(f"{called} it returns {type(network).__name__}; wanted: a chainer.Link")
+    return network

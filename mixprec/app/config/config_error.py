@@ -1,0 +1,48 @@
+"""The error about a config that cannot be used, and the parts of its message."""
+
+import difflib
+import reprlib
+
+from mixprec.base.messages import OneLineError
+
+
+class ConfigError(OneLineError):
+    """A config that cannot be used.
+
+    The message is one line: the file with the line number, or ``--set``; the dotted key; what was found; what is
+    allowed; and the nearest name where there is one.
+    """
+
+    def __init__(self, *parts):
+        super().__init__(": ".join(parts))
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxlong = 80
+_REPR.maxother = 80
+
+
+def shown(value):
+    """Returns a config's value as one short line, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(shown(item) for item in value[:8])}{', ...' if len(value) > 8 else ''}]"
+    if isinstance(value, dict):
+        items = [f"{shown(key)}: {shown(item)}" for key, item in list(value.items())[:8]]
+        return f"{{{', '.join(items)}{', ...' if len(value) > 8 else ''}}}"
+    return _REPR.repr(value)
+
+
+def nearest(name, names, cutoff=0.6):
+    """Returns the one of ``names`` that ``name`` most likely means, or ``None``; a cutoff of 1 ignores case only."""
+    folded = {candidate.casefold(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else None
+
+
+def hint(name):
+    """Returns the end of a message that proposes ``name``; empty if that is ``None``."""
+    return "" if name is None else f"; did you mean {name!r}?"

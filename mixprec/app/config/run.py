@@ -1,0 +1,286 @@
+"""Config sections about the network, the schedule, the length of training, snapshots, the log, and the export."""
+
+import operator
+from dataclasses import dataclass
+
+from mixprec.activation_memory.budget import is_budget
+from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
+from mixprec.base.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
+from mixprec.precision.policy import LAYOUTS
+
+
+def _trigger(every):
+    number, unit = every.split()
+    return int(number), unit.removesuffix("s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """The network."""
+
+    arch: str = key(
+        "Name of the network, one of those the script knows; or the import path of one of yours, "
+        "package.module:function, see docs/own-network.md.",
+        other=IMPORT_PATH,
+        aliases=("architecture", "network"),
+    )
+    classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
+    weights: str | None = key(
+        "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
+        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer "
+        "starts afresh. null takes the weights that the network makes.",
+        None,
+        limit=PATH,
+        aliases=("pretrained", "checkpoint"),
+    )
+    memory_format: str = key(
+        "How images lie in memory in the network: nhwc, also called channels_last, which Tensor cores want, with "
+        "functions of mixprec; nchw, also called contiguous, with Chainer's own.",
+        "nhwc",
+        choices=LAYOUTS,
+        synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
+        aliases=("layout",),
+    )
+    fuse: bool | None = key(
+        "Compute a batch normalization together with the addition and the ReLU after it. Only with memory_format nhwc; "
+        "null does it there.",
+        None,
+    )
+    conv_statistics: bool | None = key(
+        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, on an H100 by "
+        "rule and elsewhere unless cudnn.autotune measures that to be slower. Only with memory_format nhwc; null does "
+        "it where batch normalizations are fused.",
+        None,
+    )
+    zero_init_residual: bool = key(
+        "The scale of the last batch normalization of each residual block starts at 0, so that the block starts as the "
+        "identity (Goyal et al. 2017). Only for architectures that have it.",
+        False,
+        aliases=("zero_init_gamma", "zero_init_last_gamma", "zero_gamma"),
+    )
+    stochastic_depth: float = key(
+        "Probability that an image skips the branch of the last residual block in training, from 0 to below 1; it "
+        "rises linearly from 0 in the first block (Huang et al. 2016; timm's drop_path_rate). Only for architectures "
+        "that have it.",
+        0.0,
+        limit=below(0, 1),
+        aliases=("drop_path", "drop_path_rate", "stochastic_depth_rate"),
+    )
+
+    @property
+    def fuses(self):
+        """:attr:`fuse`, or what null means."""
+        return self.memory_format == "nhwc" if self.fuse is None else self.fuse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate over time."""
+
+    kind: str = key(
+        "After the warm-up: constant; cosine, half a one down to end_lr at the end of training; step, times gamma at "
+        "each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
+        "cosine",
+        choices=("constant", "cosine", "step", "poly"),
+        aliases=("name", "type"),
+    )
+    warmup_epochs: float = key(
+        "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
+    )
+    warmup_start_lr: float | None = key(
+        "Learning rate at which the rise begins, scaled as lr is. null begins with one step's share of lr, and has all "
+        "of it in the last step of the warm-up.",
+        None,
+        limit=between(0, LARGEST_RATE),
+        aliases=("warmup_lr",),
+    )
+    decay_from: str = key(
+        "Where the decay begins to count: at the end of the warm-up, or at the start of training, so that lr itself is "
+        "not reached, as in timm.",
+        "warmup",
+        choices=("warmup", "start"),
+    )
+    by: str = key(
+        "Whether the learning rate changes with each step, or with each epoch, as in timm and torchvision.",
+        "step",
+        choices=("step", "epoch"),
+    )
+    milestones: tuple[float, ...] = key(
+        "Only for step: epochs at which the learning rate falls.",
+        (),
+        limit=Limit(
+            f">= 0 and <= {MANY}, each larger than the one before, at most {SEVERAL} of them",
+            lambda value: len(value) <= SEVERAL and all(map(operator.lt, (-1.0, *value), (*value, MANY + 1.0))),
+        ),
+        aliases=("steps", "step_epochs"),
+    )
+    gamma: float = key("Only for step: factor at each milestone.", 0.1, limit=above(0, 1), aliases=("decay_rate",))
+    power: float = key("Only for poly: the exponent.", 2.0, limit=above(0, 100))
+    end_lr: float = key(
+        "Only for cosine and poly: the learning rate at the end; scaled as lr is.", 0.0, limit=between(0, LARGEST_RATE)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Batches, epochs, random numbers, and the device."""
+
+    batch_size: int = key("Number of images in one forward and backward pass of a process.", limit=between(1, MANY))
+    accumulation_steps: int = key(
+        "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
+        "batch_size * accumulation_steps images of each process.",
+        1,
+        limit=between(1, SUMMANDS),
+        aliases=("accumulation", "gradient_accumulation", "gradient_accumulation_steps"),
+    )
+    epochs: int = key("Number of passes over the training images.", limit=between(1, MANY))
+    seed: int = key(
+        "Start of the random numbers: weights, order of the images, crops.",
+        0,
+        # NumPy's np.random.seed takes 32 bits.
+        limit=between(0, 2**32 - 1),
+    )
+    device: str = key(
+        "auto is a GPU, or the CPU if there is none; gpu is a GPU; gpu:N is that one. With auto and gpu the processes "
+        "of a machine take one GPU after the other, from gpu:0 on.",
+        "auto",
+        limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
+    )
+    label_smoothing: float = key(
+        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation has "
+        "none.",
+        0.0,
+        limit=below(0, 1),
+        aliases=("smoothing",),
+    )
+    loss: str = key(
+        "cross_entropy is that of the softmax; bce the mean of those of the classes' sigmoids (Wightman et al. 2021). "
+        "Validation has the former.",
+        "cross_entropy",
+        choices=("cross_entropy", "bce"),
+        aliases=("criterion",),
+        synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
+    )
+    bce_threshold: float | None = key(
+        "Only for bce: targets above it become 1, and others 0; null leaves them as they are.",
+        None,
+        limit=below(0, 1),
+        aliases=("bce_target_thresh",),
+    )
+    mixup: float = key(
+        "Alpha of Mixup, which takes the mean of two images, with a share from Beta(alpha, alpha) (Zhang et al. 2018); "
+        "0 is no Mixup.",
+        0.0,
+        limit=between(0, 100),
+        aliases=("mixup_alpha",),
+    )
+    cutmix: float = key(
+        "Alpha of CutMix, which puts a box of one image into another (Yun et al. 2019); 0 is no CutMix.",
+        0.0,
+        limit=between(0, 100),
+        aliases=("cutmix_alpha",),
+    )
+    cutmix_probability: float = key(
+        "Probability of CutMix in a batch, if Mixup is on as well.",
+        0.5,
+        limit=between(0, 1),
+        aliases=("mixup_switch_prob", "switch_prob"),
+    )
+    mix_probability: float = key(
+        "Probability that a batch is mixed, if Mixup or CutMix is on.",
+        1.0,
+        limit=between(0, 1),
+        aliases=("mixup_prob",),
+    )
+    ema_decay: float | None = key(
+        "Decay per step of an exponential moving average of the weights, which is then what is validated; null keeps "
+        "none.",
+        None,
+        limit=above(0, LARGEST_DECAY),
+        aliases=("ema",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Saved states of a run, from which --resume goes on."""
+
+    every: str = key("Time between two; the end of training has one anyway.", "1 epoch", limit=INTERVAL)
+    keep: int = key("Number of snapshots that stay on disk, the newest ones.", 3, limit=between(1, MANY))
+    best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
+
+    @property
+    def trigger(self):
+        """:attr:`every` in Chainer's form, ``(5, "epoch")``."""
+        return _trigger(self.every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What layers keep for the backward pass, if it is too much."""
+
+    recompute: str = key(
+        "none: nothing is computed again. blocks: the blocks of the network keep their inputs alone, and are computed "
+        "again in the backward pass. auto: they do if the run would not fit otherwise; with a budget single layers are "
+        "computed again, where that is cheaper than to move what they keep.",
+        "none",
+        choices=("none", "blocks", "auto"),
+        aliases=("checkpointing", "gradient_checkpointing"),
+        switch=("none", "auto"),
+    )
+    budget: str | float | None = key(
+        "Memory of the device that the run may take, such as 16 GB or 500 MiB, or a share of it, such as 0.8. What "
+        "does not fit waits in another memory for the backward pass. null is no limit.",
+        None,
+        limit=Limit("such as 16 GB, 500 MiB or 0.8", is_budget),
+    )
+    to: str | None = key(
+        "Where it waits: host, the memory of a GPU's host, or a folder for a file, if the CPU trains. null is host, or "
+        "the results folder.",
+        None,
+        limit=PATH,
+        aliases=("offload_to",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """The log, the table in the terminal and the plots."""
+
+    every: str = key("Time between two entries.", "1 epoch", limit=INTERVAL)
+    gradient_histogram: str | None = key(
+        "Time between two pictures of how the gradients lie in the range of float16, with and without loss scaling; "
+        "each replaces the last gradients.png. Those that would take more than 5 % of the time are left out, but for "
+        "the last one. The numbers of all are in gradients.jsonl. null makes none.",
+        None,
+        limit=INTERVAL,
+    )
+    tensorboard: bool = key(
+        "Write the entries of the log as TensorBoard events, too; needs the package tensorboardX.", False
+    )
+
+    @property
+    def trigger(self):
+        """:attr:`every` in Chainer's form, ``(5, "epoch")``."""
+        return _trigger(self.every)
+
+    @property
+    def gradient_histogram_trigger(self):
+        """:attr:`gradient_histogram` in Chainer's form, or ``None``."""
+        return None if self.gradient_histogram is None else _trigger(self.gradient_histogram)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Limits of scripts/export.py, which compares ONNX files on the validation images; training does not read them."""
+
+    max_drop_float16: float = key(
+        "Percentage points of accuracy that the float16 file may be below the float32 file.",
+        0.1,
+        limit=between(0, 100),
+    )
+    max_drop_int8: float = key(
+        "Percentage points of accuracy that the INT8 file may be below the float32 file.",
+        1.0,
+        limit=between(0, 100),
+    )

@@ -1,0 +1,261 @@
+"""The whole config: its sections, and the rules for several keys together.
+
+:mod:`mixprec.app.config.loader` reads the declarations to check a file, and makes a :class:`Config` of it.
+:mod:`mixprec.app.config.writer` makes YAML and the reference of them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mixprec.app.config.arithmetic import Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
+from mixprec.app.config.data import Data, Progressive
+from mixprec.app.config.run import Export, Log, Memory, Model, Schedule, Snapshot, Training
+from mixprec.base.bounds import HALF
+from mixprec.base.declaration import Rule
+from mixprec.base.optimizer_names import WITH_AVERAGE, WITH_KEY
+from mixprec.data.loaders.random_policies import RAND_DEFAULTS
+
+_AVERAGING = ", ".join(WITH_AVERAGE)
+
+
+def _is_set(optimizer, key):
+    value = getattr(optimizer, key)
+    return value is not None and value is not False
+
+
+def _only_with(key, others=""):
+    """Returns the rule of a key that only some optimizers have; ``others`` says what it must be with the others."""
+    return Rule(
+        ("optimizer.name", f"optimizer.{key}"),
+        f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
+        lambda config: not _is_set(config.optimizer, key) or config.optimizer.name in WITH_KEY[key],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole config. :func:`mixprec.app.config.load` makes one; two are equal if all their values are."""
+
+    model: Model
+    precision: Precision
+    loss_scale: LossScale
+    data: Data
+    progressive: Progressive
+    optimizer: Optimizer
+    kfac: Kfac
+    update: Update
+    cudnn: Cudnn
+    schedule: Schedule
+    training: Training
+    memory: Memory
+    capture: Capture
+    snapshot: Snapshot
+    log: Log
+    export: Export
+
+    RULES: ClassVar = (
+        Rule(
+            ("loss_scale.min_scale", "loss_scale.init_scale", "loss_scale.max_scale"),
+            "loss_scale.min_scale <= loss_scale.init_scale <= loss_scale.max_scale in dynamic mode",
+            lambda config: _scale_in_range(config.loss_scale),
+        ),
+        Rule(
+            ("model.memory_format", "model.fuse"),
+            "model.fuse only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.model.fuses,
+        ),
+        Rule(
+            ("model.memory_format", "model.conv_statistics"),
+            "model.conv_statistics only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.model.conv_statistics,
+        ),
+        Rule(
+            ("precision.compute", "model.memory_format"),
+            "precision.compute bfloat16 only with model.memory_format nhwc",
+            lambda config: config.precision.compute != "bfloat16" or config.model.memory_format == "nhwc",
+        ),
+        Rule(
+            ("data.size", "data.val_size", "data.resize"),
+            "data.val_size, or data.size if that is null, <= data.resize",
+            lambda config: (config.data.val_size or config.data.size) <= config.data.resize,
+        ),
+        Rule(
+            ("data.mean", "data.std"),
+            f"(0 - mean) / std and (255 - mean) / std from -{HALF} to {HALF}, the range of float16",
+            lambda config: all(
+                abs(pixel - mean) <= HALF * std
+                for mean, std in zip(config.data.mean, config.data.std, strict=True)
+                for pixel in (0, 255)
+            ),
+        ),
+        Rule(
+            ("data.format", "data.train", "data.val", "data.synthetic_images"),
+            "data.train and data.val, without data.synthetic_images; with data.format synthetic only the latter",
+            lambda config: _is_complete(config.data),
+        ),
+        Rule(
+            ("data.format", "data.root"),
+            "data.root only with data.format list",
+            lambda config: config.data.root is None or config.data.format == "list",
+        ),
+        Rule(
+            ("data.augment", *(f"data.{name}" for name in RAND_DEFAULTS)),
+            f"{', '.join(f'data.{name} {value}' for name, value in RAND_DEFAULTS.items())} unless data.augment is rand",
+            lambda config: (
+                config.data.augment == "rand"
+                or all(getattr(config.data, name) == value for name, value in RAND_DEFAULTS.items())
+            ),
+        ),
+        Rule(
+            ("data.augment", "data.extra_operations"),
+            "data.extra_operations only with data.augment rand",
+            lambda config: config.data.augment == "rand" or not config.data.extra_operations,
+        ),
+        Rule(
+            ("model.memory_format", "data.pad_channels"),
+            "data.pad_channels only with model.memory_format nhwc",
+            lambda config: config.model.memory_format == "nhwc" or not config.data.pad_channels,
+        ),
+        Rule(
+            ("schedule.kind", "schedule.milestones"),
+            "schedule.milestones with kind step, and with no other",
+            lambda config: (config.schedule.kind == "step") == bool(config.schedule.milestones),
+        ),
+        Rule(
+            ("schedule.kind", "schedule.end_lr"),
+            "schedule.end_lr 0 unless kind is cosine or poly",
+            lambda config: config.schedule.end_lr == 0 or config.schedule.kind in ("cosine", "poly"),
+        ),
+        Rule(
+            ("schedule.end_lr", "optimizer.lr"),
+            "schedule.end_lr <= optimizer.lr",
+            lambda config: config.schedule.end_lr <= config.optimizer.lr,
+        ),
+        Rule(
+            ("memory.budget", "memory.to"),
+            "memory.to only with memory.budget",
+            lambda config: config.memory.to is None or config.memory.budget is not None,
+        ),
+        Rule(
+            ("training.loss", "training.bce_threshold"),
+            "training.bce_threshold only with training.loss bce",
+            lambda config: config.training.bce_threshold is None or config.training.loss == "bce",
+        ),
+        Rule(
+            ("training.bce_threshold", "training.label_smoothing", "model.classes"),
+            "label_smoothing / classes <= bce_threshold < 1 - label_smoothing + label_smoothing / classes: between the "
+            "targets of other classes and of the label",
+            lambda config: _separates(config.training, config.model.classes),
+        ),
+        Rule(
+            ("data.last_batch", "training.mixup", "training.cutmix"),
+            "data.last_batch partial or drop with training.mixup or training.cutmix: padding would be mixed in",
+            lambda config: config.data.last_batch != "pad" or not (config.training.mixup or config.training.cutmix),
+        ),
+        Rule(
+            ("progressive.until", "progressive.sizes", "progressive.batch_sizes"),
+            "progressive.sizes as long as progressive.until, and progressive.batch_sizes, too, if it is not empty",
+            lambda config: _fit(config.progressive),
+        ),
+        Rule(
+            ("progressive.until", "training.epochs"),
+            "each of progressive.until < training.epochs",
+            lambda config: all(epoch < config.training.epochs for epoch in config.progressive.until),
+        ),
+        Rule(
+            ("data.format", "snapshot.best"),
+            "snapshot.best false with data.format synthetic, which has no validation",
+            lambda config: config.data.format != "synthetic" or not config.snapshot.best,
+        ),
+        _only_with("momentum", "; null with the others"),
+        Rule(
+            ("optimizer.name", "optimizer.momentum"),
+            f"optimizer.momentum above 0 with {_AVERAGING}",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.optimizer.momentum != 0,
+        ),
+        _only_with("nesterov"),
+        Rule(
+            ("optimizer.name", "schedule.kind"),
+            f"schedule.kind constant with {_AVERAGING}; a warm-up is allowed",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.schedule.kind == "constant",
+        ),
+        Rule(
+            ("optimizer.name", "training.ema_decay"),
+            f"training.ema_decay null with {_AVERAGING}, which has an average of its own",
+            lambda config: config.optimizer.name not in WITH_AVERAGE or config.training.ema_decay is None,
+        ),
+        _only_with("trust_coefficient", "; null with the others"),
+        Rule(
+            ("optimizer.preconditioner", "model.memory_format"),
+            "optimizer.preconditioner kfac only with model.memory_format nhwc: it looks at functions of mixprec",
+            lambda config: config.optimizer.preconditioner == "none" or config.model.memory_format == "nhwc",
+        ),
+        Rule(
+            ("kfac.factor_every", "kfac.inverse_every"),
+            "kfac.inverse_every a multiple of kfac.factor_every",
+            lambda config: config.kfac.inverse_every % config.kfac.factor_every == 0,
+        ),
+        Rule(
+            ("schedule.warmup_epochs", "schedule.warmup_start_lr"),
+            "schedule.warmup_start_lr only with schedule.warmup_epochs above 0",
+            lambda config: config.schedule.warmup_start_lr is None or config.schedule.warmup_epochs > 0,
+        ),
+        Rule(
+            ("schedule.warmup_start_lr", "optimizer.lr"),
+            "schedule.warmup_start_lr <= optimizer.lr",
+            lambda config: (config.schedule.warmup_start_lr or 0) <= config.optimizer.lr,
+        ),
+        Rule(
+            ("schedule.by", "schedule.warmup_epochs", "schedule.warmup_start_lr"),
+            "schedule.by epoch with schedule.warmup_start_lr, if there is a warm-up",
+            lambda config: _begins(config.schedule),
+        ),
+        Rule(
+            ("schedule.warmup_epochs", "training.epochs"),
+            "schedule.warmup_epochs < training.epochs",
+            lambda config: config.schedule.warmup_epochs < config.training.epochs,
+        ),
+        Rule(
+            ("update.fused", "capture.mode"),
+            "capture.mode off if update.fused is false: only the fused update can be captured",
+            lambda config: config.update.fused or config.capture.mode == "off",
+        ),
+        Rule(
+            ("model.memory_format", "capture.mode"),
+            "capture.mode required only with model.memory_format nhwc: Chainer's own functions call cuBLAS, which "
+            "cannot be captured through CuPy",
+            lambda config: config.model.memory_format == "nhwc" or config.capture.mode != "required",
+        ),
+        Rule(
+            ("training.device", "capture.mode"),
+            "capture.mode required only on a GPU, not with training.device cpu",
+            lambda config: config.training.device != "cpu" or config.capture.mode != "required",
+        ),
+    )
+
+
+def _separates(training, classes):
+    others = training.label_smoothing / classes
+    return training.bce_threshold is None or others <= training.bce_threshold < 1 - training.label_smoothing + others
+
+
+def _fit(progressive):
+    stages = len(progressive.until)
+    return len(progressive.sizes) == stages and len(progressive.batch_sizes) in (0, stages)
+
+
+def _begins(schedule):
+    return schedule.by == "step" or schedule.warmup_epochs == 0 or schedule.warmup_start_lr is not None
+
+
+def _scale_in_range(settings):
+    if settings.mode != "dynamic":
+        return True
+    above = settings.min_scale is None or settings.min_scale <= settings.init_scale
+    return above and (settings.max_scale is None or settings.init_scale <= settings.max_scale)
+
+
+def _is_complete(data):
+    if data.format == "synthetic":
+        return data.train is None and data.val is None and data.synthetic_images is not None
+    return data.train is not None and data.val is not None and data.synthetic_images is None

@@ -1,0 +1,86 @@
+"""Writes a config: as a YAML file that loads back to it, and the reference of all keys."""
+
+import dataclasses
+import inspect
+
+import yaml
+
+from mixprec.app.config.schema import Config
+from mixprec.app.config.yaml_source import Dumper
+from mixprec.base.declaration import Pairs, keys, sections, switch_of
+from mixprec.base.messages import one_line
+
+
+def flat(config):
+    """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``."""
+    return {
+        f"{section}.{key}": _plain(value)
+        for section, values in dataclasses.asdict(config).items()
+        for key, value in values.items()
+    }
+
+
+def defaults():
+    """Returns the default of each key that has one, in the form of :func:`flat`."""
+    return {name: _plain(key.default) for name, key in keys(Config).items() if not key.required}
+
+
+def _plain(value):
+    if isinstance(value, Pairs):
+        return [list(pair) for pair in value]  # a list, as the order counts
+    return list(value) if isinstance(value, tuple) else value
+
+
+def dump(config, *, source=None, overrides=(), version=None, changes=()):
+    """Writes a config out in full, defaults included.
+
+    Args:
+        config: :class:`~mixprec.app.config.Config`.
+        source: path of the file that it was loaded from, for the comment at the top.
+        overrides: the ``--set`` arguments that were applied, likewise.
+        version: version of mixprec, likewise.
+        changes: what differs from the run that this one goes on from, a line each, likewise.
+
+    Returns:
+        str: YAML from which :func:`~mixprec.app.config.load` makes an equal config.
+    """
+    lines = ["Resolved config, written by mixprec" + (f" {version}" if version is not None else "")]
+    if source is not None:
+        lines.append(f"from {source}")
+    lines.extend(f"--set {override}" for override in overrides)
+    lines.extend(changes)
+    header = "".join(f"# {one_line(line)}\n" for line in lines)
+    return header + _yaml(dataclasses.asdict(config))
+
+
+def reference():
+    """Returns the tables of all keys in Markdown, as they stand in ``docs/config.md``."""
+    known = keys(Config)
+    parts = []
+    for section, declaration in sections(Config).items():
+        parts += [f"## `{section}`", "", inspect.cleandoc(declaration.__doc__), ""]
+        switch = switch_of(section, known)
+        if switch is not None:
+            off, on = switch.switch
+            parts += [
+                f"In place of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, and "
+                f"{', '.join(switch.choices)} to themselves.",
+                "",
+            ]
+        parts.append("| Key | Default | Allowed | Meaning |")
+        parts.append("|---|---|---|---|")
+        for name, key in known.items():
+            if name.startswith(f"{section}."):
+                default = "required" if key.required else f"`{_scalar(key.default)}`"
+                parts.append(f"| `{name}` | {default} | {key.allowed} | {key.help} |")
+        parts.append("")
+    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES)]
+    return "\n".join(parts) + "\n"
+
+
+def _scalar(value):
+    return _yaml([value]).strip()[2:]
+
+
+def _yaml(value):
+    return yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))

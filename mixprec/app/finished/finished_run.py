@@ -1,0 +1,147 @@
+"""A results folder of the training command, opened for its network and its images."""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from mixprec.app import config as configs
+from mixprec.app.parts.networks import find, make
+from mixprec.base.messages import OneLineError, encoding_hint
+from mixprec.data.sources.classes import check_classes, check_labels
+from mixprec.data.sources.opening import open_images
+from mixprec.export.preprocessing import Preprocessing
+from mixprec.export.weight_files import WeightFile
+
+WEIGHTS = "model.npz"
+CLASSES = "classes.txt"
+_CONFIG = "config.yaml"
+
+
+class RunError(OneLineError):
+    """A results folder that cannot be exported; the message is one line and names what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run, with its weights.
+
+    Attributes:
+        config: :class:`mixprec.app.config.Config`.
+        network: plain Chainer link on the CPU, from images (N, 3, H, W) to logits, in float32.
+        weights: path of their file.
+        train: training images, a source.
+        val: validation images, a source.
+        preprocessing: :class:`mixprec.export.preprocessing.Preprocessing`.
+    """
+
+    config: configs.Config
+    network: object
+    weights: str
+    train: object
+    val: object
+    preprocessing: Preprocessing
+
+
+def open_config(folder, overrides, networks):
+    """Returns the :class:`mixprec.app.config.Config` of a results folder.
+
+    Args:
+        folder: as for :func:`open_run`, as are the others.
+        overrides: likewise.
+        networks: likewise.
+
+    Raises:
+        OneLineError: the folder holds no run.
+    """
+    path = os.path.join(folder, _CONFIG)
+    if not os.path.isfile(path):
+        what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
+        raise RunError(f"{folder}: {what}; wanted: a results folder of scripts/train_imagenet.py")
+    return configs.load(path, overrides, choices={"model.arch": sorted(networks)})
+
+
+def open_network(folder, weights, overrides, networks):
+    """Opens the network of a results folder; the images may be anywhere, or nowhere.
+
+    Args:
+        folder: as for :func:`open_run`, as are the others.
+        weights: likewise.
+        overrides: likewise.
+        networks: likewise.
+
+    Returns:
+        ``(config, network, weights)``: :class:`mixprec.app.config.Config`, a plain Chainer link on the CPU in float32,
+        and the path of the file of its weights.
+
+    Raises:
+        OneLineError: the folder holds no run, or one without weights.
+    """
+    config = open_config(folder, overrides, networks)
+    if weights is None:
+        weights = os.path.join(folder, WEIGHTS)
+        if not os.path.exists(weights):
+            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
+            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
+            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
+    network = make(config, find(config.model, networks), {})
+    WeightFile(weights).load_into(network)
+    return config, network, weights
+
+
+def open_run(folder, weights, overrides, networks):
+    """Opens a results folder.
+
+    Args:
+        folder: its path.
+        weights: file of weights, ``None`` for ``model.npz`` of the folder.
+        overrides: list of ``"section.key=value"``, as for :func:`mixprec.app.config.load`: where the images are now.
+        networks: those that ``model.arch`` may name, beside import paths: a dict to callables that take the number of
+            classes.
+
+    Raises:
+        OneLineError: the folder holds no run, or one without weights; the images are not there, or of other classes.
+    """
+    config, network, weights = open_network(folder, weights, overrides, networks)
+    if config.data.format == "synthetic":
+        path = os.path.join(folder, _CONFIG)
+        raise RunError(f"{path}: data.format is synthetic: there are no images to check the network on")
+    train, val = (_open(config, name) for name in ("train", "val"))
+    classes = os.path.join(folder, CLASSES)
+    if os.path.exists(classes):
+        check_classes(classes, val)
+    return FinishedRun(config, network, weights, train, val, preprocessing_of(config.data, val.classes))
+
+
+def _open(config, name):
+    data = config.data
+    path = getattr(data, name)
+    if not os.path.exists(path):
+        where = f"--set data.{name}=... says where the images are{encoding_hint(path)}"
+        raise RunError(f"{path}: no such file or folder; {where}")
+    source = open_images(path, data.format, data.root, data.on_error)
+    check_labels(source, config.model.classes)
+    return source
+
+
+def preprocessing_of(data, classes):
+    """Returns the :class:`~mixprec.export.preprocessing.Preprocessing` of validation.
+
+    Args:
+        data: the section of a config, :class:`mixprec.app.config.data.Data`.
+        classes: names of the classes.
+    """
+    return Preprocessing(
+        resize=data.resize,
+        size=data.val_size or data.size,
+        mean=tuple(data.mean),
+        std=tuple(data.std),
+        classes=tuple(classes),
+    )
+
+
+def some(source, count):
+    """Returns the indices of ``count`` images of a source, drawn at random, or of all: sorted."""
+    if count is None or count >= len(source):
+        return np.arange(len(source))
+    return np.sort(np.random.RandomState(0).permutation(len(source))[:count])

@@ -1,0 +1,74 @@
+"""Work of another process on a page: a bar while it goes on, then the result, or one line that says why not."""
+
+import asyncio
+
+from nicegui import ui
+
+from mixprec.app.monitor.pages import inputs
+from mixprec.app.monitor.task_runner import TaskError
+
+
+class Work:
+    """Does the work of a page, and ends it when the page is closed.
+
+    Args:
+        monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
+    """
+
+    def __init__(self, monitor):
+        self._tasks = monitor.tasks
+        self._running = {}  # place -> what is to be shown there; what it replaces is ended
+        ui.context.client.on_delete(self._end)
+
+    async def into(self, place, task, arguments, show, *, shared=False):
+        """Fills a place of the page.
+
+        Args:
+            place: element, whose content is replaced.
+            task: name of the work, see :meth:`mixprec.app.monitor.task_runner.Tasks.run`.
+            arguments: dict for it.
+            show: called with what it answers, inside of the place.
+            shared: whether it goes on without the page, see :meth:`mixprec.app.monitor.task_runner.Tasks.share`.
+
+        Returns:
+            What it answers; ``None`` if it failed, or something else is to be shown there by now.
+        """
+        place.clear()
+        with place:
+            bar = inputs.Progress(0, show_value=False).props("indeterminate")
+            says = ui.label("working").classes("faint")
+
+        def progress(share, text):
+            if not says.is_deleted:
+                bar.props(remove="indeterminate")
+                bar.value, says.text = share, text
+
+        run = self._tasks.share if shared else self._tasks.run
+        self.leave(place)
+        work = self._running[place] = asyncio.ensure_future(run(task, arguments, progress))
+        await asyncio.wait([work])
+        if self._running.get(place) is not work:
+            return None
+        del self._running[place]
+        if place.is_deleted:
+            return None
+        problem = "ended" if work.cancelled() else work.exception()
+        if problem is not None and not isinstance(problem, (str, TaskError)):
+            raise problem
+        place.clear()
+        with place:
+            if problem is not None:
+                ui.label(str(problem)).props("role=alert")
+                return None
+            show(work.result())
+        return work.result()
+
+    def leave(self, place):
+        """Ends what is to be shown in a place; what is shared goes on elsewhere."""
+        work = self._running.pop(place, None)
+        if work is not None:
+            work.cancel()
+
+    def _end(self):
+        for work in self._running.values():
+            work.cancel()

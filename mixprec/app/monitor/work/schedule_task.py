@@ -1,0 +1,74 @@
+"""The task ``schedule``: the learning rate of each iteration of a config, as training sets it."""
+
+from mixprec.app.monitor.work.fields import RequestError
+from mixprec.app.monitor.work.opened import open_config, open_source
+from mixprec.app.parts.stages import Steps, stages_of
+from mixprec.data.data_error import DataError
+from mixprec.training.schedule import described_rate, images_per_step, rates_of
+
+_RANKS = 1  # a page does not know how many there will be
+_POINTS = 500
+_BENDS = 200  # points that may be spent on places where the rate jumps or bends
+
+
+def plan_schedule(request, progress):
+    """Returns the learning rate over the run of a config.
+
+    Args:
+        request: with ``config``, ``overrides`` and ``images``, the number of training images or ``None``.
+        progress: called with the share that is done and a text.
+
+    Returns:
+        dict: ``points``, at most 500 lists of epoch at the start of an iteration (a float), number of the iteration
+        from 1 on, and its rate; ``peak``; ``images_per_step``; ``steps_per_epoch``; ``iterations``; ``images``;
+        ``text``.
+
+    Raises:
+        OneLineError: the config is bad, there are no images to count, or too few for a step.
+    """
+    config = open_config(request.config, request.overrides)
+    images = _count(config, progress) if request.images is None else request.images
+    batch = max(stage.batch_size for stage in stages_of(config))
+    if images < batch:
+        name = "training.batch_size" if batch == config.training.batch_size else "one of progressive.batch_sizes"
+        raise RequestError(f"'images' is {images}; wanted: at least {name} * ranks, {batch}, as for training")
+    rates, steps = rates_of(config, images, _RANKS), Steps(config, images, _RANKS)
+    total = round(steps.until(config.training.epochs))
+    places = _chosen(total, _bends(rates, steps, total))
+    starts = [steps.start(place) for place in places]
+    return {
+        "points": [[start, place + 1, rates.at(start)] for start, place in zip(starts, places, strict=True)],
+        "peak": rates.peak,
+        "images_per_step": images_per_step(config, _RANKS),
+        "steps_per_epoch": steps.in_epoch(config.training.epochs),
+        "iterations": total,
+        "images": images,
+        "text": described_rate(config, _RANKS),
+    }
+
+
+def _count(config, progress):
+    if config.data.format == "synthetic":
+        return config.data.synthetic_images
+    progress(0.0, "counting the training images")
+    try:
+        return len(open_source(config, "train"))
+    except DataError as error:
+        raise RequestError(f"{error}; 'images' may say how many training images there are") from error
+
+
+def _bends(rates, steps, total):
+    """Iterations beside the end of the warm-up, milestones and stages: a plot has its edges in the right place."""
+    settings = rates.settings
+    edges = [settings.warmup_epochs, *(settings.milestones if settings.kind == "step" else ())]
+    edges += [until for until, _, _ in rates.stages[:-1]]
+    around = [int(steps.until(edge)) + offset for edge in edges for offset in (-1, 0, 1)]
+    return [place for place in around if 0 <= place < total][:_BENDS]
+
+
+def _chosen(total, bends):
+    """At most 500 iterations of ``total``, sorted: the first and the last one, the bends, and others evenly spaced."""
+    if total <= _POINTS:
+        return range(total)
+    even = _POINTS - len(set(bends))
+    return sorted({*bends, *(place * (total - 1) // (even - 1) for place in range(even))})

@@ -1,0 +1,177 @@
+"""Builds the model of a config: the network, the loss, the accuracies, and the conversion.
+
+The training command calls :func:`make_model`, sets up the optimizer, and then calls :func:`convert_model`, so that FP32
+masters start from weights that are not rounded. :func:`build_model` does all three for one process.
+"""
+
+import dataclasses
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+import mixprec
+from mixprec import functions
+from mixprec.app.config import ConfigError
+from mixprec.app.parts.networks import EXAMPLE, signature_of
+from mixprec.app.parts.networks import make as make_network
+from mixprec.app.parts.optimizers import NETWORK, build_optimizer, check_parts, unknown
+from mixprec.backends.cudnn import settings as cudnn_settings
+from mixprec.base.name_patterns import UnknownName
+from mixprec.training.label_accuracy import TOP, accuracy
+
+
+def build_model(config, network, device, weights=None):
+    """Builds the model and the optimizer of a config.
+
+    Args:
+        config, network, device, weights: as for :func:`make_model`.
+
+    Returns:
+        ``(model, optimizer, report)``: an :class:`ImageClassifier` on the device, the
+        :class:`~mixprec.MixedPrecisionOptimizer` that is set up on it, and the report of the conversion.
+
+    Raises:
+        ConfigError: as :func:`make_model` and :func:`convert_model` raise it.
+    """
+    model = make_model(config, network, device, weights)
+    optimizer = build_optimizer(config, model)
+    return model, optimizer, convert_model(config, model, device)
+
+
+def make_model(config, network, device, weights=None):
+    """Seeds the random generators, tells cuDNN what the config says, and makes the classifier.
+
+    Args:
+        config: :class:`mixprec.app.config.Config`.
+        network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
+            called with ``zero_init_residual=True`` and with ``stochastic_depth`` if the config says so.
+        device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
+        weights: :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None`` for those of the
+            network.
+
+    Returns:
+        ImageClassifier: on the host, with the weights as the network or the file has them, in float32.
+
+    Raises:
+        ConfigError: one of these keys is set, and the network does not take it; or a network of the user's
+            raised, or is none; or ``weights`` are not for it, or ``optimizer.rates`` and ``optimizer.freeze`` are not.
+    """
+    keywords = _keywords(config.model, network)
+    device = chainer.get_device(device)
+    device.use()
+    _seed(device, config.training.seed)
+    cudnn = dataclasses.asdict(config.cudnn)
+    workspace, tf32 = cudnn.pop("workspace_mib") * 2**20, cudnn.pop("allow_tf32")
+    cudnn_settings.configure(workspace=workspace, tf32=tf32, **cudnn)
+    made = make_network(config, network, keywords)
+    if weights is not None:
+        weights.load(made)
+    options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold}
+    model = ImageClassifier(made, config.training.label_smoothing, **options)
+    check_parts(config.optimizer, model)
+    return model
+
+
+def convert_model(config, model, device, rank=0):
+    """Converts a classifier, and moves it to the device.
+
+    Args:
+        config: :class:`mixprec.app.config.Config`.
+        model: from :func:`make_model`; its optimizer is set up.
+        device: device specifier of Chainer.
+        rank: of this process, where several train together.
+
+    Returns:
+        The report of the conversion.
+
+    Raises:
+        ConfigError: a pattern of ``precision.keep_float32`` fits no link.
+    """
+    try:
+        report = mixprec.convert(
+            model,
+            np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
+            compute=config.precision.compute,
+            layout=config.model.memory_format,
+            fuse=config.model.fuse,
+            conv_statistics=config.model.conv_statistics,
+            keep_float32=tuple(f"{NETWORK}{pattern}" for pattern in config.precision.keep_float32),
+        )
+    except UnknownName as error:
+        raise unknown("precision.keep_float32", error) from error
+    device = chainer.get_device(device)
+    model.to_device(device)
+    if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
+        _seed(device, (config.training.seed + rank * 0x9E3779B1) % 2**32)
+    return report
+
+
+def _seed(device, seed):
+    for xp in {np, device.xp}:
+        xp.random.seed(seed)
+    functions.reset_dropout()  # whose state is drawn from np.random once in a process
+
+
+class ImageClassifier(L.Classifier):
+    """Chainer's classifier with the losses of today's recipes and a top-5 accuracy; labels of -1 count nowhere.
+
+    It reports ``loss`` and ``accuracy``; where ``chainer.config.train`` is off the loss is that of the softmax without
+    smoothing, and there is ``accuracy_top5``, unless there are so few classes that it would be 1. Of mixed images the
+    accuracy is that of the first label.
+
+    Args:
+        predictor: link from images to logits (N, K).
+        smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
+        bce: whether the loss is :func:`mixprec.functions.binary_cross_entropy`.
+        threshold: of it.
+    """
+
+    def __init__(self, predictor, smoothing=0.0, *, bce=False, threshold=None):
+        super().__init__(predictor, F.softmax_cross_entropy, accuracy)
+        self._smoothing, self._bce, self._threshold = smoothing, bce, threshold
+
+    def forward(self, x, t, second=None, share=None):
+        """Returns the loss of a batch.
+
+        Args:
+            x: images (N, 3, H, W).
+            t: labels (N,), signed integers.
+            second: of mixed images, the labels of those that were mixed in; ``None`` for others.
+            share: likewise, the share of ``t``, see :class:`mixprec.data.mixing.Mixing`.
+        """
+        self.y = self.loss = self.accuracy = None
+        self.y = self.predictor(x)
+        self.loss = self._loss(t, None if second is None else (second, share))
+        chainer.report({"loss": self.loss}, self)
+        knows_loss = {"loss": self.loss} if self.accfun is accuracy else {}  # not a function that a user has set
+        self.accuracy = self.accfun(self.y, t, **knows_loss)
+        chainer.report({"accuracy": self.accuracy}, self)
+        if not chainer.config.train and self.y.shape[1] > TOP:
+            chainer.report({f"accuracy_top{TOP}": accuracy(self.y, t, TOP)}, self)
+        return self.loss
+
+    def _loss(self, t, mixed):
+        options = {"smoothing": self._smoothing, "mixed": mixed}
+        if not (self._bce or self._smoothing or mixed):
+            return self.lossfun(self.y, t)
+        if not chainer.config.train:
+            return functions.softmax_cross_entropy(self.y, t)
+        if self._bce:
+            return functions.binary_cross_entropy(self.y, t, threshold=self._threshold, **options)
+        return functions.softmax_cross_entropy(self.y, t, **options)
+
+
+def _keywords(settings, network):
+    defaults = {"zero_init_residual": False, "stochastic_depth": 0.0}
+    found = {name: value for name in defaults if (value := getattr(settings, name))}
+    if not found:
+        return found
+    signature = signature_of(network)
+    parameters = () if signature is None else signature.parameters.values()
+    for name, value in found.items():
+        if not any(each.name == name or each.kind == each.VAR_KEYWORD for each in parameters):
+            value, default = (str(each).lower() for each in (value, defaults[name]))
+            raise ConfigError(f"'model.{name}' is {value}, which {settings.arch} does not have; set it to {default}")
+    return found

@@ -1,0 +1,139 @@
+"""The network that ``model.arch`` names: one that comes with the script, or one of yours by its import path.
+
+The training command imports it first of all, and tries it before the images are scanned.
+"""
+
+import inspect
+import os
+
+import chainer
+import chainer.links as L
+import numpy as np
+
+from mixprec.app.config import ConfigError
+from mixprec.app.config.config_error import hint, shown
+from mixprec.base import importing
+from mixprec.base.declaration import IMPORT_PATH
+from mixprec.rewrite.example import call_on_example, without_trace
+
+EXAMPLE = 2  # images on which a network is looked at, on the CPU
+
+_WANTED = "a function or class that is called with the number of classes and makes a chainer.Link"
+
+
+def find(settings, networks):
+    """Returns the network of a config; one of the user's is imported.
+
+    Args:
+        settings: :class:`mixprec.app.config.schema.Model`.
+        networks: the networks that have a name: a dict to callables that take the number of classes.
+
+    Returns:
+        callable that takes the number of classes.
+
+    Raises:
+        ConfigError: there is none, or it cannot be called like that.
+    """
+    if settings.arch in networks:
+        return networks[settings.arch]
+    module, _, attribute = settings.arch.partition(":")
+    file = module.endswith(".py") or os.sep in module
+    if file or not _is_dotted(module) or not _is_dotted(attribute):
+        near = f"{_dotted(module)}:{attribute}" if file and _is_dotted(_dotted(module)) else None
+        allowed = f"allowed: {', '.join(sorted(networks))}, or {IMPORT_PATH.text}{hint(near)}"
+        raise ConfigError(f"{_named(settings)}; {allowed}")
+    try:
+        network = importing.load(module, attribute)
+    except importing.ImportPathError as error:
+        raise ConfigError(_named(settings), str(error)) from error
+    if isinstance(network, chainer.Link):
+        raise ConfigError(_named(settings), f"found a {type(network).__name__} that is made already; wanted: {_WANTED}")
+    if not callable(network):
+        raise ConfigError(_named(settings), f"found {type(network).__name__}; wanted: {_WANTED}")
+    signature = signature_of(network)
+    try:
+        if signature is not None:
+            signature.bind(settings.classes)
+    except TypeError as error:
+        called = f"it is called with the number of classes, {attribute}({settings.classes})"
+        raise ConfigError(_named(settings), f"{called}, and takes {signature}: {error}") from error
+    return network
+
+
+def make(config, network, keywords):
+    """Calls a network with the number of classes; what is made by one of the user's is checked on some images.
+
+    Args:
+        config: :class:`mixprec.app.config.Config`.
+        network: from :func:`find`.
+        keywords: further arguments.
+
+    Returns:
+        chainer.Link: from images (N, 3, H, W) to logits (N, classes), on the CPU.
+
+    Raises:
+        ConfigError: a network of the user's raised, has no parameters, or made something else.
+    """
+    settings, data = config.model, config.data
+    if not IMPORT_PATH.holds(settings.arch):
+        return network(settings.classes, **keywords)
+    called = f"called with {', '.join([str(settings.classes), *(f'{key}={value}' for key, value in keywords.items())])}"
+    made = _of_user(settings, called, network, settings.classes, **keywords)
+    if not isinstance(made, chainer.Link) or isinstance(made, L.Classifier):
+        wanted = "wanted: a chainer.Link from images to logits, without the loss"
+        raise ConfigError(_named(settings), f"{called} it returns {type(made).__name__}; {wanted}")
+    if not any(True for _ in made.params()):
+        raise ConfigError(_named(settings), f"{called} it returns a {type(made).__name__} without parameters to train")
+    sizes = dict.fromkeys((data.size, *config.progressive.sizes))
+    for train, size in (*((True, size) for size in sizes), (False, data.val_size or data.size)):
+        images = np.zeros((EXAMPLE, 3, size, size), np.float32)
+        called = f"in {'training' if train else 'evaluation'} on images {images.shape} float32"
+        with without_trace(made):
+            logits = _of_user(settings, called, call_on_example, made, images, train=train)
+        if not _are_logits(logits, settings.classes):
+            wanted = f"wanted: logits, a chainer.Variable {(EXAMPLE, settings.classes)} in floating point"
+            raise ConfigError(_named(settings), f"{called} it returns {_kind(logits)}; {wanted}")
+    return made
+
+
+def signature_of(network):
+    """Returns the signature of a callable, or ``None`` if it does not tell."""
+    try:
+        return inspect.signature(network)
+    except (TypeError, ValueError):
+        return None
+
+
+def _of_user(settings, called, function, *arguments, **keywords):
+    """Calls what belongs to the user."""
+    try:
+        return function(*arguments, **keywords)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ConfigError(_named(settings), f"{called} it raises {importing.described(error)}") from error
+
+
+def _are_logits(logits, classes):
+    return (
+        isinstance(logits, chainer.Variable) and logits.shape == (EXAMPLE, classes) and logits.array.dtype.kind == "f"
+    )
+
+
+def _kind(value):
+    if isinstance(value, (chainer.Variable, *chainer.get_array_types())):
+        return f"{type(value).__name__} {value.shape} {value.dtype}"
+    return f"{type(value).__name__}"
+
+
+def _named(settings):
+    return f"'model.arch' is {shown(settings.arch)}"
+
+
+def _is_dotted(text):
+    return all(map(str.isidentifier, text.split(".")))
+
+
+def _dotted(path):
+    """Returns the name under which a file is imported from the working directory."""
+    return os.path.relpath(path.removesuffix(".py")).replace(os.sep, ".")

@@ -1,0 +1,224 @@
+"""What comes before training: config, device, results folder, network and images, each checked on all ranks.
+
+:mod:`mixprec.app.run.training_run` calls :func:`prepare` first. Nothing is written yet.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import warnings
+from typing import Any
+
+import mixprec
+from mixprec.app import config as configs
+from mixprec.app.commands.command_line import one_line
+from mixprec.app.parts import devices, images, kept_activations, rank_states, snapshot_settings
+from mixprec.app.parts.model import convert_model, make_model
+from mixprec.app.parts.networks import find as find_network
+from mixprec.app.parts.optimizers import build_optimizer, described_parts, described_preconditioner
+from mixprec.app.parts.starting_weights import StartingWeights
+from mixprec.app.parts.trainer import build_trainer
+from mixprec.app.run import needs, output
+from mixprec.app.run.lock import locked
+from mixprec.base.messages import OneLineError
+from mixprec.training import snapshots, tensorboard
+from mixprec.training.schedule import described_rate
+
+
+def prepare(arguments, networks, ranks, lock):
+    """Returns a :class:`Run`.
+
+    Args:
+        arguments: of the command line.
+        networks: as for :func:`mixprec.app.commands.train.main`.
+        ranks: of :mod:`mixprec.distributed.processes`.
+        lock: :class:`contextlib.ExitStack`, which gets the lock of a results folder that is there.
+
+    Raises:
+        mixprec.base.messages.OneLineError: bad input; on all ranks :class:`mixprec.distributed.processes.Refused`, if
+        there are
+            several.
+    """
+    with ranks.together():
+        config, network = _read_config(arguments, networks)
+    ranks.compare({"--out": arguments.out, "--resume": arguments.resume, "--dry-run": arguments.dry_run})
+    ranks.compare(configs.flat(config))
+    device, reason = devices.choose(arguments.config, config, ranks)
+    out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
+    with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
+        needs.check_size(config, network, device)
+        # A snapshot has weights of its own.
+        weights = StartingWeights(config.model) if config.model.weights is not None and snapshot is None else None
+        model = make_model(config, network, device, weights)
+    if not arguments.dry_run:
+        ranks.connect()
+    optimizer = build_optimizer(config, model, ranks.communicator)  # ranks talk in it
+    with ranks.together(), _placed(arguments):
+        report = convert_model(config, model, device, ranks.rank)
+    train, val = _open_sources(config, ranks)
+    if arguments.resume is not None:
+        ranks.first(images.check_records, out, train)
+    return Run(
+        arguments, config, ranks, device, reason, out, is_new, snapshot, changes, weights, optimizer, report, train, val
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that can be built.
+
+    Attributes:
+        arguments: of the command line.
+        config: :class:`mixprec.app.config.Config`.
+        ranks: of :mod:`mixprec.distributed.processes`.
+        device: specifier of Chainer.
+        reason: why it is that one.
+        out: results folder.
+        is_new: whether it was not there.
+        snapshot: to go on from, or ``None``.
+        changes: of the config since that, in words.
+        weights: that it starts from, :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None``.
+        optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is on the device.
+        report: of the conversion of the model.
+        train: images, from :func:`mixprec.app.parts.images.open_sources`.
+        val: likewise, or ``None``.
+    """
+
+    arguments: argparse.Namespace
+    config: configs.Config
+    ranks: Any
+    device: str
+    reason: str
+    out: str
+    is_new: bool
+    snapshot: str | None
+    changes: list
+    weights: StartingWeights | None
+    optimizer: Any
+    report: Any
+    train: Any
+    val: Any
+
+    def build(self, ranks):
+        """Builds the trainer, which begins or goes on.
+
+        Args:
+            ranks: those that the trainer is to talk to; in a dry run it is alone.
+
+        Returns:
+            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.app.parts.kept_activations.Limit`, the third
+            the config as it is written beside the results.
+        """
+        limit = kept_activations.limit(self.config, self.optimizer, self.report, self.out, ranks)
+        memory = None if self.arguments.dry_run else limit.memory  # its place is in the results folder
+        trainer = build_trainer(self.config, self.optimizer, self.train, self.val, self.out, ranks, memory)
+        if self.snapshot is not None:
+            self._load(trainer, ranks)
+        history = trainer.get_extension(snapshot_settings.Settings.name).changes
+        history += [f"since iteration {trainer.updater.iteration}: {change}" for change in self.changes]
+        resolved = configs.dump(
+            self.config,
+            source=self.arguments.config,
+            overrides=self.arguments.set,
+            version=mixprec.__version__,
+            changes=history,
+        )
+        return trainer, limit, resolved
+
+    def describe(self, limit):
+        """Returns in words, as a list of lines, what the trainer is about to do; ``limit`` is from :meth:`build`."""
+        lines = [f"device: {self.device} ({self.reason})"]
+        if self.ranks.described is not None:
+            lines.append(one_line(f"ranks: {self.ranks.described}"))
+        lines += images.describe(self.config, self.train, self.val, self.optimizer.target.device)
+        rate = described_rate(self.config, self.ranks.size)
+        lines.append(f"optimizer: {self.config.optimizer.name}, learning rate {rate}")
+        for name, described in (("parts", described_parts), ("preconditioner", described_preconditioner)):
+            words = described(self.optimizer)
+            if words is not None:
+                lines.append(f"{name}: {words}")
+        if self.weights is not None:
+            lines.append(one_line(f"weights: {self.weights}"))
+        lines += limit.lines
+        if self.config.capture.mode != "off":
+            lines.append(f"capture: {_captures(self.device)}")
+        if self.snapshot is not None:
+            lines += [f"resuming from {one_line(self.snapshot)}", *(f"changed: {change}" for change in self.changes)]
+        return lines
+
+    def _load(self, trainer, ranks):
+        arrays = ranks.first(snapshots.read, self.snapshot)
+        with ranks.together():
+            iterator = trainer.updater.get_iterator("main")
+            arrays = rank_states.own(arrays, self.config, len(self.train), ranks, iterator, self.snapshot)
+            with warnings.catch_warnings():  # the console has a line that says that the config has changed
+                warnings.filterwarnings("ignore", "the snapshot has no matrices of K-FAC")
+                snapshots.load(self.snapshot, trainer, arrays)
+            if ranks.is_first:
+                snapshots.check_newest(self.snapshot, trainer.updater.iteration, self.out)
+            snapshots.check_length(self.snapshot, trainer.updater.epoch_detail, self.config.training.epochs)
+
+
+def _read_config(arguments, networks):
+    """Returns the config, and the callable that makes its network."""
+    config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
+    with _placed(arguments):
+        network = find_network(config.model, networks)
+    problem = tensorboard.missing() if config.log.tensorboard else None
+    if problem:
+        raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
+    return config, network
+
+
+def _find_results(arguments, config, ranks, lock):
+    """Returns ``out``, ``is_new``, ``snapshot`` and ``changes`` of a :class:`Run`; a folder that is there is locked."""
+    out = output.choose(arguments.out, arguments.resume, arguments.config)
+    output.check_writable(out)
+    is_new = not os.path.isdir(out)
+    if not is_new and not arguments.dry_run:  # which writes nothing
+        lock.enter_context(locked(out))
+        ranks.works_in(out)
+    snapshot = output.snapshot_to_resume(out, arguments.resume)
+    changes = [] if snapshot is None else snapshot_settings.compare(snapshot, config, ranks.size)
+    return out, is_new, snapshot, changes
+
+
+def _open_sources(config, ranks):
+    """Opens the images, on each machine first on one rank: the others find what it has scanned."""
+    found = problem = None
+    if ranks.local_rank == 0:
+        try:
+            found = images.open_sources(config, ranks.size)
+        except (OneLineError, MemoryError) as error:
+            problem = error
+    ranks.gather(None)
+    with ranks.together():
+        if problem is not None:
+            raise problem
+        train, val = found or images.open_sources(config, ranks.size)
+    for name, source in (("data.train", train), ("data.val", val)):
+        ranks.compare(
+            {
+                f"the SHA-256 of the images' names and labels in {name}": getattr(source, "fingerprint", None),
+                f"the SHA-256 of the images' sizes in bytes in {name}": getattr(source, "size_fingerprint", None),
+            }
+        )
+    return train, val
+
+
+@contextlib.contextmanager
+def _placed(arguments):
+    """Puts the place, ``--set`` or the file, before the key in what is wrong with the network."""
+    try:
+        yield
+    except configs.ConfigError as error:
+        keys = [text.partition("=")[0].strip() for text in arguments.set]
+        place = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
+        raise configs.ConfigError(place, str(error)) from error
+
+
+def _captures(device):
+    if device == "@numpy":
+        return "none, there is no graph on a CPU: steps are eager"
+    return "after a few eager steps each is one CUDA graph; if that cannot be, a warning says why"

@@ -1,0 +1,286 @@
+"""The processes that train together, one a rank: which one this is, and how they agree.
+
+The training command asks :func:`find` first of all, and hands the answer on. Without a launcher of MPI, or with one
+process, it is :class:`Alone`, and mpi4py is not imported.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import platform
+import sys
+import time
+import traceback
+
+import numpy as np
+
+from mixprec.backends.mpi_duplicates import duplicate
+from mixprec.base.launched import ARRIVAL, place_in, stay_at_exit
+from mixprec.base.messages import OneLineError, one_line
+from mixprec.distributed import rank_watch
+
+_MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
+
+
+class RanksError(OneLineError):
+    """The processes cannot train together; the message is one line."""
+
+
+class Refused(Exception):
+    """All ranks know that the run cannot begin.
+
+    Attributes:
+        line: what this rank is to print, or ``None``.
+    """
+
+    def __init__(self, line):
+        super().__init__(line)
+        self.line = line
+
+
+def find(environment=None):
+    """Returns :class:`Alone`, or :class:`Together` if a launcher of MPI has started several processes.
+
+    Args:
+        environment: dict of environment variables; ``None`` for those of this process.
+
+    Raises:
+        Refused: they cannot talk to each other.
+    """
+    stay_at_exit()
+    place = place_in(os.environ if environment is None else environment)
+    if place is None or place.size == 1:
+        return Alone()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
+        problem = (
+            f'{place.size} processes were started, and mpi4py cannot be imported ({error}): pip install -e ".[mpi]"'
+        )
+    else:
+        if MPI.COMM_WORLD.size == place.size:
+            try:
+                return Together(MPI)
+            except BaseException:  # the others wait for this one
+                print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                time.sleep(ARRIVAL)
+                MPI.COMM_WORLD.Abort(1)
+        problem = (
+            f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
+            "mpiexec of that MPI"
+        )
+    # One on each machine says so: its processes share what is installed.
+    raise Refused(None if place.local_rank else f"{f'rank {place.rank}: ' if place.rank else ''}error: {problem}")
+
+
+def refusal(error):
+    """Returns in one line why a run cannot begin, for an error of bad input or a ``MemoryError``."""
+    if isinstance(error, MemoryError):
+        error = f"out of memory before training began ({error}); --dry-run says what a run needs"
+    return one_line(error)
+
+
+class Alone:
+    """A run of one process. :class:`Together` has the same methods; here they do next to nothing."""
+
+    rank, local_rank = 0, 0
+    is_first = True
+    communicator = None
+    described = None
+
+    def __init__(self, size=1, local_size=1):
+        self.size, self.local_size = size, local_size
+
+    def together(self):
+        """Returns a context for what may be refused by some ranks and not by others. See :class:`Together`."""
+        return contextlib.nullcontext()
+
+    def apart(self):
+        """Returns what says the same of this rank, and talks to no other one."""
+        return self
+
+    def quietly(self, parse, argv):
+        """Returns what a command-line parser returns. Of several ranks one speaks, and ``--help`` returns ``None``."""
+        return parse(argv)
+
+    def first(self, function, *args):
+        """Returns what a function returns, which is called on rank 0 only, and may refuse the run."""
+        return function(*args)
+
+    def compare(self, facts):
+        """Refuses the run if facts, a dict, differ between ranks."""
+
+    def connect(self):
+        """Makes ``communicator``, ChainerMN's."""
+
+    def works_in(self, out):
+        """To be called when the run has the lock of its results folder, which is then cleared if rank 0 is killed."""
+
+    def gather(self, value):
+        """Returns the values of all ranks, on all ranks, in their order."""
+        return [value]
+
+    def gather_on_first(self, value):
+        """Returns the values of all ranks on rank 0, ``None`` on the others."""
+        return [value]
+
+    def any(self, flag):
+        """Whether a flag is set on any rank."""
+        return flag
+
+    def mean(self, array):
+        """Returns the mean over ranks of a float64 array of the host; the same bits on all ranks."""
+        return array
+
+    def leave(self):
+        """To be called at the end: this rank has not been killed."""
+
+    def fail(self, line, code):
+        """Prints why the run has failed; returns the exit code, or ends all ranks with it."""
+        print(line, file=sys.stderr)
+        return code
+
+
+class Together:
+    """One of several processes that train together.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+
+    Attributes:
+        rank, size: of this process, and number of all.
+        local_rank, local_size: the same on this machine.
+        is_first: whether this is rank 0, which writes and prints.
+        communicator: ChainerMN's, after :meth:`connect`.
+        described: text that names all ranks, their hosts and processes.
+    """
+
+    def __init__(self, mpi):
+        self._mpi = mpi
+        self._comm = duplicate(mpi.COMM_WORLD, "training command")
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self.is_first = self.rank == 0
+        self.communicator = None
+        hosts = self._comm.allgather((platform.node(), os.getpid()))
+        self._here = {rank: process for rank, (host, process) in enumerate(hosts) if host == hosts[self.rank][0]}
+        self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
+        if self.rank == min(self._here):
+            rank_watch.start(self._here)
+        self._comm.allgather(None)  # there is a watch now
+        rank_watch.tie(self._here, self.rank)
+        self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
+        if not self.is_first:
+            logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 says the same
+
+    def apart(self):
+        """See :class:`Alone`; of rank 0."""
+        return Alone(self.size, self.local_size)
+
+    def quietly(self, parse, argv):
+        """See :class:`Alone`."""
+        said, help_, arguments = io.StringIO(), io.StringIO(), None
+        with self.together():
+            try:
+                with contextlib.redirect_stderr(said), contextlib.redirect_stdout(help_):
+                    arguments = parse(argv)
+            except SystemExit as end:
+                if end.code:
+                    raise RanksError(said.getvalue().strip().removeprefix("error: ")) from None
+        self.compare({"--help": arguments is None})
+        if self.is_first:
+            print(end=help_.getvalue(), flush=True)
+        return arguments
+
+    @contextlib.contextmanager
+    def together(self):
+        """Around what may raise on some ranks, or on all: then all raise :class:`Refused`. No rank may talk in it.
+
+        If all have failed, rank 0 is to print its error; if not, the first one that has, with its rank. Errors that are
+        no bad input are not caught: they end all ranks, by :meth:`fail`.
+        """
+        problem = None
+        try:
+            yield
+        except (OneLineError, MemoryError) as error:
+            problem = f"error: {refusal(error)}"
+        found = self._comm.allgather(problem)
+        failed = [rank for rank, problem in enumerate(found) if problem is not None]
+        if failed:
+            whose = "" if len(failed) == self.size else f"rank {failed[0]}: "
+            raise Refused(f"{whose}{problem}" if self.rank == failed[0] else None)
+
+    def first(self, function, *args):
+        """See :class:`Alone`."""
+        value = None
+        with self.together():
+            if self.is_first:
+                value = function(*args)
+        return self._comm.bcast(value)
+
+    def compare(self, facts):
+        """See :class:`Alone`.
+
+        Raises:
+            Refused: rank 0 is to print the first fact, and the first rank, that differ from those of rank 0.
+        """
+        first, *others = self._comm.allgather(facts)
+        for rank, other in enumerate(others, 1):
+            for name in dict.fromkeys([*first, *other]):
+                if first.get(name) != other.get(name):
+                    line = (
+                        f"error: {name} is {first.get(name)} on rank 0 and {other.get(name)} on rank {rank}: all ranks "
+                        "must have the same"
+                    )
+                    raise Refused(one_line(line) if self.is_first else None)
+
+    def connect(self):
+        """See :class:`Alone`."""
+        import chainermn
+
+        self.communicator = chainermn.create_communicator("naive")
+
+    def works_in(self, out):
+        """See :class:`Alone`."""
+        if self.is_first:
+            rank_watch.works_in(self._here, out)
+
+    def gather(self, value):
+        """See :class:`Alone`."""
+        return self._comm.allgather(value)
+
+    def gather_on_first(self, value):
+        """See :class:`Alone`."""
+        return self._comm.gather(value)
+
+    def any(self, flag):
+        """See :class:`Alone`."""
+        own, largest = np.array([flag], np.int32), np.empty(1, np.int32)
+        self._comm.Allreduce(own, largest, self._mpi.MAX)
+        return bool(largest[0])
+
+    def mean(self, array):
+        """See :class:`Alone`."""
+        total = np.empty_like(array)
+        self._comm.Reduce(array, total)
+        self._comm.Bcast(total)  # MPI does not promise the same bits of a sum on all ranks
+        return total / self.size
+
+    def leave(self):
+        """See :class:`Alone`."""
+        rank_watch.leave(self._here, [self.rank])
+
+    def fail(self, line, code):
+        """See :class:`Alone`. Other ranks, which may wait for this one, are ended; of those that fail, one says why."""
+        try:
+            if not self.is_first:
+                time.sleep(_MOMENT)
+            if rank_watch.is_first_to_fail(self._here):
+                print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
+            else:
+                time.sleep(_MOMENT)  # that one ends this rank
+            sys.stdout.flush()
+            time.sleep(ARRIVAL)
+        finally:  # also if nothing can be printed
+            rank_watch.leave(self._here, self._here)
+            self._mpi.COMM_WORLD.Abort(code)

@@ -1,5 +1,0 @@
-"""Work of the monitor in processes of its own: evaluation, images, schedules, and the inside of a network.
-
-``python -m mixprec.monitor.work TASK`` reads one JSON object and prints another one; the tasks are in
-:mod:`mixprec.monitor.work.tasks`. The pages of the monitor import nothing of this.
-"""

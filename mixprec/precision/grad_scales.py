@@ -1,0 +1,221 @@
+"""By what the gradient of each parameter is scaled.
+
+Backward passes (:mod:`~mixprec.precision.pass_scales`) leave the scale of a gradient on its parameter, and the step of
+the optimizer (:mod:`~mixprec.optimizer.step`) divides by it. It is kept in Chainer's own attribute
+``Parameter._loss_scale``, which ``backward(loss_scale=...)`` sets on every parameter it reaches, to ``None`` if the
+pass was not scaled. For a loss of :func:`~mixprec.precision.scaled_loss.scaled` it is the factor itself, an array that
+may lie on a device. A gradient can so be divided by what it was multiplied by, whichever code did that, and gradients
+that were multiplied by different factors can be told from others:
+
+=================  ==========================================================================================
+``NOT_REACHED``    no backward pass since ``cleargrad``: a gradient that the user wrote, or none
+``ZERO``           ``zerograd``: to be added to, at any scale
+``None``           a backward pass that was not scaled, and needs no scale: all of it in FP32 and BF16
+``UNSCALED_FP16``  one that was not scaled, and went through FP16, where small gradients have become 0
+a factor           one or several backward passes, all scaled by it
+``UsedScale``      a step has used the gradient; it is still there, and still scaled
+``MIXED``          backward passes with different factors, or one on top of a written gradient
+=================  ==========================================================================================
+"""
+
+import itertools
+import numbers
+import operator
+
+import numpy as np
+
+from mixprec.backends.transfers import to_host
+from mixprec.base.announcements import announce
+
+_WAYS_OUT = (
+    " (ParallelUpdater: pass one static loss_scale to it and to the optimizer, or use mpiexec and a communicator). "
+    'Three ways out: MixedPrecisionOptimizer(..., loss_scale=None); mixprec.convert(model, compute="bfloat16"), which '
+    "needs no scale; or call model.cleargrads(), and then, for every loss, optimizer.scale_loss(loss).backward(), as "
+    "optimizer.update(lossfun, ...) does"
+)
+
+
+class GradScale(float):
+    """A scale that is no factor. An optimizer of plain Chainer would divide by it, by NaN if that is wrong."""
+
+    def __new__(cls, name, value):
+        scale = super().__new__(cls, value)
+        scale._name = name
+        return scale
+
+    def __reduce__(self):
+        return self._name  # a copy of one of the constants is the constant itself
+
+
+NOT_REACHED = GradScale("NOT_REACHED", 1.0)
+ZERO = GradScale("ZERO", 1.0)
+UNSCALED_FP16 = GradScale("UNSCALED_FP16", 1.0)
+MIXED = GradScale("MIXED", np.nan)
+PENDING = GradScale("PENDING", np.nan)  # while a pass is under way
+
+
+class UsedScale(float):
+    """The scale of gradients that a step has used; as a number, which is for plain Chainer, the factor if it is known.
+
+    Attributes:
+        factor: by what they are scaled.
+    """
+
+    def __new__(cls, factor, gradients):
+        scale = super().__new__(cls, factor if _is_known(factor) else np.nan)
+        scale.factor = factor
+        scale._gradients = gradients
+        return scale
+
+    def holds_for(self, param):
+        """Whether the gradient of ``param`` is still the one; another one in its place was written by the user."""
+        return self._gradients.get(id(param)) is param.grad
+
+
+class UnscaledBackward(RuntimeError):
+    """A gradient from a ``backward()`` in FP16 without the loss scale, or from several with different ones."""
+
+
+def check_scaled(namedparams, scales, *, expected):
+    """Makes sure that every gradient has one scale, and that no backward pass in FP16 went without the loss scale.
+
+    That one in FP32 or BF16 went without it is announced.
+
+    Args:
+        namedparams: ``[(name, parameter)]`` of the model.
+        scales: the scale of each of their gradients.
+        expected: whether there is a loss scale at all.
+
+    Raises:
+        UnscaledBackward: naming the first parameter with another gradient.
+    """
+    for (name, param), scale in zip(namedparams, scales, strict=True):
+        if param.array is None or param.grad is None:
+            continue
+        if scale is MIXED:
+            raise UnscaledBackward(f"the gradient of {name} has parts of different loss scales{_WAYS_OUT}")
+        if scale is UNSCALED_FP16 and expected:
+            raise UnscaledBackward(
+                f"the gradient of {name} comes from a backward() without loss scale, through float16{_WAYS_OUT}"
+            )
+        if scale is None and expected:
+            announce("gradients of a backward() without loss scale are taken as they are: float16 was no part of it")
+
+
+def grad_scale_of(param):
+    """Returns the scale of the gradient that ``param`` has now: one of those in the table above."""
+    scale = param._loss_scale
+    return NOT_REACHED if isinstance(scale, UsedScale) and not scale.holds_for(param) else scale
+
+
+def factor_of(scale):
+    """Returns the factor that a scale means, an array of shape () or a float; 1 for a pass that was not scaled."""
+    if isinstance(scale, UsedScale):
+        return scale.factor
+    return 1.0 if scale is None else scale
+
+
+def is_one(factor):
+    """Whether there is nothing to divide by. An array is not looked at: it may be on a device."""
+    return isinstance(factor, (int, float)) and factor == 1
+
+
+def factor_to_unscale(param):
+    """Returns by what the gradient of a parameter is to be divided: an array of shape (), a float, ``None`` for 1."""
+    factor = factor_of(grad_scale_of(param))
+    return None if is_one(factor) or factor is MIXED else factor  # MIXED: one without a gradient, or it were refused
+
+
+def only_scale(scales):
+    """Returns the scale that all ``scales`` are, :data:`MIXED` if there are several, ``NOT_REACHED`` for none."""
+    if not scales:
+        return NOT_REACHED
+    return scales[0] if all(map(operator.is_, scales, itertools.repeat(scales[0]))) else MIXED
+
+
+def merged(scale, other):
+    """Returns the scale of the sum of two gradients."""
+    if scale is ZERO or scale is PENDING:  # the pass adds the gradient from before it at its end
+        return other
+    if scale is MIXED or not _same(factor_of(scale), factor_of(other)):
+        return MIXED
+    return scale if scale is UNSCALED_FP16 else other
+
+
+def start(model, scales=()):
+    """Sets the scales on the parameters of ``model``: gradients that it has already are taken as they are.
+
+    Args:
+        model: link.
+        scales: those to begin with, from :func:`scales_of`.
+    """
+    for param in model.params():
+        param._loss_scale = NOT_REACHED
+    for param, scale, used in scales:
+        param._loss_scale = UsedScale(scale, {id(param): param.grad}) if used else scale
+
+
+def clear_initial(params):
+    """Clears the NaN that Chainer begins gradients with, as programs do not where steps leave zeros."""
+    for param in params:
+        if param.array is None or (param.grad is not None and bool(to_host(param.xp.isnan(param.grad).all()))):
+            param.cleargrad()
+
+
+def fill(params, factor):
+    """Gives zeros, scaled by ``factor``, to parameters without a gradient: another process may have one for them.
+
+    Args:
+        params: parameters of the model.
+        factor: that of the passes of the step, or ``None``.
+    """
+    for param in params:
+        if param.array is not None and param.grad is None and param.requires_grad:
+            param.grad = param.xp.zeros_like(param.array)
+            param._loss_scale = NOT_REACHED if factor is None else factor
+
+
+def scales_of(model):
+    """Returns the scales for :func:`start`: a parameter does not take its own with it when it is copied or pickled."""
+    scales = [(param, grad_scale_of(param)) for param in model.params() if param.array is not None]
+    return [
+        (param, factor_of(scale), True) if isinstance(scale, UsedScale) else (param, scale, False)
+        for param, scale in scales
+    ]
+
+
+def use(params, scales, gradients):
+    """Ends a step: gradients have been used.
+
+    Args:
+        params: the parameters of the model, uninitialized ones among them.
+        scales: the scale of the gradient of each of them.
+        gradients: the gradient of each of them, or ``None``.
+    """
+    used = {}
+    held = dict(zip(map(id, params), gradients, strict=True))
+    scale = only_scale(scales)
+    is_factor = scale is not None and not isinstance(scale, (GradScale, UsedScale)) and not is_one(scale)
+    if is_factor and not any(map(operator.is_, gradients, itertools.repeat(None))):  # in most steps
+        scale = UsedScale(scale, held)
+        for param in params:
+            param._loss_scale = scale
+        return
+    for param, scale, gradient in zip(params, scales, gradients, strict=True):
+        if scale is NOT_REACHED or (isinstance(scale, UsedScale) and scale.holds_for(param)):
+            continue
+        if gradient is None or isinstance(scale, UsedScale) or is_one(factor_of(scale)):
+            param._loss_scale = NOT_REACHED
+            continue
+        if id(scale) not in used:
+            used[id(scale)] = UsedScale(scale, held)
+        param._loss_scale = used[id(scale)]
+
+
+def _same(left, right):
+    return left is right or (_is_known(left) and _is_known(right) and bool(left == right))
+
+
+def _is_known(factor):
+    """Whether the host knows a factor without asking a device."""
+    return type(factor) is np.ndarray or isinstance(factor, numbers.Real)

@@ -1,0 +1,232 @@
+"""The scales that all backward passes, also of other libraries, leave on parameters.
+
+All code of Chainer that writes, adds, clears or moves a gradient leaves on the parameter by what that gradient is
+scaled (:mod:`~mixprec.precision.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+"""
+
+import contextlib
+import functools
+import inspect
+import threading
+
+import chainer
+import numpy as np
+
+from mixprec.backends import aside
+from mixprec.compat.registry import Patch
+from mixprec.precision.grad_scales import (
+    MIXED,
+    NOT_REACHED,
+    PENDING,
+    UNSCALED_FP16,
+    ZERO,
+    UsedScale,
+    grad_scale_of,
+    merged,
+)
+from mixprec.precision.master_arrays import MASTER, OWNER, master_of
+
+
+class _Pass(threading.local):
+    """Attribute ``factor``: the scale of the backward pass under way in this thread; ``None`` outside of passes."""
+
+    factor = None
+
+
+_pass = _Pass()
+
+
+def install():
+    """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
+    for patch in _PATCHES:
+        patch.apply()
+
+
+def reached(outputs):
+    """Returns the functions and the leaves of a backward pass; once before each, with as little Python as it can.
+
+    Args:
+        outputs: the variable nodes that it begins from.
+
+    Returns:
+        ``(functions, leaves)``: a list of function nodes, and a list of the variable nodes that have no creator and
+        want a gradient. Outputs want one in any case.
+    """
+    functions, leaves, nodes = [], [], list(outputs)
+    seen = set(nodes)
+    for node in nodes:  # which grows
+        function = node._creator_node  # not by the property, which takes longer than all the rest
+        if function is None:
+            leaves.append(node)
+        elif function not in seen:
+            seen.add(function)
+            functions.append(function)
+            for x in function.inputs:
+                if x._requires_grad and x not in seen:
+                    seen.add(x)
+                    nodes.append(x)
+    return functions, leaves
+
+
+def _keeping_grad_scales(backprop_to_all):
+    @functools.wraps(backprop_to_all)
+    def run(outputs, retain_grad, loss_scale):
+        outer = _pass.factor
+        nodes = [node for node, _ in outputs]
+        functions, leaves = reached(nodes)
+        factor = _scale_of_pass(nodes, functions) if loss_scale is None else loss_scale
+        before = [(param, grad_scale_of(param)) for param in _params(leaves) if param.grad is not None]
+        del functions, leaves  # a pass may free what it has been through
+        for param, _ in before:
+            param._loss_scale = PENDING
+        _pass.factor = factor
+        try:
+            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
+                backprop_to_all(outputs, retain_grad, factor)
+        finally:
+            _pass.factor = outer
+            for param, scale in before:
+                param._loss_scale = scale if param._loss_scale is PENDING else merged(scale, factor)
+
+    return run
+
+
+def _leaving_grad_scales(grad):
+    signature = inspect.signature(grad)
+
+    @functools.wraps(grad)
+    def run(*args, **kwargs):
+        gradients = grad(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        params = [x for x in given["inputs"] if hasattr(x, OWNER)] if given.get("set_grad") else ()
+        if params:
+            scale = given.get("loss_scale")
+            if scale is None:
+                outputs = [y.node for y in given["outputs"]]
+                scale = _scale_of_pass(outputs, reached(outputs)[0])
+            for param in params:
+                param._loss_scale = scale
+        return gradients
+
+    return run
+
+
+def _writing(write):
+    """A gradient that a function writes itself, as ``chainer.static_graph`` does, has the scale of the pass."""
+
+    @functools.wraps(write)
+    def run(self, gradient, **kwargs):
+        factor = _pass.factor
+        if factor is None or not hasattr(self, OWNER):
+            write(self, gradient, **kwargs)
+            return
+        # ``param.grad += ...`` writes the same array again.
+        is_added = gradient is not None and (gradient is self._grad or gradient is self._grad_var)
+        scale = merged(grad_scale_of(self), factor) if is_added else factor
+        write(self, gradient, **kwargs)
+        self._loss_scale = NOT_REACHED if gradient is None else scale
+
+    return run
+
+
+def _adding(addgrad):
+    @functools.wraps(addgrad)
+    def run(self, var):
+        scale = grad_scale_of(self) if self.is_initialized and self.grad is not None else ZERO
+        addgrad(self, var)
+        if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
+            added = grad_scale_of(var)
+            if added is None:  # perhaps of a variable that a function has made in its backward pass
+                added = _pass.factor
+            self._loss_scale = merged(scale, added)
+
+    return run
+
+
+def _clearing(clear, scale):
+    @functools.wraps(clear)
+    def run(self):
+        clear(self)
+        if hasattr(self, OWNER):
+            self._loss_scale = scale
+
+    return run
+
+
+def _moving(to_device):
+    @functools.wraps(to_device)
+    def run(self, device):
+        scale = grad_scale_of(self) if hasattr(self, OWNER) else None
+        to_device(self, device)
+        master = master_of(self)
+        if master is not None:  # others than a step read it, too
+            self.__dict__[MASTER] = id(self), self.device.send(master)
+        if isinstance(scale, UsedScale):
+            self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
+
+    return run
+
+
+_REPLACEMENTS = {
+    "chainer._backprop:_backprop_to_all": _keeping_grad_scales,
+    "chainer.function_node:grad": _leaving_grad_scales,
+    "chainer.variable:Parameter._set_grad": _writing,
+    "chainer.variable:Parameter.addgrad": _adding,
+    "chainer.variable:Parameter.cleargrad": functools.partial(_clearing, scale=NOT_REACHED),
+    "chainer.variable:Parameter.grad_var": lambda grad_var: property(grad_var.fget, _writing(grad_var.fset)),
+    "chainer.variable:Parameter.zerograd": functools.partial(_clearing, scale=ZERO),
+    "chainer.variable:Parameter.to_device": _moving,
+}
+_WHY = "Without it a step does not know the scale of a gradient that Chainer has written, added, cleared or moved."
+_PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS.items()]
+
+
+def _params(leaves):
+    """Returns the parameters with masters among the leaves of a backward pass, except where an outer pass has them."""
+    variables = [node.get_variable_or_none() for node in leaves]
+    return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
+
+
+def _scale_of_pass(outputs, functions):
+    """Returns the scale that a backward pass without a loss scale of its own leaves.
+
+    Args:
+        outputs: the variable nodes that it begins from.
+        functions: of the pass, from :func:`reached`.
+    """
+    outer = _pass.factor
+    if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale
+        return outer
+    losses = [node.get_variable_or_none() for node in outputs]
+    factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
+    factor = factors.popitem()[1] if len(factors) == 1 else MIXED
+    nodes = {*outputs, *(x for function in functions for x in function.inputs if x.requires_grad)}
+    if factor is None and any(getattr(node, "is_scaled", False) for node in nodes):
+        return MIXED  # a sum of scaled losses, say, whose factor is anybody's guess
+    return UNSCALED_FP16 if factor is None and any(node.dtype == np.float16 for node in nodes) else factor
+
+
+def sole_uses(outputs):
+    """Returns the inputs of functions that are parameters without a gradient, and inputs of no other function.
+
+    Args:
+        outputs: of a backward pass, ``[(variable node, gradient)]``.
+
+    Returns:
+        Set of pairs of a function node and the place of the input; empty in Chainer's debug mode, which looks at every
+        gradient at once.
+    """
+    if chainer.is_debug():
+        return set()
+    outputs = [node for node, _ in outputs]
+    functions, leaves = reached(outputs)
+    users = {node: [None] for node in outputs}  # an output has a gradient already
+    for function in functions:
+        for place, x in enumerate(function.inputs):
+            users.setdefault(x, []).append((function, place))
+    found = set()
+    for x in leaves:
+        param = x.get_variable_or_none()
+        if len(users[x]) == 1 and users[x][0] is not None and hasattr(param, OWNER) and param.grad is None:
+            found.add(users[x][0])
+    return found

@@ -1,0 +1,52 @@
+"""The dtype of each kind of array in a mixed-precision run."""
+
+import dataclasses
+
+COMPUTE_DTYPES = ("float16", "bfloat16", "float32")
+
+LAYOUTS = ("nhwc", "nchw")
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The dtypes of one converted model (Micikevicius et al. 2018, "Mixed Precision Training").
+
+    Losses, batch-norm parameters, running statistics and master weights are always float32; only what a Tensor core
+    multiplies has a choice.
+
+    Attributes:
+        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, or what NumPy
+            takes for one; kept as the name.
+        layout: ``"nhwc"`` for functions of mixprec on images in that memory order, ``"nchw"`` for Chainer's own.
+        fuse: whether batch normalizations are computed together with the addition and the ReLU after them; ``None``
+            for whether the layout is ``"nhwc"``, without which they cannot be.
+        conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it,
+            where that is faster by rule or by measurement; likewise, and ``None`` is what ``fuse`` is.
+
+    Raises:
+        TypeError: ``fuse`` or ``conv_statistics`` is no bool.
+        ValueError: an attribute is not one of those, or they do not go together.
+    """
+
+    compute: str = "float16"
+    layout: str = "nhwc"
+    fuse: bool | None = None
+    conv_statistics: bool | None = None
+
+    def __post_init__(self):
+        from mixprec.base import arguments  # configs read the names above, and load nothing of NumPy's size
+
+        arguments.choice("layout", self.layout, LAYOUTS)
+        nhwc = self.layout == "nhwc"
+        object.__setattr__(self, "compute", arguments.storage_dtype("compute", self.compute).name)
+        for name in ("fuse", "conv_statistics"):
+            value, default = getattr(self, name), nhwc if name == "fuse" else self.fuse
+            object.__setattr__(self, name, default if value is None else arguments.flag(name, value))
+            if getattr(self, name) and not nhwc:
+                raise ValueError(
+                    f"{name}=True needs layout='nhwc', as Chainer's own functions cannot be fused; found 'nchw'"
+                )
+        if self.compute == "bfloat16" and not nhwc:
+            raise ValueError(
+                "compute='bfloat16' needs layout='nhwc', as Chainer's own functions refuse it; found 'nchw'"
+            )

@@ -1,0 +1,56 @@
+"""A results folder as the training command leaves it, made in a moment, for tests of the export."""
+
+import json
+
+import chainer
+import numpy as np
+
+from mixprec.app import config as configs
+from models import MODELS
+from tests.training import small_images
+
+ALL = ("--fp16", "--int8", "--images", "16")
+
+
+def export(work, out, *options):
+    """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
+    from mixprec.app.commands import export as export_command  # which needs ONNX
+
+    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
+    path = out / "export.json"
+    return code, json.loads(path.read_text()) if path.exists() else None
+
+
+def make(root, arch="resnet8", classes=3):
+    """Makes ``images`` (22 to train, 7 to validate, of three classes) and ``run`` with a network that tells them apart.
+
+    Args:
+        root: folder for both, a ``pathlib.Path``.
+        arch: a name in ``models.MODELS``.
+        classes: of the network; with another number than 3 there is no ``classes.txt``.
+
+    Returns:
+        The network, a plain Chainer link.
+    """
+    small_images.make(root / "images")
+    (root / "small.yaml").write_text(
+        f"model: {{arch: {arch}, classes: {classes}}}\n"
+        f"data: {{train: {root}/images/train, val: {root}/images/val, size: 16, resize: 16, threads: 1}}\n"
+        "optimizer: {lr: 0.1}\ntraining: {batch_size: 2, epochs: 1}\n"
+    )
+    config = configs.load(root / "small.yaml")
+    run = root / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(configs.dump(config, source="small.yaml", overrides=[], version="0"))
+    np.random.seed(0)
+    network = MODELS[arch](classes)
+    images = np.random.normal(size=(16, 3, 16, 16)).astype(np.float32)
+    images += np.linspace(-2, 2, 16, dtype=np.float32)[:, None, None, None]
+    optimizer = chainer.optimizers.MomentumSGD(0.05).setup(network)
+    labels = np.arange(16) * classes // 16
+    for _ in range(15):
+        optimizer.update(lambda: chainer.functions.softmax_cross_entropy(network(images), labels))
+    chainer.serializers.save_npz(run / "model.npz", network)
+    if classes == 3:
+        (run / "classes.txt").write_text("a\nb\nc\n")
+    return network

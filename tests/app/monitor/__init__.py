@@ -1,0 +1,1 @@
+"""Tests of :mod:`mixprec.app.monitor`."""
