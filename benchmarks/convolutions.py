@@ -16,8 +16,8 @@ from mixprec.backends import cpu
 from mixprec.backends.cpu import native_primitives as native
 from mixprec.backends.geometry import Convolution
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.process_limits import number_of_threads
 from mixprec.native.native_library import library
-from mixprec.native.threads import number_of_threads
 from models import MODELS
 
 _PAUSE = 0.05  # seconds before each way: threads of OpenBLAS and of OpenMP spin for a while after their work

@@ -14,10 +14,10 @@ import numpy as np
 import mixprec
 import mixprec.export
 from benchmarks import machine
+from mixprec.base.process_limits import number_of_threads
 from mixprec.export.float16_graph import to_half
 from mixprec.export.int8 import quantize
 from mixprec.export.sessions import session
-from mixprec.native.threads import number_of_threads
 from models import MODELS
 
 _CALIBRATION = 16  # images: speed does not depend on the ranges

@@ -11,7 +11,7 @@ import time
 from chainer import optimizers
 
 from benchmarks import compared_optimizers, machine
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 
 MIX = ((512, 512, 3, 3),) * 4 + ((1024, 256),) * 8 + ((256,),) * 100  # large and small parameters
 _MOMENTUM = 0.9

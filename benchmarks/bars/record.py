@@ -7,7 +7,7 @@ import json
 from mixprec.app.parts import environment
 from mixprec.base import files
 from mixprec.base.messages import OneLineError
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 
 FORMAT = "mixprec bars 1"
 _LARGEST = 1 << 26  # bytes; a record has some tens of KiB

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.bars import torch_resnet
 from benchmarks.bars.timed_step import LR, Step, memory_of_process
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 
 CLASSES = 1000
 MOMENTUM, WEIGHT_DECAY, SMOOTHING = 0.875, 1 / 32768, 0.1

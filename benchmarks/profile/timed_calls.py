@@ -30,7 +30,7 @@ from mixprec.backends.primitives import NAMES
 from mixprec.functions.concatenation import Concatenation
 from mixprec.functions.layout import Dense
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.rewrite.normalization import Normalization
+from mixprec.rewrite.fusions import Normalization
 
 _CLASSIFIER, _NETWORK, _STEP = "(classifier)", "(network)", "(step)"
 _PREDICTOR = "/predictor"

@@ -13,10 +13,10 @@ import chainer
 from mixprec.activation_memory import cupy_draws
 from mixprec.activation_memory.link_attributes import links_of, see
 from mixprec.activation_memory.recomputed import run
+from mixprec.activation_memory.repetition import inside_of_its_model
 from mixprec.base import arguments
 from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
-from mixprec.rewrite.repetition import inside_of_its_model
 
 _MARK = "_mixprec_recompute"  # attribute of a marked link
 

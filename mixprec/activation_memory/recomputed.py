@@ -7,11 +7,11 @@ import numpy as np
 
 from mixprec.activation_memory import cupy_draws, graph_edge
 from mixprec.activation_memory.repeatable_call import RepeatableCall
+from mixprec.activation_memory.repetition import computed
 from mixprec.base import arguments
 from mixprec.base.announcements import announce
 from mixprec.base.nested import mapped
 from mixprec.functions import watching
-from mixprec.rewrite.repetition import computed
 
 _NOISE = "chainer.functions.noise."
 _CASTS = "mixprec.functions.layout"  # of what is no variable; a converted model holds them to the end of its call

@@ -9,10 +9,10 @@ from chainer import reporter
 
 from mixprec.activation_memory import graph_edge
 from mixprec.activation_memory.link_attributes import LinkAttributes, seeing
+from mixprec.activation_memory.repetition import Repetition
 from mixprec.backends.dropout_state import recording_keys, repeating_keys
 from mixprec.base.nested import mapped
 from mixprec.functions import watching
-from mixprec.rewrite.repetition import Repetition
 
 # Settings of Chainer that are those of the backward pass.
 _OF_THE_PASS = {"enable_backprop", "in_recomputing", "_will_recompute", "debug", "schedule_func"}
@@ -30,7 +30,7 @@ class RepeatableCall:
     Attributes:
         nodes: variable nodes of the arguments that functions have computed.
         attributes: :class:`~mixprec.activation_memory.link_attributes.LinkAttributes`.
-        repetition: :class:`~mixprec.rewrite.repetition.Repetition`.
+        repetition: :class:`~mixprec.activation_memory.repetition.Repetition`.
         keys: list of the random numbers of dropout, as :func:`~mixprec.backends.dropout_state.recording_keys` has it.
     """
 

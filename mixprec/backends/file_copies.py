@@ -19,9 +19,9 @@ import weakref
 import numpy as np
 
 from mixprec.backends.copy_interface import Copies, Layout
-from mixprec.backends.host_memory import host_memory, resident_memory
 from mixprec.backends.memory import flat, is_dense
 from mixprec.base.messages import OneLineError
+from mixprec.base.process_limits import host_memory, resident_memory
 
 _UNIT = mmap.ALLOCATIONGRANULARITY
 _MMAP_THRESHOLD, _OWN_PAGES = -3, 2**20  # of mallopt: larger arrays have pages of their own

@@ -10,8 +10,8 @@ import weakref
 
 from mixprec.backends.copy_interface import Copies, Layout
 from mixprec.backends.device_log import record
-from mixprec.backends.host_memory import host_memory
 from mixprec.base.messages import OneLineError
+from mixprec.base.process_limits import host_memory
 from mixprec.base.scoped import scoped
 
 _SHARE = 0.4  # of the memory of the host that may be pinned

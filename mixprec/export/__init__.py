@@ -5,9 +5,8 @@
 
 from typing import TYPE_CHECKING
 
-from mixprec.export.export_error import ExportError
+from mixprec.export.export_error import ExportError, WeightsError
 from mixprec.export.state_dicts import load_torchvision, torchvision
-from mixprec.export.weights_error import WeightsError
 
 __all__ = ["ExportError", "WeightsError", "load_torchvision", "onnx", "torchvision"]
 

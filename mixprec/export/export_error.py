@@ -1,7 +1,11 @@
-"""The error about a model that cannot become an ONNX graph."""
+"""Errors about models that cannot become an ONNX graph, and about weights that cannot be used."""
 
 from mixprec.base.messages import OneLineError
 
 
 class ExportError(OneLineError):
     """A model cannot become an ONNX graph; the message is one line and names the function and its link."""
+
+
+class WeightsError(OneLineError):
+    """Weights that do not fit, or a file of them that cannot be used; the message is one line and names the culprit."""

@@ -9,8 +9,8 @@ import numpy as np
 from chainer import serializers
 
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.export.export_error import WeightsError
 from mixprec.export.torch_names import COUNT, torch_names
-from mixprec.export.weights_error import WeightsError
 
 
 class Loaded(NamedTuple):

@@ -2,7 +2,7 @@
 
 import onnxruntime
 
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 
 
 def session(model, *, qdq_in_float=False):
@@ -19,7 +19,7 @@ def session(model, *, qdq_in_float=False):
 
     Returns:
         onnxruntime.InferenceSession: with as many threads as
-        :func:`~mixprec.native.threads.number_of_threads` says; it prints errors only.
+        :func:`~mixprec.base.process_limits.number_of_threads` says; it prints errors only.
     """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

@@ -3,9 +3,9 @@
 import chainer.links as L
 import numpy as np
 
+from mixprec.export.export_error import WeightsError
 from mixprec.export.matching import contents, file_names, load
 from mixprec.export.torch_names import COUNT, torch_names
-from mixprec.export.weights_error import WeightsError
 
 _NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints of training scripts keep their state dict
 _WRAPPERS = ("module.", "_orig_mod.", "predictor/")  # DistributedDataParallel, torch.compile, chainer.links.Classifier

@@ -9,7 +9,7 @@ then backwards. PyTorch numbers all of its layers in their order.
 import chainer
 import chainer.links as L
 
-from mixprec.export.weights_error import WeightsError
+from mixprec.export.export_error import WeightsError
 
 _LAST = {
     "W": "weight",

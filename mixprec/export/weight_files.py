@@ -15,9 +15,9 @@ from mixprec.base import files
 from mixprec.base.archives import Damaged, read_arrays, reading
 from mixprec.base.dtypes import BFLOAT16
 from mixprec.base.messages import encoding_hint
+from mixprec.export.export_error import WeightsError
 from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
-from mixprec.export.weights_error import WeightsError
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
 _SNAPSHOT = "updater/model:main/predictor/"  # of a training run, where the network is in it

@@ -17,8 +17,8 @@ import numpy as np
 
 from mixprec.base import variables
 from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
+from mixprec.base.process_limits import number_of_threads
 from mixprec.native import sources
-from mixprec.native.threads import number_of_threads
 
 SWITCH = "MIXPREC_NATIVE"
 _BUILD = (

@@ -12,7 +12,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 _FILES = {
     "pkg_resources": _PACKAGE / "compat" / "package_resources.py",
     # chainercv's source on PyPI has C code for NumPy 1 only.
-    "chainercv.utils.bbox._nms_gpu_post": _PACKAGE / "old_names" / "nms_gpu_post.py",
+    "chainercv.utils.bbox._nms_gpu_post": _PACKAGE / "old_code" / "nms_gpu_post.py",
 }
 
 

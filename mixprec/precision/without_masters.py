@@ -14,7 +14,7 @@ from mixprec.base.announcements import announce
 from mixprec.base.dtypes import is_half
 from mixprec.compat.registry import patch
 
-# Attribute of a link: the mixprec.rewrite.conversion.LinkState of a converted one.
+# Attribute of a link: the mixprec.rewrite.convert.LinkState of a converted one.
 CONVERSION = "_mixprec_conversion"
 
 _MESSAGE = (

@@ -23,7 +23,7 @@ from chainer.functions.pooling.average_pooling_nd import AveragePoolingND
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from chainer.functions.util.forget import Forget
 
-from mixprec.backends.geometry import LocalResponseNorm
+from mixprec.backends.geometry import LocalResponseNorm, is_in_plane, pooling_of
 from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
@@ -45,7 +45,6 @@ from mixprec.rewrite.memory_order import (
     is_part,
     run_in_order_of,
 )
-from mixprec.rewrite.windows import is_in_plane, pooling_of
 
 # Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs lie in the order of
 # their axes, those of operators too.

@@ -49,7 +49,7 @@ class Report:
     mode. With an example :func:`mixprec.convert` makes them; without one the report fills up while training goes on.
 
     Args:
-        conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
+        conversion: :class:`~mixprec.rewrite.convert.Conversion`.
         rows: list of ``(name, link, state, before, why)``, state being ``None`` for a link that was left alone.
         bytes_before: size of parameters and statistics before the conversion.
     """

@@ -16,13 +16,66 @@ from mixprec.base.scoped import scoped
 from mixprec.precision import weight_copies
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
-from mixprec.rewrite.conversion import Conversion, LinkState
 from mixprec.rewrite.conversion_report import Report, dtype_names
 from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
-from mixprec.rewrite.twins import twins
+
+
+class Conversion:
+    """One call of :func:`mixprec.convert`.
+
+    Args:
+        policy: :class:`~mixprec.precision.policy.Policy`.
+        strict: whether a traced call raises if a function stayed as it was.
+
+    Attributes:
+        on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
+        traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
+        lost_weights: list of texts, one for each parameter that 16 bits cannot hold, or whose small steps they cannot.
+        findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
+    """
+
+    def __init__(self, policy, strict=False):
+        self.policy = policy
+        self.strict = strict
+        self.on_example = False
+        self.traced = 0
+        self.lost_weights = []
+        self.findings = None
+
+
+class LinkState:
+    """One converted link.
+
+    Args:
+        conversion: :class:`Conversion`.
+        name: path of the link in the model, ``/layer1/0/conv1``.
+        kind: class of the link.
+        before: ``{name: (dtype name, initializer)}`` of its own parameters, and of statistics in float16, before any
+            conversion.
+        keeps_float32: whether it stays in float32, with all that runs in a call of it.
+
+    Attributes:
+        sites: :class:`~mixprec.rewrite.fusions.NormalizationPlace` by ``(chainer.config.train, turn)``; ``turn``
+            counts the batch normalizations that the link itself applies during one call of the model.
+        places: :class:`~mixprec.rewrite.fusions.ConvolutionPlace`, likewise.
+    """
+
+    def __init__(self, conversion, name, kind, before, keeps_float32=False):
+        self.conversion = conversion
+        self.name = name
+        self.kind = kind
+        self.before = before
+        self.keeps_float32 = keeps_float32
+        self.sites = {}
+        self.places = {}
+
+    def __setstate__(self, state):
+        # A model that is unpickled in another process computes there as it did here.
+        self.__dict__.update(state)
+        install(self.kind)
 
 
 def convert(
@@ -167,7 +220,7 @@ def _convert_links(model, conversion, kept):
             set_state(link, state)
         if link._params:
             rows.append((name, link, state, before, why))
-    conversion.lost_weights += twins(model)
+    conversion.lost_weights += parameters.twins(model)
     return Report(conversion, rows, bytes_before)
 
 

@@ -22,10 +22,9 @@ from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import AdditionAndReLU
 from mixprec.functions.relu import ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
-from mixprec.rewrite.fusions import FUSIONS
+from mixprec.rewrite.fusions import FUSIONS, Unfused, of_sum
 from mixprec.rewrite.joined import dual, put_behind, why_not_dual
 from mixprec.rewrite.memory_order import run_in_order_of
-from mixprec.rewrite.places import Unfused, of_sum
 
 _ASKED = "its value is asked for"
 _COMPLETE = {fusion.chain: fusion for fusion in FUSIONS if not fusion.of_two}
@@ -38,7 +37,7 @@ class Deferred(chainer.Variable):
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
-        normalization: the :class:`~mixprec.rewrite.normalization.Normalization`.
+        normalization: the :class:`~mixprec.rewrite.fusions.Normalization`.
         source: ``None``, or the :class:`Deferred` that a function is applied to.
         function: name of its class.
         operand: what it takes beside ``source``: the variable that is added, the factors of stochastic depth (N,).
@@ -245,7 +244,7 @@ def _split(variable, normalization, node, source, operand, y):
 
     Args:
         variable: batch normalization alone, with factors, or a sum with it.
-        normalization: its :class:`~mixprec.rewrite.normalization.Normalization`.
+        normalization: its :class:`~mixprec.rewrite.fusions.Normalization`.
         node: what has been computed, the ReLU included.
         source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held, and so
             is not computed again.

@@ -60,7 +60,7 @@ def call_from_outside(state, function, args, kwargs):
     """Calls a converted link that no other link of its conversion has called.
 
     Args:
-        state: :class:`~mixprec.rewrite.conversion.LinkState` of the link.
+        state: :class:`~mixprec.rewrite.convert.LinkState` of the link.
         function: what Chainer calls.
         args: positional arguments.
         kwargs: keyword arguments.

@@ -21,6 +21,7 @@ from chainer.functions.array.transpose import Transpose
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import type_check
 
+from mixprec.backends.geometry import pooling_of
 from mixprec.base.announcements import announce
 from mixprec.base.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES
 from mixprec.base.scoped import scoped
@@ -28,7 +29,6 @@ from mixprec.functions.node import chainer_apply
 from mixprec.rewrite import dtype_table
 from mixprec.rewrite.memory_order import TO_NCHW, TO_NHWC
 from mixprec.rewrite.operands import name_lost_numbers
-from mixprec.rewrite.windows import pooling_of
 
 CHAINERS_OWN = batch_normalization._impl_selector
 _refusing = set()  # classes that do not take float16

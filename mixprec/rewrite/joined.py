@@ -83,7 +83,7 @@ class _Pooled:
         """Computes the batch normalization with its ReLU, as if the pooling had not been known.
 
         Args:
-            normalization: :class:`~mixprec.rewrite.normalization.Normalization`.
+            normalization: :class:`~mixprec.rewrite.fusions.Normalization`.
             compute: function that computes a :class:`~mixprec.rewrite.deferred.Deferred` for a reason.
             become: function that makes one a result.
         """
@@ -125,7 +125,7 @@ class _Dual:
         """Computes the second batch normalization, as if the first had been known to be needed by itself.
 
         Args:
-            normalization: the first or the second :class:`~mixprec.rewrite.normalization.Normalization`.
+            normalization: the first or the second :class:`~mixprec.rewrite.fusions.Normalization`.
             compute: see :class:`_Pooled`.
             become: see there.
         """

@@ -33,7 +33,7 @@ from mixprec.rewrite.between_layers import elementwise, max_pooling
 from mixprec.rewrite.deferred import Deferred, can_follow, compute, taken
 from mixprec.rewrite.dtype_rules import CHAINERS_OWN, whose
 from mixprec.rewrite.memory_order import in_storage_dtype, is_channels_last, is_dense, is_part, run_in_order_of
-from mixprec.rewrite.multi_node_links import ranks_of
+from mixprec.rewrite.parameters import ranks_of
 
 _STEM = 3  # channels of an image; a Tensor core wants a multiple of 8, or 4 of the first layer
 
@@ -44,7 +44,7 @@ class Convolved:
     Args:
         y: variable, the result.
         sums: array of the sums for the batch normalization after it, or ``None`` if it took none.
-        place: :class:`~mixprec.rewrite.places.ConvolutionPlace`.
+        place: :class:`~mixprec.rewrite.fusions.ConvolutionPlace`.
     """
 
     def __init__(self, y, sums, place):

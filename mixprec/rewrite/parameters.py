@@ -3,18 +3,20 @@
 ``convert`` and ``revert`` call it for each link, before and after training; :func:`order` runs on a new device, too.
 """
 
+import sys
+
 import chainer
 import chainer.links as L
 import numpy as np
 
+from mixprec.backends.joint_batch import JointBatch, NcclJointBatch
 from mixprec.base import arguments
 from mixprec.base.dtypes import STORAGE_DTYPES, is_half
 from mixprec.functions.node import dense
 from mixprec.precision.lost_weights import lost
-from mixprec.precision.master_arrays import keep_master
+from mixprec.precision.master_arrays import OWNER, keep_master
 from mixprec.precision.storage import Rounded, lay_out
 from mixprec.precision.weight_copies import compute_in, exact, rounded
-from mixprec.rewrite.multi_node_links import is_multi_node
 
 _FILTERS = (L.Convolution2D, L.Deconvolution2D)
 # Links whose parameters are multiplied with activations. All others keep float32 parameters.
@@ -64,7 +66,7 @@ def convert(link, dtype, state, in_float32):
     Args:
         link: a link.
         dtype: name of the dtype.
-        state: its :class:`~mixprec.rewrite.conversion.LinkState`.
+        state: its :class:`~mixprec.rewrite.convert.LinkState`.
         in_float32: ids of parameters that stay in float32, as another link has them, too.
 
     Returns:
@@ -156,3 +158,74 @@ def dtype_name(param):
     if param.array is None and getattr(param.initializer, "dtype", None) is None:
         return chainer.get_dtype(None, map_mixed16="float16").name
     return np.dtype(param.dtype).name
+
+
+_TEXT = (
+    "%s have the same weights: if one is a target network or an average of another, %s rounds its small steps away: "
+    "name it in keep_float32, or make it by copy.deepcopy after mixprec.convert"
+)
+
+
+def twins(model):
+    """Returns a text for each set of parts of a converted model with the same weights, if it is to be trained.
+
+    The first row of each weight is read.
+
+    Args:
+        model: a link.
+    """
+    params = list(model.namedparams(include_uninit=False))
+    if not any(OWNER in param.__dict__ for _, param in params):
+        return []
+    host, seen, found = chainer.get_device("@numpy"), {}, {}
+    for name, param in params:
+        if param.ndim < 2 or not param.size or not is_half(param.dtype):
+            continue
+        row = host.send(param.array[0])
+        other, of = seen.setdefault((param.shape, row.tobytes()), (name, param))
+        if of is not param and (row != row.flat[0]).any():
+            first, part = _parts(other, name)
+            found.setdefault((first, param.dtype.name), {})[part] = True
+    return [
+        _TEXT % (f"{', '.join([first, *list(parts)[:-1]])} and {[*parts][-1]}", dtype)
+        for (first, dtype), parts in found.items()
+    ]
+
+
+def _parts(name, other):
+    """Returns the names without what they have in common at their ends, ``/k`` and ``/q`` for ``/k/W`` and ``/q/W``."""
+    names, others = name.split("/"), other.split("/")
+    while names[-1] == others[-1]:
+        names.pop()
+        others.pop()
+    return "/".join(names) or "/", "/".join(others) or "/"
+
+
+def ranks_of(node, x, name):
+    """Returns the processes whose batches a batch normalization takes as one.
+
+    Args:
+        node: its function node.
+        x: its input.
+        name: its name, for messages.
+
+    Returns:
+        :class:`~mixprec.backends.joint_batch.JointBatch`, or ``None`` if it is not one of ChainerMN, or if it sends
+        arrays of CuPy by MPI.
+    """
+    selector = node._impl_selector
+    if not _is_of(selector, "chainermn.functions.batch_normalization", "MultiNodeBNImplSelector"):
+        return None
+    if chainer.backend.get_array_module(x) is np:
+        return JointBatch(selector.comm, name)
+    return NcclJointBatch(selector.comm, name) if selector.communication_backend_name == "nccl" else None
+
+
+def is_multi_node(link):
+    """Whether a link is ``chainermn.links.MultiNodeBatchNormalization``."""
+    return _is_of(link, "chainermn.links.batch_normalization", "MultiNodeBatchNormalization")
+
+
+def _is_of(value, module, name):
+    module = sys.modules.get(module)
+    return module is not None and isinstance(value, getattr(module, name))

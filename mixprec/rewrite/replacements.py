@@ -6,16 +6,21 @@ that is added.
 """
 
 import copy as copying
+import types
 
+import chainer.functions as F
+
+from mixprec.base.dtypes import is_half
 from mixprec.compat import whole
-from mixprec.compat.registry import patch_around
+from mixprec.compat.registry import patch, patch_around
 from mixprec.functions import widening
 from mixprec.precision import weight_copies, without_masters
 from mixprec.precision.storage import in_float32
-from mixprec.rewrite import dispatch, distributions, outside, parameters
-from mixprec.rewrite.state import set_state, state_of
+from mixprec.rewrite import dispatch, outside, parameters
+from mixprec.rewrite.state import active, set_state, state_of
 
 _WHEN = "mixprec.convert"
+_ROUNDING = 2.0**-8  # by which a sum may miss 1 since its numbers were rounded to 16 bits; others are meant as they are
 
 
 def install(link_class):
@@ -28,8 +33,10 @@ def install(link_class):
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     dispatch.call.apply_to(owner, "__call__")
+    # Probabilities come before parameters, and so see 16 bits.
+    distributions = distribution_parameters, distribution_probabilities, distribution_products
     functions = dispatch.apply, outside.operand, outside.backward_passes
-    for each in (*functions, serialize, device_resident_accept, copy, *distributions.REPLACEMENTS):
+    for each in (*functions, serialize, device_resident_accept, copy, *distributions):
         each.apply()
     weight_copies.install()
     whole.compute_by(dispatch.compute_whole)
@@ -75,3 +82,44 @@ def copy(original, self, mode="share"):
     if mode == "init":
         weight_copies.narrow(result.params())
     return result
+
+
+# Distributions of Chainer are used as losses, and computed in float32. Their code mixes logarithms, which are float32,
+# with their operands, and asks NumPy for samples, which does not support bfloat16. So the arguments of their
+# constructors become float32, and all that they compute follows.
+@patch_around(
+    "chainer.distributions.{bernoulli:Bernoulli,beta:Beta,categorical:Categorical,cauchy:Cauchy,chisquare:Chisquare,"
+    "dirichlet:Dirichlet,exponential:Exponential,gamma:Gamma,geometric:Geometric,gumbel:Gumbel,laplace:Laplace,"
+    "log_normal:LogNormal,multivariate_normal:MultivariateNormal,normal:Normal,one_hot_categorical:OneHotCategorical,"
+    "pareto:Pareto,poisson:Poisson,uniform:Uniform}.__init__",
+    when=_WHEN,
+)
+def distribution_parameters(original, self, *args, **kwargs):
+    """Without it entropies and samples of distributions in converted models fail: their parameters are in 16 bits."""
+    scope = active.scope
+    if scope is not None:
+        args, kwargs = dispatch.plain_arguments(scope, type(self).__name__, args, kwargs)
+    original(self, *args, **kwargs)
+
+
+@patch_around(
+    "chainer.distributions.{categorical:Categorical,one_hot_categorical:OneHotCategorical}.__init__", when=_WHEN
+)
+def distribution_probabilities(original, self, p=None, **kwargs):
+    """Without it NumPy and CuPy draw no sample of probabilities in 16 bits, whose sum misses 1 by rounding."""
+    if active.scope is not None and p is not None and is_half(p.dtype):
+        p = _summing_to_one(p)
+    original(self, p, **kwargs)
+
+
+@patch("chainer.distributions.multivariate_normal:matmul", when=_WHEN)
+def distribution_products(module):
+    """Without it the matrix products of a MultivariateNormal in a converted model are in 16 bits."""
+    return types.SimpleNamespace(matmul=lambda *args, **kwargs: dispatch.compute_whole(module.matmul, args, kwargs))
+
+
+def _summing_to_one(p):
+    """Returns probabilities in float32, divided by their sum where that is nearly 1."""
+    total = F.sum(p, axis=-1, keepdims=True)
+    is_near = abs(total.array - 1) <= _ROUNDING
+    return p / F.broadcast_to(F.where(is_near, total, total.xp.ones_like(total.array)), p.shape)

@@ -14,10 +14,9 @@ import numpy as np
 from mixprec.base.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.functions.convolution import ConvolutionImages
 from mixprec.rewrite.deferred import Deferred, compute
+from mixprec.rewrite.fusions import KEPT, UNUSED, ConvolutionPlace, Normalization, NormalizationPlace
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
-from mixprec.rewrite.normalization import Normalization
 from mixprec.rewrite.operands import name_lost_array
-from mixprec.rewrite.places import KEPT, UNUSED, ConvolutionPlace, NormalizationPlace
 from mixprec.rewrite.state import active
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
@@ -27,17 +26,17 @@ class Scope:
     """One call of a converted model from outside.
 
     Args:
-        conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
-        root: :class:`~mixprec.rewrite.conversion.LinkState` of the link that is called, or ``None``.
+        conversion: :class:`~mixprec.rewrite.convert.Conversion`.
+        root: :class:`~mixprec.rewrite.convert.LinkState` of the link that is called, or ``None``.
         trace: :class:`~mixprec.rewrite.trace.Trace` of this call, or ``None``.
 
     Attributes:
         keeps_float32: whether a link that stays in float32 is being called.
         nhwc: whether images are kept in the memory order of (N, H, W, C).
-        link: :class:`~mixprec.rewrite.conversion.LinkState` of the innermost link that is being called, or ``None``.
+        link: :class:`~mixprec.rewrite.convert.LinkState` of the innermost link that is being called, or ``None``.
         deferred: weak references to the variables that were deferred in this call.
-        pending: :class:`~mixprec.rewrite.normalization.Normalization` that have not been computed, by their id.
-        unfused: :class:`~mixprec.rewrite.places.Unfused` by the id of their variables.
+        pending: :class:`~mixprec.rewrite.fusions.Normalization` that have not been computed, by their id.
+        unfused: :class:`~mixprec.rewrite.fusions.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
         leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
         has_called: whether a link has been called from within; who wants to know about a part sets it to ``False``.
@@ -176,7 +175,7 @@ class Scope:
         return run
 
     def site(self):
-        """Returns the :class:`~mixprec.rewrite.places.NormalizationPlace` of the normalization that is being applied.
+        """Returns the :class:`~mixprec.rewrite.fusions.NormalizationPlace` of the normalization that is being applied.
 
         Returns:
             ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if function
@@ -190,7 +189,7 @@ class Scope:
         return self._at(state.sites, NormalizationPlace)
 
     def place(self):
-        """Returns the :class:`~mixprec.rewrite.places.ConvolutionPlace` of a convolution that is being applied.
+        """Returns the :class:`~mixprec.rewrite.fusions.ConvolutionPlace` of a convolution that is being applied.
 
         Returns:
             ``None`` if it is to take no sums: outside of a link, or if function hooks are registered.
@@ -219,7 +218,7 @@ class Scope:
 
         Args:
             x: variable in a storage dtype.
-            rest: see :class:`~mixprec.rewrite.normalization.Normalization`.
+            rest: see :class:`~mixprec.rewrite.fusions.Normalization`.
             build: likewise.
             statistics: likewise.
             moves: likewise.

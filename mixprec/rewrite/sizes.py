@@ -19,13 +19,13 @@ from chainer.functions.pooling.unpooling_nd import UnpoolingND
 from chainer.functions.pooling.upsampling_2d import Upsampling2D
 from chainer.utils import conv
 
+from mixprec.backends.geometry import is_in_plane, pooling_of
 from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.functions import resizing
 from mixprec.functions.layout import Dense
 from mixprec.functions.pooling import LARGEST_WINDOW
 from mixprec.rewrite.dtype_rules import in_float32, on_views
 from mixprec.rewrite.memory_order import TO_NHWC, channels_first, channels_last, is_channels_last, is_only_channels_last
-from mixprec.rewrite.windows import is_in_plane, pooling_of
 
 _OF_EACH_AXIS = ("constant_values", "end_values", "stat_length")  # further arguments of numpy.pad
 

@@ -21,7 +21,7 @@ active = _Active()
 
 
 def state_of(link):
-    """Returns the :class:`~mixprec.rewrite.conversion.LinkState` of a link, or ``None`` if it is not converted."""
+    """Returns the :class:`~mixprec.rewrite.convert.LinkState` of a link, or ``None`` if it is not converted."""
     return link.__dict__.get(CONVERSION)
 
 

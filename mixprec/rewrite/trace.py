@@ -165,7 +165,7 @@ class Trace:
         """Ends the trace: the conversion has its :class:`Findings`.
 
         Args:
-            conversion: :class:`~mixprec.rewrite.conversion.Conversion`.
+            conversion: :class:`~mixprec.rewrite.convert.Conversion`.
             arguments: list of what the model was called with.
             results: list of the variables in what the model returned.
 

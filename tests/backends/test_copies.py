@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from mixprec.backends import file_copies
 from mixprec.backends.file_copies import FileCopies
-from mixprec.backends.host_memory import host_memory
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.process_limits import host_memory
 from tests.cases import tries
 from tests.stand_ins.copy_programs import Program
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import compared_optimizers, step_commands, update
 from benchmarks.command_arguments import ArgumentsError
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 from models import MODELS
 from scripts import benchmark
 from tests import ROOT

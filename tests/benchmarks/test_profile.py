@@ -24,7 +24,7 @@ from mixprec.backends import primitives_of
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import NAMES
 from mixprec.optimizer.step import OptimizerStep
-from mixprec.rewrite.normalization import Normalization
+from mixprec.rewrite.fusions import Normalization
 from models import MODELS
 from tests.optimizer.batch.test_cubin import ARCHITECTURES, compiler_for
 

@@ -24,7 +24,7 @@ from mixprec.functions.node import Node
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import replacements
-from mixprec.rewrite.conversion import Conversion
+from mixprec.rewrite.convert import Conversion
 from mixprec.rewrite.scope import Scope, calling
 from tests.functions.nhwc import DTYPES, channels_last, normal, run
 

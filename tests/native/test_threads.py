@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mixprec.native.threads import number_of_threads
+from mixprec.base.process_limits import number_of_threads
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import numpy as np
 
-from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.dropout import Dropouts
+from mixprec.backends.cuda.elementwise import Biases, Mixtures
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
-from mixprec.backends.cuda.mixtures import Mixtures
 from mixprec.backends.cuda.pooling import Poolings
 from tests.stand_ins.device_stand_in import DeviceArray
 

@@ -13,9 +13,9 @@ from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, open_run, some
 from mixprec.app.parts import environment
 from mixprec.base.messages import OneLineError
+from mixprec.base.process_limits import number_of_threads
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.export import ExportError
-from mixprec.native.threads import number_of_threads
 
 _FEWEST = 16  # images to calibrate with, a quarter of which is held out
 

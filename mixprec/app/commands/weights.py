@@ -8,7 +8,7 @@ from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.app.config.config_error import hint, nearest
 from mixprec.base import importing
 from mixprec.export import weight_files
-from mixprec.export.weights_error import WeightsError
+from mixprec.export.export_error import WeightsError
 
 _CLASSES = 1000  # a network is made with as many first; the file says how many there are
 

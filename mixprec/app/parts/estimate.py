@@ -12,7 +12,7 @@ import numpy as np
 from mixprec.app.parts.devices import on_gpu
 from mixprec.app.parts.networks import EXAMPLE
 from mixprec.app.parts.stages import largest_stage
-from mixprec.backends.host_memory import resident_memory
+from mixprec.base.process_limits import resident_memory
 
 # So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
 # it, the one of the other branch of a residual block, and one more. On NumPy they are FP32.

@@ -5,8 +5,8 @@ The training command makes a :class:`StartingWeights` unless it resumes, and
 """
 
 from mixprec.app.config import ConfigError
+from mixprec.export.export_error import WeightsError
 from mixprec.export.weight_files import WeightFile
-from mixprec.export.weights_error import WeightsError
 
 
 class StartingWeights:

@@ -2,22 +2,20 @@
 
 import threading
 
-from mixprec.backends.cuda.addition import Additions
 from mixprec.backends.cuda.batch_norm import BatchNorms
 from mixprec.backends.cuda.batch_norm_pooling import BatchNormPoolings
-from mixprec.backends.cuda.bias import Biases
 from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cuda.channels import Channels
 from mixprec.backends.cuda.convolution import Convolutions
 from mixprec.backends.cuda.curvature import Curvatures
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.dual_batch_norm import DualBatchNorms
+from mixprec.backends.cuda.elementwise import Additions, Biases, Mixtures
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.matrix_context import MatrixContext
-from mixprec.backends.cuda.mixtures import Mixtures
 from mixprec.backends.cuda.pooling import Poolings
 from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext

@@ -1,9 +1,16 @@
-"""Biases on a CUDA device: one launch each."""
+"""Additions, biases and mixed images on a CUDA device: one launch each."""
 
 import numpy as np
 
-from mixprec.backends.cuda.base import ceil_div, rows_of
+from mixprec.backends.cuda.base import Base, ceil_div, rows_of
 from mixprec.backends.cuda.columns import SUMMED_ROWS, SUMMING_BLOCKS, Columns
+
+
+class Additions(Base):
+    """The addition of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def add(self, a, b):
+        return self._elementwise("addition", "add", [a, b], a.size)
 
 
 class Biases(Columns):
@@ -30,4 +37,17 @@ class Biases(Columns):
         of_block = blocks.rows_to_write(rows)
         count = ceil_div(rows, of_block) * blocks.tiles
         self._run_columns("add_row", count, [x, b, y, rows], blocks, [of_block], x.dtype, b.dtype)
+        return y
+
+
+class Mixtures(Base):
+    """The mixed images of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def mix_images(self, x, share, box):
+        y = self._empty(x.shape, x.dtype)
+        size = x.size // max(len(x), 1)
+        width = self._width(size, x, y)
+        of_image = ceil_div(size, self.launcher.threads * width)
+        arguments = [x, y, len(x), of_image, *x.shape[1:], *map(int, box), float(share)]
+        self.kernels.launch("mixtures", "mix_images", len(x) * of_image, arguments, x.dtype, width)
         return y

@@ -1,0 +1,102 @@
+"""Limits of this process: the memory and the processors that it may use, also in a container.
+
+Control groups of Linux, as containers have them, are files with the limits of one resource.
+"""
+
+import math
+import os
+import pathlib
+
+
+def groups(controller, root=pathlib.Path("/")):
+    """Yields the folders of the control group of this process and of those above it.
+
+    Args:
+        controller: name of the resource, ``"cpu"`` or ``"memory"``.
+        root: of the file system, a ``pathlib.Path``.
+
+    Yields:
+        ``(folder, is_first)``: a folder, which need not exist, and whether it is of version 1 of control groups.
+    """
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / (controller if controllers else "")
+        # In a container the path may be that of the host, which is not there.
+        for group in (pathlib.PurePath(path.lstrip("/")), *pathlib.PurePath(path.lstrip("/")).parents):
+            yield folder / group, bool(controllers)
+
+
+def read(path):
+    """Returns the text of a file without white space around it, ``""`` if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def host_memory(root=pathlib.Path("/")):
+    """Returns the bytes of memory of the machine, or the limit of a control group of this process if that is less.
+
+    Args:
+        root: of the file system, a ``pathlib.Path``.
+    """
+    lines = read(root / "proc/meminfo").splitlines()
+    total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    return min([total, *_limits(root)])
+
+
+def resident_memory():
+    """Returns the bytes of memory that this process has now."""
+    pages = int(read(pathlib.Path("/proc/self/statm")).split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits(root):
+    for folder, is_first in groups("memory", root):
+        limit = read(folder / ("memory.limit_in_bytes" if is_first else "memory.max"))
+        if limit.isdecimal():
+            yield int(limit)
+
+
+def number_of_threads(root="/"):
+    """Returns ``OMP_NUM_THREADS``, or else as many as there are cores for this process.
+
+    These are the cores of the processors that it may run on, and no more than the processor time that its control group
+    (a container's) may take.
+
+    Args:
+        root: the folder with ``proc`` and ``sys``.
+    """
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    root = pathlib.Path(root)
+    return max(1, int(min(_cores(root), _quota(root))))
+
+
+def _cores(root):
+    """The processors of the affinity mask; those that are threads of one core count once."""
+    cores = {
+        read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
+        for processor in _processors()
+    }
+    return len(cores)
+
+
+def _processors():
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)  # macOS has none
+
+
+def _quota(root):
+    """How many processors' time the control group and those above it may take."""
+    quota = math.inf
+    for folder, is_first in groups("cpu", root):
+        if is_first:
+            limits = [read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        else:
+            limits = read(folder / "cpu.max").split()
+        if len(limits) == 2 and all(limit.isdecimal() for limit in limits):
+            quota = min(quota, int(limits[0]) / max(int(limits[1]), 1))
+    return quota
