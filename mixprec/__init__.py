@@ -8,10 +8,11 @@ do not run ``__getattr__``: they read the imports under ``TYPE_CHECKING``.
 import importlib
 from typing import TYPE_CHECKING
 
+from mixprec import base as _base
 from mixprec import startup as _startup  # noqa: F401  (registers the import hook for Chainer)
 from mixprec.base.optimizer_names import OWN as _OWN
 
-__version__ = "0.1.0"
+__version__ = _base.VERSION
 
 _HOMES = {
     "MixedPrecisionOptimizer": "mixprec.optimizer",
@@ -56,10 +57,10 @@ if TYPE_CHECKING:
     from mixprec import training as training
     from mixprec.activation_memory.offloading import offload
     from mixprec.activation_memory.recomputation import recompute
-    from mixprec.base.optimizer_names import *  # noqa: F403
     from mixprec.graph_capture.captured import capture
     from mixprec.kfac.preconditioner import KFAC
     from mixprec.optimizer import MixedPrecisionOptimizer
+    from mixprec.optimizer.rules.own_optimizers import *  # noqa: F403
     from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
     from mixprec.precision.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.rewrite.convert import convert, revert

@@ -1,4 +1,4 @@
-"""Trains a network of models/ on ImageNet, or on any folders of images.
+"""Trains a network of models/ on ImageNet, or on any folders of images: the command ``mixprec train``.
 
 python scripts/train_imagenet.py --config configs/resnet50/90ep.yaml [--set KEY=VALUE ...] [--out DIR]
                                  [--resume auto|FILE] [--dry-run]
@@ -9,14 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec.app.commands import command_process
-from mixprec.base import standard_streams
+from mixprec.app.commands import main
 
 if __name__ == "__main__":
-    command_process.begin(is_rank=True)  # before the seconds that the imports below take
-
-from mixprec.app.commands import train as command
-from models import MODELS
-
-if __name__ == "__main__":
-    sys.exit(standard_streams.run(lambda: command.main(sys.argv[1:], MODELS)))
+    main.console("train")

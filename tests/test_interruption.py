@@ -30,7 +30,7 @@ runpy.{run}
 # Is interrupted, and takes for ever to end.
 ENDS = """
 import time
-from mixprec import interruption
+from mixprec.base import interruption
 
 def main():
     try:
@@ -46,7 +46,7 @@ raise SystemExit(interruption.run(main))
 # Ctrl-C comes while a process is started, to both.
 STARTS = """
 import os, signal, subprocess, sys, threading
-from mixprec import interruption
+from mixprec.base import interruption
 
 CHILD = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('child')"
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the signal may come to it

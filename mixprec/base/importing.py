@@ -6,9 +6,8 @@ import sys
 import sysconfig
 import traceback
 
-from mixprec.app.config.config_error import hint, nearest
 from mixprec.base import working_folder
-from mixprec.base.messages import OneLineError, one_line, text_of
+from mixprec.base.messages import OneLineError, hint, nearest, one_line, text_of
 
 _LONGEST = 400  # characters of a message that is not ours
 _MIXPREC = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")

@@ -1,5 +1,6 @@
 """Text from outside in messages: names of files, keys and values of a config, words of another program's error."""
 
+import difflib
 import sys
 
 _LIMIT = 1000  # characters: some lines of a terminal
@@ -61,3 +62,15 @@ def encoding_hint(path):
     if encoding == "utf-8" or path.isascii():
         return ""
     return f"; Python takes names of files for {encoding} here: set PYTHONUTF8=1 if they are UTF-8"
+
+
+def nearest(name, names, cutoff=0.6):
+    """Returns the one of ``names`` that ``name`` most likely means, or ``None``; a cutoff of 1 ignores case only."""
+    folded = {candidate.casefold(): candidate for candidate in names}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else None
+
+
+def hint(name):
+    """Returns the end of a message that proposes ``name``; empty if that is ``None``."""
+    return "" if name is None else f"; did you mean {name!r}?"

@@ -3,17 +3,6 @@
 Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.
 """
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mixprec.optimizer.rules.lamb import LAMB
-    from mixprec.optimizer.rules.lars import LARS
-    from mixprec.optimizer.rules.lion import Lion
-    from mixprec.optimizer.rules.schedule_free import ScheduleFreeSGD
-    from mixprec.optimizer.rules.sgdw import SGDW
-
-__all__ = ["LAMB", "LARS", "SGDW", "Lion", "ScheduleFreeSGD"]  # for type checkers
-
 # All optimizers, in the order of the reference.
 OPTIMIZERS = (
     "SGD",

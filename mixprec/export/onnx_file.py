@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, shape_inference, version_converter
 
-import mixprec
-from mixprec.base import files
+from mixprec.base import VERSION, files
 from mixprec.export.chainer_graph import plain_copy, separate, trace, variables
 from mixprec.export.dynamic_batch import constants_to_initializers, make_dynamic, origin
 from mixprec.export.export_error import ExportError
@@ -209,7 +208,7 @@ def _rename(graph, inputs, outputs):
 
 def _of_opset(model):
     """Returns a model of a newer opset, with the shapes of all values."""
-    model.producer_name, model.producer_version = "mixprec", mixprec.__version__
+    model.producer_name, model.producer_version = "mixprec", VERSION
     model.graph.name = "mixprec"
     weights = _take_weights(model.graph)  # ONNX's functions copy the whole model several times
     model = version_converter.convert_version(model, OPSET)

@@ -9,9 +9,6 @@ import math
 
 from chainer.training import extension
 
-from mixprec.app.config import run
-from mixprec.app.parts.stages import Steps, stages_of
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -31,14 +28,15 @@ class Rates:
     ============  ================================================================================================
 
     Attributes:
-        settings: :class:`mixprec.app.config.run.Schedule`, with rates as they are scaled.
+        settings: an object with the attributes ``kind``, ``by``, ``warmup_epochs``, ``warmup_start_lr``, ``end_lr``,
+            ``milestones``, ``gamma``, ``power`` and ``decay_from``; its rates are scaled already.
         peak: learning rate at the end of the warm-up.
         epochs: length of training in epochs.
         stages: of each stage of training, in order: the epoch until which it goes, what the rate is multiplied by in
             it, and the length of one of its iterations in epochs. The last one has no end.
     """
 
-    settings: run.Schedule
+    settings: object
     peak: float
     epochs: int
     stages: tuple[tuple[float, float, float], ...]
@@ -89,74 +87,3 @@ class Schedule(extension.Extension):
 
     def __call__(self, trainer):
         setattr(self._target, self._attribute, self._at(trainer.updater.epoch_detail))
-
-
-def damping_at(config, epoch):
-    """Returns the damping of K-FAC: ``start * (end / start) ** progress``, where progress is 1 at the end of training.
-
-    Args:
-        config: :class:`mixprec.app.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
-        epoch: of the iteration, a float.
-    """
-    start, end = config.kfac.damping, config.kfac.end_damping
-    return start * ((start if end is None else end) / start) ** min(1.0, epoch / config.training.epochs)
-
-
-def rates_of(config, images, ranks=1):
-    """Returns the :class:`Rates` that a config describes.
-
-    Args:
-        config: :class:`mixprec.app.config.Config`.
-        images: number of training images.
-        ranks: number of processes that train together.
-    """
-    schedule, steps = config.schedule, Steps(config, images, ranks)
-    scaled = {
-        name: scaled_rate(config, rate, ranks)
-        for name in ("end_lr", "warmup_start_lr")
-        if (rate := getattr(schedule, name)) is not None
-    }
-    scales = config.optimizer.base_batch_size is not None
-    of_stages = tuple(
-        (
-            float(stage.end),
-            stage.batch_size / config.training.batch_size if scales else 1.0,
-            1 / steps.in_epoch(stage.first),
-        )
-        for stage in stages_of(config)
-    )
-    return Rates(
-        settings=dataclasses.replace(schedule, **scaled),
-        peak=scaled_rate(config, config.optimizer.lr, ranks),
-        epochs=config.training.epochs,
-        stages=of_stages,
-    )
-
-
-def images_per_step(config, ranks=1):
-    """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes.
-
-    In stages of training before the last one there may be others.
-    """
-    return config.training.batch_size * config.training.accumulation_steps * ranks
-
-
-def scaled_rate(config, rate, ranks=1):
-    """Returns a learning rate of a config for the number of images that its steps have.
-
-    By the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677, section 2.1), ``rate * images_per_step /
-    base_batch_size``; as it is if ``optimizer.base_batch_size`` is null.
-    """
-    base = config.optimizer.base_batch_size
-    return rate if base is None else rate * images_per_step(config, ranks) / base
-
-
-def described_rate(config, ranks=1):
-    """Returns the peak of the learning rate, and what it was scaled from, as text."""
-    optimizer, images = config.optimizer, images_per_step(config, ranks)
-    text = f"{scaled_rate(config, optimizer.lr, ranks):g} at its peak, with {images} images in a step"
-    if config.progressive.batch_sizes:
-        text += " of the last stage"
-    if optimizer.base_batch_size is not None and optimizer.base_batch_size != images:
-        text += f" ({optimizer.lr:g} * {images} / {optimizer.base_batch_size})"
-    return text

@@ -10,10 +10,10 @@ from chainer import backend
 from chainer.dataset import convert
 from chainer.training import extension, updaters
 
-import mixprec
 from mixprec.activation_memory.planning import DoesNotFit
 from mixprec.base import arguments
 from mixprec.data.loaders.batch import ToNCHW
+from mixprec.graph_capture import capture
 from mixprec.training.accumulation import Accumulated
 
 
@@ -163,7 +163,7 @@ class CapturedUpdater(TimedUpdater):
     ):
         super().__init__(iterator, optimizer, *args, **kwargs)
         self._stage = None
-        self.step = mixprec.capture(
+        self.step = capture(
             self.get_optimizer("main"),
             self._lossfun() if self._sums else self.loss_func,
             warmup=warmup,

@@ -20,7 +20,7 @@ SEEN = """
     print(cuda.available, cuda.cudnn_enabled, len(placed), chainer.should_use_cudnn(">=auto", 7000))
 """
 REPORT = """
-    from mixprec import environment
+    from mixprec.app.parts import environment
     print(environment.report())
 """
 OFF, ON = "True False 0 False", "True True 2 True"
@@ -103,7 +103,7 @@ def test_cudnn_of_cupy_stays(tmp_path, frontend):
     code = """
         from chainer.backends import cuda
         from chainer.functions.rnn import n_step_rnn
-        from mixprec import environment
+        from mixprec.app.parts import environment
         from mixprec.compat import registry
         print(cuda.cudnn_enabled, cuda._cudnn_version, cuda.cudnn.own, cuda.libcudnn.own)
         print([name for _, name in registry.replaced() if "n_step" in name])

@@ -10,7 +10,7 @@ PROGRAM = """
     import chainer.links as L
     import chainermn.functions
     from chainer import optimizers
-    from mixprec import announcements
+    from mixprec.base import announcements
     from mixprec.optimizer import UnscaledBackward
 
     said = []

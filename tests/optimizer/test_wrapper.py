@@ -102,7 +102,7 @@ def _state(optimizer):
     return {name: np.array(value) for name, value in saved.target.items()}
 
 
-OWN = ("optimizer/mixprec/skipped", "optimizer/mixprec/last_step_skipped", "optimizer/mixprec/precision/loss_scale")
+OWN = ("optimizer/mixprec/skipped", "optimizer/mixprec/last_step_skipped", "optimizer/mixprec/loss_scale")
 
 
 def _assert_same(left, right, but=()):

@@ -9,7 +9,7 @@ from tests import ROOT
 _PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from mixprec.training import lock
+from mixprec.app.run import lock
 with lock.locked("out"):
     print("has it", flush=True)
     sys.stdin.readline()

@@ -199,7 +199,7 @@ PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
 from tests.training.signalling_network import Tiny
-from mixprec.training import command, snapshots
+from mixprec.app.commands import train as command; from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 
 def forever():

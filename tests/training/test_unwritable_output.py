@@ -79,8 +79,8 @@ def test_a_run_that_fails_keeps_its_exit_code_and_its_status(train, whole, monke
 @pytest.mark.parametrize("state", first(0, STATES, 2))
 def test_a_training_process(train, whole, tmp_path, state):  # noqa: F811
     program = (
-        "import sys; from mixprec import standard_streams; standard_streams.guard()\n"
-        "from mixprec.training import command; from mixprec.training.plots import Plots\n"
+        "import sys; from mixprec.base import standard_streams; standard_streams.guard()\n"
+        "from mixprec.app.commands import train as command; from mixprec.training.plots import Plots\n"
         "from tests.training.signalling_network import Tiny\n"
         "Plots.__call__ = lambda self, trainer: None\n"
         "sys.exit(standard_streams.run(lambda: command.main(sys.argv[1:], {'tiny': Tiny})))"

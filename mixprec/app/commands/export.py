@@ -7,11 +7,11 @@ import sys
 import numpy as np
 from tqdm import tqdm
 
-import mixprec
 from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, open_run, some
 from mixprec.app.parts import environment
+from mixprec.base import VERSION
 from mixprec.base.messages import OneLineError
 from mixprec.base.process_limits import number_of_threads
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
@@ -122,7 +122,7 @@ def _run(arguments, networks):
             guessed=guessed,
             threads=number_of_threads(),
             cpu=environment.cpu(),
-            versions={"mixprec": mixprec.__version__, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
+            versions={"mixprec": VERSION, "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
             **about,
         )
         contents = {row.name: each.data for row, each in zip(rows[1:], candidates, strict=True)}

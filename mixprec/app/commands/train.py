@@ -6,15 +6,15 @@ import traceback
 import chainer
 import numpy as np
 
-import mixprec
 from mixprec.app.commands.command_line import Parser, one_line
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
-from mixprec.base import importing, interruption, standard_streams
+from mixprec.base import VERSION, importing, interruption, standard_streams
 from mixprec.base.messages import OneLineError
 from mixprec.distributed import processes
 from mixprec.precision.loss_scale import LossScaleExhausted
 from mixprec.recipes import config_path
+from mixprec.recipes.models import MODELS
 from mixprec.training import snapshots
 from mixprec.training.divergence import Diverged
 
@@ -23,7 +23,7 @@ _GO_ON = "--resume auto goes on from the last snapshot"
 
 
 @standard_streams.guarded()
-def main(argv, networks):
+def main(argv, networks=MODELS):
     """Runs the command.
 
     Args:
@@ -63,7 +63,8 @@ def _way_out(error):
 
 def _main(argv, networks, ranks):
     try:
-        ranks.compare({f"the version of {each.__name__}": each.__version__ for each in (mixprec, chainer, np)})
+        versions = {"mixprec": VERSION, "chainer": chainer.__version__, "numpy": np.__version__}
+        ranks.compare({f"the version of {name}": version for name, version in versions.items()})
         arguments = _parse(argv, ranks)
         if arguments is None:
             return 0

@@ -5,8 +5,8 @@ import sys
 import chainer
 
 from mixprec.app.commands.command_line import Parser, one_line, path
-from mixprec.app.config.config_error import hint, nearest
 from mixprec.base import importing
+from mixprec.base.messages import hint, nearest
 from mixprec.export import weight_files
 from mixprec.export.export_error import WeightsError
 

@@ -1,6 +1,5 @@
 """The error about a config that cannot be used, and the parts of its message."""
 
-import difflib
 import reprlib
 
 from mixprec.base.messages import OneLineError
@@ -34,15 +33,3 @@ def shown(value):
         items = [f"{shown(key)}: {shown(item)}" for key, item in list(value.items())[:8]]
         return f"{{{', '.join(items)}{', ...' if len(value) > 8 else ''}}}"
     return _REPR.repr(value)
-
-
-def nearest(name, names, cutoff=0.6):
-    """Returns the one of ``names`` that ``name`` most likely means, or ``None``; a cutoff of 1 ignores case only."""
-    folded = {candidate.casefold(): candidate for candidate in names}
-    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
-    return folded[close[0]] if close else None
-
-
-def hint(name):
-    """Returns the end of a message that proposes ``name``; empty if that is ``None``."""
-    return "" if name is None else f"; did you mean {name!r}?"

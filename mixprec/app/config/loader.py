@@ -6,12 +6,12 @@ The training command and the benchmarks call :func:`load` first of all.
 import dataclasses
 import os
 
-from mixprec.app.config.config_error import ConfigError, hint, nearest, shown
+from mixprec.app.config.config_error import ConfigError, shown
 from mixprec.app.config.schema import Config
 from mixprec.app.config.yaml_source import read_file, read_value
 from mixprec.base import files
 from mixprec.base.declaration import Pairs, keys, sections, switch_of
-from mixprec.base.messages import encoding_hint
+from mixprec.base.messages import encoding_hint, hint, nearest
 from mixprec.recipes import config_names, config_path
 
 _SET = "--set"

@@ -7,7 +7,7 @@ import time
 import chainer
 import numpy as np
 
-import mixprec
+from mixprec.rewrite import convert
 
 BATCH = 32
 MIXPREC = "mixprec FP32"
@@ -103,7 +103,7 @@ def in_float32(network):
     """
     network = network.copy(mode="share")
     model = chainer.Sequential(network)
-    mixprec.convert(model, compute="float32")
+    convert(model, compute="float32")
 
     def run(x):
         with chainer.using_config("train", False), chainer.no_backprop_mode():

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
-import mixprec
 from mixprec.activation_memory.budget import LARGEST, check_budget, in_bytes
 from mixprec.activation_memory.network_blocks import blocks_of
-from mixprec.activation_memory.offloading import SMALLEST
+from mixprec.activation_memory.offloading import SMALLEST, offload
 from mixprec.activation_memory.planning import DoesNotFit, least, plan
-from mixprec.activation_memory.recomputation import keeping_all
+from mixprec.activation_memory.recomputation import keeping_all, recompute
 from mixprec.activation_memory.recording import Bus
-from mixprec.app.commands.command_line import one_line
 from mixprec.app.parts import estimate as estimates
 from mixprec.app.parts.devices import on_gpu
 from mixprec.app.parts.networks import EXAMPLE
 from mixprec.backends.copies import copies_for
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, one_line
 
 _ROUNDS = 3  # in two of which a round is recorded
 _SHARE = 0.8  # of what is free; the rest is for graphs, workspaces and batches made ahead, which the guess leaves out
@@ -82,7 +80,7 @@ def limit(config, optimizer, report, out, ranks):
     if settings.budget is not None:
         to = _other_memory(settings.to, model.device, out)
         say = _print if ranks.is_first else str  # which says nothing: other ranks have plans that are alike
-        memory = mixprec.offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
+        memory = offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
         kept = 0  # what does not fit waits elsewhere
         lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
     return Limit(memory, blocks, kept, lines)
@@ -112,7 +110,7 @@ def _found(model, size):
 
 def _recompute(blocks):
     for block in blocks.blocks:
-        mixprec.recompute(block.link)
+        recompute(block.link)
 
 
 def _named(to):
@@ -167,9 +165,9 @@ def compared(config, optimizer, blocks, arrays):
     given = config.memory.budget
     budget = smallest if given is None else in_bytes(check_budget(given), total)
     name = f"offloaded, {'to the least' if given is None else given}"
-    for recompute, also in ((False, ""), (True, ", or recomputed by layers")):
+    for by_layers, also in ((False, ""), (True, ", or recomputed by layers")):
         try:
-            found = plan(recording, budget, bus, recompute=recompute, smallest=SMALLEST)
+            found = plan(recording, budget, bus, recompute=by_layers, smallest=SMALLEST)
             ways.append(Way(name + also, found.schedule.peak, found.schedule.seconds))
         except DoesNotFit as error:
             least_words = estimates.in_words(error.least)
@@ -194,7 +192,7 @@ def compared(config, optimizer, blocks, arrays):
 
 def _recorded(optimizer, arrays, to, scale):
     """Returns the recording of a forward and backward pass and an update, scaled."""
-    memory = mixprec.offload(LARGEST, to, smallest=int(SMALLEST / scale))
+    memory = offload(LARGEST, to, smallest=int(SMALLEST / scale))
     for _ in range(_ROUNDS):
         with memory:
             optimizer.update(optimizer.target, *arrays)

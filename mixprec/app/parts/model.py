@@ -11,7 +11,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-import mixprec
 from mixprec import functions
 from mixprec.app.config import ConfigError
 from mixprec.app.parts.networks import EXAMPLE, signature_of
@@ -19,6 +18,7 @@ from mixprec.app.parts.networks import make as make_network
 from mixprec.app.parts.optimizers import NETWORK, build_optimizer, check_parts, unknown
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.base.name_patterns import UnknownName
+from mixprec.rewrite import convert
 from mixprec.training.label_accuracy import TOP, accuracy
 
 
@@ -90,7 +90,7 @@ def convert_model(config, model, device, rank=0):
         ConfigError: a pattern of ``precision.keep_float32`` fits no link.
     """
     try:
-        report = mixprec.convert(
+        report = convert(
             model,
             np.zeros((EXAMPLE, 3, config.data.size, config.data.size), np.float32),
             compute=config.precision.compute,

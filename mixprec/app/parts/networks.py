@@ -11,9 +11,10 @@ import chainer.links as L
 import numpy as np
 
 from mixprec.app.config import ConfigError
-from mixprec.app.config.config_error import hint, shown
+from mixprec.app.config.config_error import shown
 from mixprec.base import importing
 from mixprec.base.declaration import IMPORT_PATH
+from mixprec.base.messages import hint
 from mixprec.rewrite.example import call_on_example, without_trace
 
 EXAMPLE = 2  # images on which a network is looked at, on the CPU

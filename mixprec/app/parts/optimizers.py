@@ -5,15 +5,19 @@ weights that are not rounded.
 """
 
 import dataclasses
+import importlib
 
 from chainer import optimizers
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
-import mixprec
 from mixprec.app.config import ConfigError
 from mixprec.base.name_patterns import UnknownName, no_match
 from mixprec.base.optimizer_names import DECAYS, FIXED, OWN, RATES, WITH_KEY
+from mixprec.kfac.preconditioner import KFAC
+from mixprec.optimizer import MixedPrecisionOptimizer
 from mixprec.optimizer.part_rates import Factors, NothingToTrain, factors_of
+from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
+from mixprec.precision.loss_scale import DynamicLossScale
 
 NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
 
@@ -28,7 +32,7 @@ def build_optimizer(config, model, communicator=None):
     """
     settings = config.optimizer
     inner = _inner(settings)
-    optimizer = mixprec.MixedPrecisionOptimizer(
+    optimizer = MixedPrecisionOptimizer(
         inner,
         _loss_scale(config.loss_scale),
         batched=config.update.fused,
@@ -54,7 +58,7 @@ def _inner(settings):
             keywords[key] = getattr(settings, key)
     if name in DECAYS:
         keywords[DECAYS[name]] = settings.weight_decay
-    return getattr(mixprec if name in OWN else optimizers, name)(**keywords)
+    return getattr(importlib.import_module(OWN[name]) if name in OWN else optimizers, name)(**keywords)
 
 
 def described_parts(optimizer):
@@ -121,7 +125,7 @@ def _preconditioner(config):
         return None
     settings = dataclasses.asdict(config.kfac)
     del settings["end_damping"]  # the schedule goes there
-    return mixprec.KFAC(decay=settings.pop("ema_decay"), **settings)
+    return KFAC(decay=settings.pop("ema_decay"), **settings)
 
 
 def attribute(optimizer_name):
@@ -131,10 +135,10 @@ def attribute(optimizer_name):
 
 def _loss_scale(settings):
     if settings.mode == "none":
-        return mixprec.NoLossScale(settings.patience)
+        return NoLossScale(settings.patience)
     if settings.mode == "static":
-        return mixprec.StaticLossScale(settings.init_scale, settings.patience)
-    return mixprec.DynamicLossScale(
+        return StaticLossScale(settings.init_scale, settings.patience)
+    return DynamicLossScale(
         init=settings.init_scale,
         growth=settings.growth_factor,
         backoff=settings.backoff_factor,

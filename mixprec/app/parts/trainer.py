@@ -14,6 +14,7 @@ from mixprec import graph_capture
 from mixprec.app.parts.images import converter_of, mixing_of, train_iterator, val_iterator
 from mixprec.app.parts.optimizers import attribute
 from mixprec.app.parts.rank_states import JointSnapshot, RankStates
+from mixprec.app.parts.rates import damping_at, rates_of
 from mixprec.app.parts.snapshot_settings import Settings
 from mixprec.app.parts.stages import Steps
 from mixprec.distributed.processes import Alone
@@ -27,7 +28,7 @@ from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.log_report import LOG, LogReport
 from mixprec.training.loss_scale_log import LossScaleLog
 from mixprec.training.plots import Plots
-from mixprec.training.schedule import Schedule, damping_at, rates_of
+from mixprec.training.schedule import Schedule
 from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
 from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater

@@ -10,20 +10,19 @@ import os
 import warnings
 from typing import Any
 
-import mixprec
 from mixprec.app import config as configs
-from mixprec.app.commands.command_line import one_line
 from mixprec.app.parts import devices, images, kept_activations, rank_states, snapshot_settings
 from mixprec.app.parts.model import convert_model, make_model
 from mixprec.app.parts.networks import find as find_network
 from mixprec.app.parts.optimizers import build_optimizer, described_parts, described_preconditioner
+from mixprec.app.parts.rates import described_rate
 from mixprec.app.parts.starting_weights import StartingWeights
 from mixprec.app.parts.trainer import build_trainer
 from mixprec.app.run import needs, output
 from mixprec.app.run.lock import locked
-from mixprec.base.messages import OneLineError
+from mixprec.base import VERSION
+from mixprec.base.messages import OneLineError, one_line
 from mixprec.training import snapshots, tensorboard
-from mixprec.training.schedule import described_rate
 
 
 def prepare(arguments, networks, ranks, lock):
@@ -121,7 +120,7 @@ class Run:
             self.config,
             source=self.arguments.config,
             overrides=self.arguments.set,
-            version=mixprec.__version__,
+            version=VERSION,
             changes=history,
         )
         return trainer, limit, resolved

@@ -9,10 +9,10 @@ import os
 
 from chainer import serializers
 
-from mixprec.app.commands.command_line import one_line
 from mixprec.app.parts import images, rank_states
 from mixprec.app.run import needs, output, preparation, rehearsal, surroundings
 from mixprec.base import files, standard_streams, working_folder
+from mixprec.base.messages import one_line
 from mixprec.data.data_error import DataError
 from mixprec.kfac.sharing import DampingTooSmall
 from mixprec.training import snapshots

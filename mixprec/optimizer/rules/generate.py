@@ -28,13 +28,21 @@ namespace INSTRUCTIONS {
 """
 
 
+_HEAD_OF_MODULES = [
+    "",
+    "Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.",
+    '"""',
+]
+
+
 def files():
     """Returns the text of each generated file by its path, as they should be."""
     page = _PACKAGE.parent / "docs" / "batched-update.md"
     return {
         _PACKAGE / "native" / "source" / "rules.inl": _source(),
         _PACKAGE / "native" / "source" / "rule_names.cpp": _names_of_formulas(),
-        _PACKAGE / "optimizer_names.py": _names_of_optimizers(),
+        _PACKAGE / "base" / "optimizer_names.py": _names_of_optimizers(),
+        _PACKAGE / "optimizer" / "rules" / "own_optimizers.py": _own_optimizers(),
         page: _with_table(page.read_text()),
     }
 
@@ -135,19 +143,23 @@ def _names_of_optimizers():
     }
     lines = [
         '"""The optimizers that a config can name, and the public ones of this package, without an import of Chainer.',
-        "",
-        "Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.",
-        '"""',
-        "",
-        "from typing import TYPE_CHECKING",
-        "",
-        "if TYPE_CHECKING:",
-        *(f"    from {module} import {name}" for name, module in sorted(own.items(), key=lambda item: item[1])),
-        "",
-        f"__all__ = {json.dumps(sorted(own, key=lambda name: (not name.isupper(), name)))}  # for type checkers",
+        *_HEAD_OF_MODULES,
     ]
     for name, (comment, table) in tables.items():
         lines += ["", f"# {comment}", _literal(f"{name} = ", table, "")]
+    return "\n".join(lines) + "\n"
+
+
+def _own_optimizers():
+    own = {name: each.module for name, each in OFFERS.items() if each.module}
+    lines = [
+        '"""The public optimizers of this package: what a type checker reads as names of ``mixprec``.',
+        *_HEAD_OF_MODULES,
+        "",
+        *(f"from {module} import {name}" for name, module in sorted(own.items(), key=lambda item: item[1])),
+        "",
+        f"__all__ = {json.dumps(sorted(own, key=lambda name: (not name.isupper(), name)))}",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -826,11 +826,11 @@ def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
 
 
 @pytest.mark.parametrize(
-    ("section", "readers"), [("kfac", {"optimizers.py", "schedule.py"}), ("memory", {"kept_activations.py"})]
+    ("section", "readers"), [("kfac", {"optimizers.py", "rates.py"}), ("memory", {"kept_activations.py"})]
 )
 def test_a_section_is_read_where_it_acts(section, readers):
     """From there on objects are handed over that know what they need."""
-    modules = (ROOT / "mixprec/training").glob("*.py")
+    modules = [*(ROOT / "mixprec/app").glob("*/*.py"), *(ROOT / "mixprec/training").glob("*.py")]
     assert {module.name for module in modules if f"config.{section}" in module.read_text(encoding="utf-8")} == readers
 
 

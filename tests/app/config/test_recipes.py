@@ -9,9 +9,9 @@ import pytest
 from mixprec.app.config import load
 from mixprec.app.parts.images import mixing_of
 from mixprec.app.parts.model import ImageClassifier
+from mixprec.app.parts.rates import images_per_step, rates_of
 from mixprec.app.parts.stages import Steps, stages_of
 from mixprec.data.mixing import Mixing
-from mixprec.training.schedule import images_per_step, rates_of
 
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs/resnet50"
 IMAGES, CLASSES = 1281167, 10

@@ -117,7 +117,7 @@ def test_without_a_cache_the_address_is_enough(tmp_path):
     with server:
         lines = [server.process.stdout.readline() for _ in range(3)]
         assert lines[0].endswith(
-            "cache/mixprec/app/monitor: Not a directory; the token is in no file, only in the address\n"
+            "cache/mixprec/monitor: Not a directory; the token is in no file, only in the address\n"
         )
         token = lines[1].rstrip().partition("?token=")[2]
         assert _answer(server, "/", Authorization=f"Bearer {token}")[0] == 200

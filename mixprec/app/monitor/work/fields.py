@@ -4,8 +4,8 @@ import dataclasses
 import types
 from collections.abc import Callable
 
-from mixprec.app.config.config_error import hint, nearest, shown
-from mixprec.base.messages import OneLineError
+from mixprec.app.config.config_error import shown
+from mixprec.base.messages import OneLineError, hint, nearest
 
 _REQUIRED = object()
 

@@ -2,9 +2,9 @@
 
 from mixprec.app.monitor.work.fields import RequestError
 from mixprec.app.monitor.work.opened import open_config, open_source
+from mixprec.app.parts.rates import described_rate, images_per_step, rates_of
 from mixprec.app.parts.stages import Steps, stages_of
 from mixprec.data.data_error import DataError
-from mixprec.training.schedule import described_rate, images_per_step, rates_of
 
 _RANKS = 1  # a page does not know how many there will be
 _POINTS = 500

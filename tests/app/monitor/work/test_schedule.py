@@ -6,8 +6,8 @@ import math
 import pytest
 
 from mixprec.app import config as configs
+from mixprec.app.parts.rates import rates_of
 from mixprec.data.loaders.epochs import Epochs
-from mixprec.training.schedule import rates_of
 from tests.app.monitor.work.asking import answer, error
 
 RUN = ("training.batch_size=10", "data.last_batch=partial")

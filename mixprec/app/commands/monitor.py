@@ -1,4 +1,4 @@
-"""``python -m mixprec.app.monitor RESULTS`` offers the pages to a browser."""
+"""``mixprec monitor RESULTS`` offers the pages to a browser."""
 
 import asyncio
 import contextlib
@@ -7,16 +7,11 @@ import signal
 import socket
 import sys
 
-from mixprec.app.commands import command_process
-from mixprec.base import standard_streams, working_folder
-
-if __name__ == "__main__":
-    command_process.begin()  # before the seconds that the imports below take
-
 from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.app.monitor import access_token
 from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
+from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
 from mixprec.base.messages import OneLineError
 
@@ -39,7 +34,7 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="python -m mixprec.app.monitor", description="Shows in a browser what training does.")
+    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.")
     parser.add_argument("results", type=path("a folder"), help="folder with the results of runs")
     parser.add_argument("--port", type=int, default=8080, help="default: 8080")
     parser.add_argument("--allow-jobs", action="store_true", help="who has the token may start and stop runs")
@@ -158,7 +153,3 @@ def _check_port(port):
             tried.bind((_HOST, port))
     except OSError as error:
         raise ServerError(f"--port {port}: {error.strerror}; give another --port") from error
-
-
-if __name__ == "__main__":
-    sys.exit(command_process.run(lambda: main(sys.argv[1:])))
