@@ -1,11 +1,10 @@
-"""Compiles the native library, and puts a .pth file beside the package; all else stands in setup.cfg.
+"""Compiles the native library, and puts a .pth file beside the package; everything else is in setup.cfg.
 
-Where there is no compiler, or another processor than x86-64, the native library is left out: see
-mixprec/native/__init__.py.
+Without a compiler, or on another processor than x86-64, the native library is left out: see mixprec/native/__init__.py.
 
 The .pth file goes into wheels and editable installs. Every interpreter of the environment, also a worker started by
-forkserver or spawn, can then import Chainer: see mixprec/startup.py. Of the commands of an installation, that of
-headers is the one that editable installs run too.
+forkserver or spawn, can then import Chainer: see mixprec/startup.py. It is installed by the command for headers, as
+editable installs run this command, too.
 """
 
 import concurrent.futures
@@ -22,8 +21,8 @@ from setuptools.command.build_ext import build_ext
 FOLDER = "mixprec/native"
 SOURCE = f"{FOLDER}/source"
 FLAGS = "-std=c++17 -O3 -g0 -fvisibility=hidden -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -pthread"
-# Of the files that are compiled for an instruction set. g++ 12 warns of its own header for AVX-512; clang 14 does not
-# know one of the warnings.
+# For the files that are compiled for an instruction set. g++ 12 warns of its own header for AVX-512; clang 14 does not
+# know one of these warnings.
 AVX2 = "-mavx2 -mfma -mf16c"
 QUIET = "-Wno-unknown-warning-option -Wno-uninitialized -Wno-maybe-uninitialized"
 AVX512 = f"{AVX2} -mavx512f -mavx512bw -mavx512vl -mavx512dq {QUIET}"

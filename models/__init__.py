@@ -1,4 +1,4 @@
-"""Plain Chainer models, NCHW and float32, that know nothing of mixprec but its stochastic depth: what users bring.
+"""Plain Chainer models, NCHW and float32, as users write them; of mixprec they use only its stochastic depth.
 
 ``MODELS[name](classes)`` makes a model; calling it on images (B, 3, H, W) returns logits (B, classes).
 """

@@ -1,6 +1,6 @@
 """ResNet and ResNeXt for ImageNet (He et al. 2015, arXiv:1512.03385), version 1.5, with torchvision's names.
 
-Only the blocks of a stage have other numbers: Chainer's Sequential numbers those after the first from the end.
+Only the blocks of a stage have other numbers: Chainer's Sequential numbers blocks after the first from the end.
 
 In v1.5 the bottleneck's stride lies in its 3x3 convolution, not in the first 1x1. Convolutions have no bias and start
 from He's normal distribution over the fan-out, like torchvision's; the last layer from Chainer's default. Batch
@@ -80,7 +80,7 @@ class Bottleneck(chainer.Chain):
     expansion = 4
     last_normalization = "bn3"
     stochastic_depth = 0.0
-    groups, group_width = 1, 64  # of the 3x3 convolution; the width is that of the first stage
+    groups, group_width = 1, 64  # of the 3x3 convolution; the width applies to the first stage
 
     def __init__(self, in_channels, channels, stride):
         super().__init__()
@@ -127,9 +127,9 @@ def zero_last_scales(model):
 
 
 def set_stochastic_depth(stages, ratio):
-    """Sets with which probability an image skips the branch of each block: 0 in the first one, ``ratio`` in the last.
+    """Sets the probability that an image skips the branch of each block: 0 in the first, ``ratio`` in the last.
 
-    That of block b of B is ``ratio * b / (B - 1)``, as timm has it for ``drop_path_rate`` (``make_blocks`` in
+    Block b of B has ``ratio * b / (B - 1)``, as in timm for ``drop_path_rate`` (``make_blocks`` in
     timm/models/resnet.py); Huang et al. 2016, section 3, begin with ``ratio / B``.
     """
     blocks = [block for each in stages for block in each]
@@ -146,7 +146,7 @@ class ResNet(chainer.Chain):
         classes (int): Number of classes.
         zero_init_residual (bool): See :func:`zero_last_scales`.
         stochastic_depth (float): From 0 to below 1, see :func:`set_stochastic_depth`.
-        channels (int): Channels of the first convolution; each stage after the first has twice those of the one before.
+        channels (int): Channels of the first convolution; each stage doubles the channels of the stage before.
         ksize (int): Height and width of the first convolution.
     """
 

@@ -2,8 +2,8 @@
 
 Two 3x3 convolutions at each of five resolutions, on the way down and on the way up again; max pooling between them,
 2x2 deconvolutions with stride 2, and a 1x1 convolution at the end. Convolutions are padded, so that logits have the
-size of the image, where the paper crops. Batch normalization, which is younger, follows each 3x3 convolution, and has
-the bias.
+size of the image; the paper crops instead. Batch normalization, which the paper does not have, follows each 3x3
+convolution and replaces its bias.
 """
 
 import chainer
@@ -33,7 +33,7 @@ class UNet(chainer.Chain):
     """Images (B, 3, H, W) -> logits (B, classes, H, W); H and W are multiples of 16.
 
     Args:
-        classes (int): Number of classes of a pixel.
+        classes (int): Number of classes per pixel.
         width (int): Channels at the full resolution, twice as many at each half of it; 64 in the paper.
     """
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.recording_device.arrays import Array, conversions_stay
 from mixprec.backends import device_log
-from mixprec.backends.aside import Aside
+from mixprec.backends.wgrad_stream import SideStream
 from mixprec.backends.memory import axes
 
 
@@ -25,12 +25,12 @@ class Graphs:
         launcher: :class:`~benchmarks.recording_device.launcher.Launcher` of the device.
 
     Attributes:
-        aside: :class:`~mixprec.backends.aside.Aside`.
+        side_stream: :class:`~mixprec.backends.wgrad_stream.SideStream`.
     """
 
     def __init__(self, launcher):
         self._launcher = launcher
-        self.aside = Aside(_STREAMS)
+        self.side_stream = SideStream(_STREAMS)
 
     @property
     def pool_bytes(self):

@@ -69,8 +69,8 @@ def serialize_dropout(serializer, devices):
     """
     arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
     known = _states.keys() - _forgotten
-    for place, device in enumerate(devices):
-        name = f"dropout_state{place}"
+    for index, device in enumerate(devices):
+        name = f"dropout_state{index}"
         if isinstance(serializer, chainer.Deserializer):
             state = loaded(serializer, name)
             if state is not None:

@@ -14,7 +14,7 @@ import os
 import platform
 import weakref
 
-from mixprec.backends import aside, registered
+from mixprec.backends import registered, wgrad_stream
 from mixprec.backends.device_log import record
 
 ANOTHER_COMMUNICATOR = "make another communicator, of a duplicate of MPI's, and an optimizer with it"
@@ -109,7 +109,7 @@ class Nccl:
     def beside(self, *held):
         """Inside of the block the stream of NCCL is the current one.
 
-        It comes after all that the current stream has been asked, and the second one of :mod:`mixprec.backends.aside`.
+        It comes after all that the current stream has been asked, and the second one of :mod:`mixprec.backends.wgrad_stream`.
 
         Args:
             held: what is read or written on it, and was not allocated there.
@@ -118,7 +118,7 @@ class Nccl:
             current = self._cuda.get_current_stream()
             self._forked.record(current)
             self._stream.wait_event(self._forked)
-            last = aside.last()
+            last = wgrad_stream.last()
             if last is not None:
                 self._stream.wait_event(last)
             self._held.append(held)

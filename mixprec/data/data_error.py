@@ -9,16 +9,16 @@ __all__ = ["DataError", "and_more", "file_errors", "printable"]
 
 
 class DataError(OneLineError):
-    """The data, or how they are to be read, is not usable; the message is one line that names the culprit."""
+    """The data, or the settings for reading them, are not usable; the message is one line that names the cause."""
 
 
 @contextlib.contextmanager
 def file_errors(name, what=""):
-    """Around work with a file: an :class:`OSError` becomes a :class:`DataError` with the reason of the system.
+    """Surrounds work with a file: an :class:`OSError` becomes a :class:`DataError` with the reason of the system.
 
     Args:
-        name (path): The file, or what in it, for the message.
-        what (str): What is wrong with it, if the reason alone does not say so.
+        name (path): The file, or a part of it, for the message.
+        what (str): The fault, if the reason alone is not clear.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""A set of images that a script makes: complete or not there, with a manifest, and made once."""
+"""A generated set of images: written completely or not at all, with a manifest, and made once."""
 
 import contextlib
 import hashlib
@@ -19,12 +19,12 @@ def make_set(out, kind, parameters, images, *, force=False):
     """Makes ``out/train/<class>/*.jpg`` and ``out/val/<class>/*.jpg``, and a manifest with the SHA-256 of each file.
 
     The folder is built beside ``out`` and renamed when it is complete; after an error or Ctrl-C nothing is left of it.
-    A set that is there already with the same parameters is read through and left as it is.
+    An existing set with the same parameters is verified and left as it is.
 
     Args:
         out (path): Folder to make; its parent folders are made too.
-        kind (str): What the images show, in the plural; for messages.
-        parameters (dict): All that the content of the files follows from; goes into the manifest.
+        kind (str): Plural noun for the images, for messages.
+        parameters (dict): Everything that determines the content of the files; goes into the manifest.
         images (callable): Returns the number of images and a generator of pairs (path inside the set, bytes of the
             file); called only if the set is to be made.
         force (bool): Make an earlier set again that is damaged or has other parameters.
@@ -51,7 +51,7 @@ def make_set(out, kind, parameters, images, *, force=False):
 
 
 def _build(out, kind, parameters, count, contents):
-    """Writes the set into a temporary folder beside ``out`` and puts it in its place; returns {path: SHA-256}."""
+    """Writes the set into a temporary folder beside ``out`` and renames it; returns {path: SHA-256}."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     replaced = out.with_name(f".{out.name}.{os.getpid()}.old")
     files = {}
@@ -108,7 +108,7 @@ def _difference(manifest, parameters, kind):
 
 
 def _damage(out, files):
-    """What is wrong with the first file that is not as it was written, or None."""
+    """The fault of the first file that differs from what was written, or None."""
     present = _on_disk(out)
     for name, sha256 in files.items():
         if name not in present:

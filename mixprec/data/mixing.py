@@ -1,6 +1,6 @@
-"""Mixup and CutMix: images of a batch, mixed with others of it, and the labels of both.
+"""Mixup and CutMix: images of a batch, mixed with other images of it, and the labels of both.
 
-The updaters give :meth:`Mixing.mix` to the converter, which calls it on each batch that it has sent to the device.
+The updaters pass :meth:`Mixing.mix` to the converter, which calls it on each batch that it has sent to the device.
 """
 
 import math
@@ -14,11 +14,11 @@ from mixprec.base import arguments
 
 
 class Mixture(NamedTuple):
-    """How the images of a batch are mixed with those in reversed order.
+    """Parameters for mixing the images of a batch with the images in reversed order.
 
     Attributes:
-        share: of an image in each pixel outside of the box, from 0 to 1.
-        box: ``(top, left, bottom, right)`` in pixels, where there is the other image alone.
+        share: share of an image in each pixel outside the box, from 0 to 1.
+        box: ``(top, left, bottom, right)`` in pixels, filled by the other image alone.
         target: share of the image's label, float32.
     """
 
@@ -31,24 +31,24 @@ class Mixing:
     """Mixes batches of images by Mixup, by CutMix, or by one of them in each batch.
 
     Mixup (Zhang et al. 2018, arXiv:1710.09412) takes the mean of two images, with a share from the distribution
-    Beta(alpha, alpha). CutMix (Yun et al. 2019, arXiv:1905.04899) draws a share likewise, and puts a box of the other
-    image into the first that covers the rest: sides are ``sqrt(1 - share)`` times those of the image, the centre is
-    uniform, and what lies outside of the image is cut off. Labels have the shares that remain. As in timm, image n is
-    mixed with image N - 1 - n, and all of a batch in the same way.
+    Beta(alpha, alpha). CutMix (Yun et al. 2019, arXiv:1905.04899) draws a share in the same way, and pastes a box of
+    the other image over the rest: its sides are ``sqrt(1 - share)`` times the sides of the image, its centre is
+    uniform, and it is clipped at the borders. Labels get the shares of the visible pixels. As in timm, image n is mixed
+    with image N - 1 - n, and all images of a batch in the same way.
 
     The random numbers follow from the seed, the rank and the number of the batch: a run that goes on from a snapshot
     mixes as one that was never stopped, and so does one with another number of threads.
 
     Args:
-        mixup: alpha of Mixup's shares; 0 is no Mixup.
-        cutmix: alpha of CutMix's shares; 0 is no CutMix.
-        cutmix_probability: of CutMix in a batch, where both are on.
-        probability: that a batch is mixed at all.
+        mixup: alpha of Mixup's shares; 0 switches Mixup off.
+        cutmix: alpha of CutMix's shares; 0 switches CutMix off.
+        cutmix_probability: probability of CutMix in a batch, if both are on.
+        probability: probability that a batch is mixed at all.
         seed: from 0 to 2^32 - 1.
-        rank: of the process, where several train together; likewise.
+        rank: rank of the process, if several train together; from 0 to 2^32 - 1.
 
     Raises:
-        ValueError: an argument is no number, or out of its range; or both alphas are 0.
+        ValueError: an argument is not a number, or out of its range; or both alphas are 0.
 
     Example:
         >>> mixing = Mixing(mixup=0.2, cutmix=1.0, seed=1)
@@ -71,21 +71,21 @@ class Mixing:
         """Mixes a batch.
 
         Args:
-            x: images (N, C, H, W) in a storage dtype, as they come from a converter; best in the order (N, H, W, C) in
-                memory, as other orders are copied.
+            x: images (N, C, H, W) in a storage dtype, as from a converter; preferably in the memory order (N, H, W, C), as
+                other orders are copied.
             t: labels (N,), signed integers; all of them count.
-            number: of the batch since the beginning of training, from 0.
+            number: number of the batch since the beginning of training, from 0.
 
         Returns:
-            ``(x, t, second, share)``: mixed images (N, C, H, W), in the order (N, H, W, C) in memory; the labels; the
-            labels of the images that were mixed in; and the share of the former, () float32. Give the last two as
+            ``(x, t, second, share)``: mixed images (N, C, H, W), in the memory order (N, H, W, C); the labels; the labels
+            of the images that were mixed in; and the share of the former, () float32. Pass the last two as
             ``mixed=(second, share)`` to :func:`mixprec.functions.softmax_cross_entropy`.
         """
         mixed, *others = self.mix(x.transpose(0, 2, 3, 1), t, number)
         return mixed.transpose(0, 3, 1, 2), *others
 
     def mix(self, x, t, number):
-        """Mixes a batch as loaders have it: images (N, H, W, C), before and after; all else is as of a call."""
+        """Mixes a batch in the layout of loaders: images (N, H, W, C), before and after; otherwise like a call."""
         mixture, device = self.draw(number, *x.shape[1:3]), chainer.backend.get_device_from_array(x)
         with chainer.using_device(device):
             images = device.xp.ascontiguousarray(x)

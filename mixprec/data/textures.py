@@ -15,14 +15,14 @@ from mixprec.base.interruption import for_parent_only
 from mixprec.data.data_error import DataError
 from mixprec.data.generated_set import make_set
 
-# Part of the manifest: raise it when other pictures come out for the same seed.
+# Part of the manifest: raise it when the pictures of a seed change.
 _VERSION = 1
 _QUALITY = 80
 _MOST = 10_000_000  # pictures: eight times ImageNet
 _VALIDATION = 3  # of ten pictures of a class
 
-# How far direction, frequency and colour of a picture stray from those of its class. With 1.0 the two classes of a pair
-# overlap by a quarter: a picture in there is of either class, so that no network can be right on more than 88 %.
+# Variation of direction, frequency and colour within a class. With 1.0 the two classes of a pair overlap by a quarter:
+# a picture in the overlap may be of either class, so that no network can be right on more than 88 %.
 _DIFFICULTY = 1.0
 
 _PHASES = 1024  # steps of a period
@@ -30,11 +30,11 @@ _PHASES = 1024  # steps of a period
 
 @dataclasses.dataclass(frozen=True)
 class Texture:
-    """What the object of a class looks like.
+    """The look of the objects of a class.
 
     Attributes:
         shape (str): Outline of the object.
-        hue (int): Colour in degrees of the colour circle.
+        hue (int): Hue in degrees.
         angle (int): Direction across the stripes in degrees.
         periods (float): Periods of the grating along the shorter side of the picture.
         wave (str): Profile of the stripes.
@@ -72,17 +72,18 @@ def make_textures(out, *, images=10000, seed=0, side=None, force=False):
 
     A picture shows one object, a shape with an oriented grating, before a blotchy background and among other shapes,
     under a light that varies over the picture. Its class, one of :data:`CLASSES`, fixes shape, colour, and direction,
-    frequency and profile of the grating; all but shape and profile stray from that. Pictures have a shorter side of
-    330 to 420 pixels, 4:3 in about, three of ten upright. Every class has as many pictures (the first ones have one
-    more if that is impossible), and three tenths of them, rounded down, are for validation.
+    frequency and profile of the grating; all except shape and profile vary around these. Pictures have a shorter side
+    of 330 to 420 pixels, an aspect ratio of about 4:3, and three of ten are upright. Every class has the same number of
+    pictures (if impossible, the first classes have one more), and three tenths of them, rounded down, are for
+    validation.
 
-    The numbers of a picture follow from ``seed`` and its index alone, and what is computed for its pixels is exact on
-    every machine, so that the bytes depend on the version of Pillow and on nothing else. All cores take part.
+    The random numbers of a picture follow from ``seed`` and its index alone, and its pixels are computed exactly on
+    every machine, so that the bytes depend only on the version of Pillow. All cores are used.
 
     Args:
         out (path): Folder to make; its parent folders are made too.
         images (int): Number of pictures, from 100, ten of a class, to 10 million.
-        seed (int): 0 to 2^32 - 1; another one gives other pictures of the same classes.
+        seed (int): 0 to 2^32 - 1; different seeds give different pictures of the same classes.
         side (int): Pixels of the shorter side, from 16 to 320, to which the pictures are made smaller; ``None`` leaves
             them as they are.
         force (bool): Make an earlier set again that is damaged or has other parameters.
@@ -124,7 +125,7 @@ def picture(index, seed):
 
 
 def _contents(images, seed, side=None):
-    """Yields (path inside the set, JPEG in bytes); worked out by processes, in order."""
+    """Yields (path inside the set, JPEG in bytes); computed by processes, in order."""
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"))
     try:
         with for_parent_only():  # the processes start now
@@ -136,7 +137,7 @@ def _contents(images, seed, side=None):
 
 
 def is_for_validation(index, images):
-    """Returns whether picture ``index`` of a set of so many is for validation."""
+    """Returns whether picture ``index`` of a set of ``images`` is for validation."""
     number, label = divmod(index, len(CLASSES))
     members = len(range(label, images, len(CLASSES)))
     return number < members * _VALIDATION // 10
@@ -193,15 +194,15 @@ def _paint(random, pixels, short, shape, radius, hue, wave, contrast, margin):
     """Paints a striped shape somewhere, ``margin`` times its radius away from the edges.
 
     Args:
-        random: source of the place, the turn and the brightness.
+        random: source of the position, the rotation and the brightness.
         pixels: picture, float32 (height, width, 3); painted into.
         short: its shorter side.
         shape: key of ``_SHAPES``.
-        radius: of the circle around the shape, in pixels.
+        radius: circumradius of the shape, in pixels.
         hue: colour in degrees.
         wave: ``(angle, periods along the shorter side, key of _WAVES)``.
-        contrast: of the stripes, 0 to 1.
-        margin: in radii.
+        contrast: contrast of the stripes, 0 to 1.
+        margin: distance from the edges, in radii.
     """
     height, width = pixels.shape[:2]
     y, x = (random.uniform(margin * radius, side - margin * radius) for side in (height, width))

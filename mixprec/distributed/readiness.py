@@ -2,7 +2,7 @@
 
 Chainer's pass keeps gradients of parameters in its table to the end. Inside of :func:`watching` the functions that use
 each parameter are counted before the pass, and each is ticked off after its step. A second stream of a GPU
-(:mod:`mixprec.backends.aside`) may then still be at work on the gradient; who packs there has to wait for it.
+(:mod:`mixprec.backends.wgrad_stream`) may then still be at work on the gradient; who packs there has to wait for it.
 """
 
 import functools

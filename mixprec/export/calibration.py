@@ -1,4 +1,4 @@
-"""Calibration: what values a tensor has in a network, and which of them 8 bits are to stand for.
+"""Calibration: the distribution of a tensor's values in a network, and the range that 8 bits represent.
 
 onnxruntime's calibrators need the outputs of all layers for all images at a time, or give other histograms for other
 batches; their entropy has as many bins as quantized values by default, and then it never clips. So the histograms here
@@ -13,9 +13,9 @@ from mixprec.base.messages import OneLineError
 from mixprec.export.sessions import session
 
 BINS = 2048
-LEVELS = 128  # of a sign and 7 bits
+LEVELS = 128  # one sign bit and 7 bits
 PERCENTILE = 99.99  # of NVIDIA's toolkit, pytorch_quantization.calib.HistogramCalibrator: clips one value of 10,000
-METHODS = ("minmax", "percentile", "entropy")  # the first one is taken if all are equal
+METHODS = ("minmax", "percentile", "entropy")  # the first is chosen if all are equal
 
 _ROUNDING = 1e-12  # of relative entropies
 _FEWEST = 8
@@ -25,18 +25,18 @@ _HELD_OUT = 4  # one image of so many
 class Images:
     """The images of a calibration, one at a time.
 
-    Each fourth one is held out, wherever batches end: images that are sorted by class are in both parts.
+    Every fourth image is held out, independent of batches: images that are sorted by class are in both parts.
 
     Args:
-        batches: an iterable of float32 arrays ``(N, ...)``, or a function that returns one. It is gone through more
-            than once, and gives the same images each time.
+        batches: an iterable of float32 arrays ``(N, ...)``, or a function that returns one. It is iterated over more than
+            once, and must give the same images each time.
 
     Attributes:
         count (int or None): number of images, known after the first pass.
 
     Raises:
-        OneLineError: while it is gone through: there are fewer than eight images, another pass had another number of
-            images, or a value is not finite.
+        OneLineError: during iteration: there are fewer than eight images, two passes had different numbers of images, or
+            a value is not finite.
     """
 
     def __init__(self, batches):
@@ -48,7 +48,7 @@ class Images:
         return (image for index, image in self._numbered() if index % _HELD_OUT != _HELD_OUT - 1)
 
     def held_out(self):
-        """Yields arrays ``(1, ...)``: each fourth image."""
+        """Yields arrays ``(1, ...)``: every fourth image."""
         return (image for index, image in self._numbered() if index % _HELD_OUT == _HELD_OUT - 1)
 
     @property
@@ -65,7 +65,7 @@ class Images:
                 yield count, image
                 count += 1
         if self.count not in (None, count):
-            raise OneLineError(f"calibration: {self.count} images in the first pass, {count} in another one")
+            raise OneLineError(f"calibration: {self.count} images in the first pass, {count} in a later pass")
         if count < _FEWEST:
             raise OneLineError(f"calibration: found {count} images, needs at least {_FEWEST}")
         self.count = count
@@ -92,7 +92,7 @@ class Statistics:
         return max(abs(self.lowest), abs(self.highest))
 
     def widen(self, array):
-        """Takes the extremes of ``array`` into account."""
+        """Updates the extremes by the values of ``array``."""
         self.lowest, self.highest = min(self.lowest, float(array.min())), max(self.highest, float(array.max()))
 
     def count(self, array):
@@ -118,7 +118,7 @@ class Statistics:
 
 
 def percentile_threshold(counts, percentile=PERCENTILE):
-    """Returns how many bins of a histogram hold ``percentile`` percent of the values, at least.
+    """Returns the number of bins of a histogram that hold at least ``percentile`` percent of the values.
 
     Args:
         counts (numpy.ndarray): histogram of absolute values.
@@ -129,13 +129,13 @@ def percentile_threshold(counts, percentile=PERCENTILE):
 
 
 def entropy_threshold(counts):
-    """Returns how many bins of a histogram are kept so that 128 levels lose least information.
+    """Returns the number of bins of a histogram to keep so that 128 levels lose the least information.
 
-    The relative entropy (Kullback-Leibler divergence) of the values, those that are clipped in the last bin, and of the
-    same values after they were quantized to 128 levels, is smallest: S. Migacz, "8-bit Inference with TensorRT", GTC
-    2017. Two details are those of NVIDIA's own program, ``pytorch_quantization.calib.histogram``: the first bin counts
-    as many as the second one, since the zeros of ReLU are exact whatever the scale is; and of equals the larger number
-    is taken.
+    It minimizes the relative entropy (Kullback-Leibler divergence) between the values, with clipped ones counted in the
+    last bin, and the same values quantized to 128 levels: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. Two
+    details follow NVIDIA's own program, ``pytorch_quantization.calib.histogram``: the count of the first bin is
+    replaced by the count of the second, since the zeros of ReLU are exact at any scale; and among equal minima the
+    largest number of bins is chosen.
 
     Args:
         counts (numpy.ndarray): histogram of absolute values, with more than 128 bins.
@@ -154,7 +154,7 @@ def entropy_threshold(counts):
     reference = _up_to(counts * _log(counts))[kept] - last * _log(last) + (last + clipped) * _log(last + clipped)
     quantized = (sums * mean).sum(1) + clipped * mean[:, -1]
     divergence = (reference - quantized) / total + np.log(np.maximum(kept_sum, 1) / total)
-    divergence[(last == 0) & (clipped > 0)] = np.inf  # nothing stands for those that are clipped
+    divergence[(last == 0) & (clipped > 0)] = np.inf  # no level represents the clipped values
     return int(kept[divergence <= divergence.min() + _ROUNDING][-1])
 
 
@@ -164,17 +164,17 @@ def _up_to(values):
 
 
 def _log(values):
-    """Logarithms; 0 for 0, by which they are multiplied."""
+    """Logarithms; 0 for 0, as they are multiplied by the argument."""
     return np.log(np.where(values > 0, values, 1))
 
 
 def collect(model, names, images, progress):
-    """Computes a network for the images of the calibration, and what values its tensors have.
+    """Runs a network on the images of the calibration, and collects the values of its tensors.
 
     Args:
         model (onnx.ModelProto): with the types of all tensors in ``value_info``.
         names (list of str): tensors, float32; each is an output of a node, or the input of the graph.
-        images (Images): they are gone through twice.
+        images (Images): iterated over twice.
         progress: called with a word and the number of images, after each image.
 
     Returns:
@@ -190,7 +190,8 @@ def collect(model, names, images, progress):
 
     def arrays(step):
         for done, image in enumerate(images.calibration(), start=1):
-            # The input is not asked for: onnxruntime would return the memory that it was given, issue 21922.
+            # The input is not requested as an output: onnxruntime would return the memory that it was given, issue
+            # 21922.
             values = computer.run(computed, {source: image}) if computed else []
             yield from zip(computed, values, strict=True)
             if source in statistics:

@@ -1,6 +1,6 @@
-"""The graph of a Chainer model in ONNX, as ``onnx_chainer`` writes it, and where each of its parts comes from.
+"""The graph of a Chainer model in ONNX, as ``onnx_chainer`` writes it, and the origin of each node.
 
-:func:`mixprec.export.onnx` calls :func:`trace` for two batch sizes, and compares what it gets.
+:func:`mixprec.export.onnx` calls :func:`trace` for two batch sizes, and compares the graphs.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ def plain_copy(model):
     """Returns a copy of a model on the CPU that computes as plain Chainer does, in float32.
 
     Args:
-        model: any :class:`chainer.Link`; of :class:`chainer.links.Classifier` its predictor. It may be converted, and
-            stays as it is. Weights are the float32 masters, if an optimizer has them.
+        model: any :class:`chainer.Link`; for a :class:`chainer.links.Classifier`, its predictor is copied. It may be
+            converted, and stays as it is. Weights are the float32 masters, if an optimizer has them.
 
     Raises:
         TypeError: ``model`` is not a link.
@@ -55,8 +55,8 @@ def plain_copy(model):
             link.__dict__[name] = copy.deepcopy(getattr(link, name))
     rewrite.revert(plain)
     for link in plain.links():
-        with contextlib.suppress(TypeError):  # it takes arguments: then the state stays, and does not fit, or is none
-            if hasattr(link, "reset_state"):  # of a recurrent link: that of another batch
+        with contextlib.suppress(TypeError):  # it takes arguments: then the state stays, and may not fit
+            if hasattr(link, "reset_state"):  # of a recurrent link: the state of an earlier batch
                 link.reset_state()
     for param in plain.params():
         param.array = np.array(chainer.get_device("@numpy").send(param.array))
@@ -65,7 +65,7 @@ def plain_copy(model):
 
 
 def separate(model):
-    """Returns a copy of a model that shares its arrays, and neither links nor lists of them with it.
+    """Returns a copy of a model that shares its arrays, but neither links nor lists of links.
 
     Not ``model.copy("copy")``, which fails if there is a lambda in a ``Sequential``.
     """
@@ -79,18 +79,18 @@ def separate(model):
 
 
 def trace(model, inputs):
-    """Calls a model on its inputs, and returns what ``onnx_chainer`` makes of it.
+    """Calls a model on its inputs, and returns the graph that ``onnx_chainer`` makes of it.
 
     Args:
         model: from :func:`plain_copy`; it is not changed.
         inputs: list of arrays, whose first axis is the batch.
 
     Returns:
-        ``(graph, places)``: an :class:`onnx.ModelProto` with outputs ``output_0``, ``output_1`` and so on, and a dict
+        ``(graph, origins)``: an :class:`onnx.ModelProto` with outputs ``output_0``, ``output_1`` and so on, and a dict
         from the beginning of the name of each node to ``"function of link"``.
 
     Raises:
-        ExportError: see there.
+        ExportError: see :func:`mixprec.export.onnx`.
     """
     import onnx_chainer
 
@@ -116,11 +116,11 @@ def trace(model, inputs):
             raise origins.explained(error) from error
         finally:
             origins.forget()
-    return graph, origins.places
+    return graph, origins.origins
 
 
 class _Flat(chainer.Chain):
-    """Calls a model and returns its variables as one list, whatever they are nested in."""
+    """Calls a model and returns its variables as one flat list."""
 
     def __init__(self, model):
         super().__init__()
@@ -135,10 +135,10 @@ class _Flat(chainer.Chain):
         for index, variable in enumerate(found):
             has_origin = variable.creator_node is not None or isinstance(variable, chainer.Parameter)
             if not has_origin and all(variable is not each for each in inputs):
-                made = "is made of an array: a function such as F.ceil leaves no trace, or x.array was read"
+                made = "is made from an array: a function such as F.ceil is not in the graph, or x.array was read"
                 raise ExportError(f"output {index} {made}")
         self.names += [f"output_{index}" for index in range(len(found))]
-        # A variable has one name: one that is returned twice, or that no function has made, becomes another one.
+        # A variable has one name: if it is returned twice, or no function has made it, it is copied by a function.
         seen = {id(variable): index for index, variable in reversed(list(enumerate(found)))}
         return [
             variable if seen[id(variable)] == index and variable.creator_node is not None else F.identity(variable)
@@ -147,7 +147,7 @@ class _Flat(chainer.Chain):
 
 
 def variables(result):
-    """Returns all variables of what a model returns: tuples, lists and dicts, nested in any way."""
+    """Returns all variables in a model's result: tuples, lists and dicts, nested in any way."""
     if isinstance(result, chainer.Variable):
         return [result]
     if isinstance(result, dict):
@@ -163,7 +163,7 @@ class _Origins(chainer.LinkHook):
     name = "mixprec.export"
 
     def __init__(self, model):
-        self.places = {}
+        self.origins = {}
         self._names = {id(link): name for name, link in model.namedlinks()}
         self._stack, self._functions, self._now = [], {}, None
         self._hook = _Calls(self._note)
@@ -184,29 +184,29 @@ class _Origins(chainer.LinkHook):
 
     def _note(self, function):
         link = self._stack[-1] if self._stack else "/"
-        self._functions[id(function)] = (function, link)  # the function, or its id could be that of a later one
+        self._functions[id(function)] = (function, link)  # the function is held, or a later one could get its id
         if not chainer.config.enable_backprop:
-            raise ExportError(f"{_name(function)} of {link} runs without backprop, where it leaves no trace")
+            raise ExportError(f"{_name(function)} of {link} runs without backprop, and so is not in the graph")
 
     def forget(self):
-        """Lets the arrays of the call go, which are in cycles of references."""
+        """Frees the arrays of the call, which are in reference cycles."""
         self._functions.clear()
         gc.collect()
 
     def follow(self, table):
-        """Returns the converters of a table, each of which notes what it converts."""
+        """Returns the converters of a table, each of which records the function that it converts."""
 
         def following(convert):
             def run(parameters):
-                self._now = self._place(parameters.func)
-                self.places[converters.name_of_function()] = self._now
+                self._now = self._origin(parameters.func)
+                self.origins[converters.name_of_function()] = self._now
                 return convert(parameters)
 
             return run
 
         return {name: following(convert) for name, convert in table.items()}
 
-    def _place(self, function):
+    def _origin(self, function):
         for known, link in self._functions.values():
             if function in (known, getattr(known, "function", None)):
                 return f"{_name(known)} of {link}"
@@ -218,7 +218,7 @@ class _Origins(chainer.LinkHook):
             return error
         for function, link in self._functions.values():
             if str(error) == f"{_name(function)} is not supported":
-                return ExportError(f"{_name(function)} of {link} cannot be exported: nothing in ONNX is known for it")
+                return ExportError(f"{_name(function)} of {link} cannot be exported: no ONNX equivalent is known")
         if self._now is None:  # the model failed
             return ExportError(f"the model cannot be called on the example: {type(error).__name__}: {error}")
         return ExportError(f"{self._now} cannot be exported: {error}")

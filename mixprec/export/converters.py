@@ -1,7 +1,7 @@
-"""Converters of functions of Chainer to ONNX that ``onnx_chainer`` lacks, or that leave something out there.
+"""Converters of Chainer's functions to ONNX that ``onnx_chainer`` lacks, or that are incomplete there.
 
-They are of the kind that ``onnx_chainer.export`` takes as ``external_converters``: from the function and the names of
-its inputs and outputs to nodes of ONNX, opset 11.
+``onnx_chainer.export`` takes them as ``external_converters``: from the function and the names of its inputs and outputs
+they make nodes of ONNX, opset 11.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ def all_of_them():
 
 
 def name_of_function():
-    """Returns the name that ``onnx_chainer`` gives the function that is converted now: its nodes' names begin so."""
+    """Returns ``onnx_chainer``'s name of the function that is being converted: names of its nodes begin with it."""
     return onnx_helper.get_func_name()
 
 
@@ -42,7 +42,7 @@ class _Nodes(onnx_helper.GraphBuilder):
 
 
 def _converter(build):
-    """Returns a converter from a function that adds to :class:`_Nodes`."""
+    """Returns the converter made from a function that adds to :class:`_Nodes`."""
 
     def convert(parameters):
         nodes = _Nodes(parameters)
@@ -62,7 +62,7 @@ _OF_TWO_AXES = {
 
 
 def _of_axes(function, *names):
-    """Returns what a function has for each axis of an image, a list of tuples, also where it knows two axes only."""
+    """Returns a function's arguments for each axis of an image as a list of tuples, also if it has two axes only."""
     if hasattr(function, names[0]):
         return [getattr(function, name) for name in names]
     return [tuple(getattr(function, each) for each in _OF_TWO_AXES[name]) for name in names]
@@ -83,7 +83,7 @@ def _convolution_nd(nodes):
 
 
 def _deconvolution(nodes):
-    """``onnx_chainer`` leaves out ``dilate``, and has ONNX choose the side where an odd padding is larger."""
+    """``onnx_chainer`` leaves out ``dilate``, and lets ONNX choose the side where an odd padding is larger."""
     images, filters = nodes.function.inputs[:2]
     stride, pad, dilate, outs = _of_axes(nodes.function, "stride", "pad", "dilate", "outs")
     ends, more = [], []
@@ -122,8 +122,8 @@ def _lstm(nodes):
 def _pooling(operator):
     """Windows that lie over the end of an image (``cover_all``) need more padding there.
 
-    ``onnx_chainer`` has ONNX round up for them, which leaves out windows that begin behind the image, and it does not
-    know a ``pad_value`` of ``None``.
+    ``onnx_chainer`` lets ONNX round up for them, which leaves out windows that begin after the image, and it does not
+    support a ``pad_value`` of ``None``.
     """
 
     def build(nodes):
@@ -151,7 +151,7 @@ def _batch_normalization(parameters):
 
 
 def _batch_normalization_of_other_axes(nodes):
-    """Than (N, C, ...): its statistics have a shape that ONNX's operator does not take."""
+    """For shapes other than (N, C, ...), whose statistics ONNX's operator does not accept."""
     function, name = nodes.function, nodes.inputs[0]
     shape = [1 if axis in function.axis else size for axis, size in enumerate(function.inputs[0].shape)]
     of_statistics = nodes.constant("shape", shape)
@@ -162,7 +162,7 @@ def _batch_normalization_of_other_axes(nodes):
 
 
 def _statistics_of_the_batch(parameters):
-    raise ValueError("it normalizes by the statistics of the batch; F.fixed_batch_normalization has those of training")
+    raise ValueError("it normalizes by the statistics of the batch; use F.fixed_batch_normalization")
 
 
 def _local_response_normalization(parameters):
@@ -191,7 +191,7 @@ def _layer_normalization(nodes):
 
 
 def _of_channels(nodes):
-    """The name of the second input, a parameter of the axes behind the first, which ONNX aligns at the last axis."""
+    """The name of the second input, a parameter of the axes after the first, which ONNX aligns at the last axis."""
     x, parameter = nodes.function.inputs[:2]
     shape = [1, *parameter.shape, *[1] * (len(x.shape) - 1 - len(parameter.shape))]
     return nodes.op("Reshape", [nodes.inputs[1], nodes.constant("shape", shape)])
@@ -261,7 +261,7 @@ def _pad(nodes):
 
 
 def _tile(nodes):
-    """``onnx_chainer`` does not know that missing numbers are ones in front."""
+    """``onnx_chainer`` does not treat missing leading numbers as ones."""
     function = nodes.function
     reps = function.reps if isinstance(function.reps, (tuple, list)) else [function.reps]
     missing = len(function.inputs[0].shape) - len(reps)
@@ -271,7 +271,7 @@ def _tile(nodes):
 
 
 def _transpose(nodes):
-    """``onnx_chainer`` leaves negative axes as they are, which ONNX does not know."""
+    """``onnx_chainer`` leaves negative axes as they are, which ONNX does not support."""
     axes, ndim = nodes.function.axes, len(nodes.function.inputs[0].shape)
     axes = range(ndim)[::-1] if axes is None else [axis % ndim for axis in axes]
     nodes.op("Transpose", nodes.inputs, perm=list(axes))
@@ -303,7 +303,7 @@ def _broadcast(nodes):
 
 
 def _one(operator):
-    """To one node that has the same inputs."""
+    """Converts to one node with the same inputs."""
     return lambda nodes: nodes.op(operator, nodes.inputs)
 
 

@@ -1,7 +1,7 @@
-"""Makes the batch of a graph dynamic, by what differs between its traces at two batch sizes.
+"""Makes the batch of a graph dynamic, by comparing its traces at two batch sizes.
 
-``onnx_chainer`` writes the shapes that it sees, also that of the batch: ``Reshape`` to (2, 64). A number that is k * 2
-in one trace and k * 3 in the other is k times the batch.
+``onnx_chainer`` writes the shapes that it sees, including the batch size: ``Reshape`` to (2, 64). A number that is k *
+2 in one trace and k * 3 in the other is k times the batch.
 """
 
 import copy
@@ -14,18 +14,18 @@ from mixprec.export.export_error import ExportError
 NAME = "N"  # of the dynamic dimension
 
 
-def make_dynamic(graphs, batches, places):
-    """Makes the first axis of the inputs, and what follows from it, dynamic; in place.
+def make_dynamic(graphs, batches, origins):
+    """Makes the first axis of the inputs dynamic, and all shapes that depend on it; in place.
 
     Args:
         graphs: two :class:`onnx.GraphProto`, which become one: the first is changed. All constants are initializers.
         batches: their batch sizes.
-        places: as from :func:`mixprec.export.chainer_graph.trace`.
+        origins: dict from :func:`mixprec.export.chainer_graph.trace`.
 
     Raises:
         ExportError: a part of the graph depends on the batch in another way.
     """
-    names = _compare_nodes(graphs, places)
+    names = _compare_nodes(graphs, origins)
     graph = graphs[0]
     shape = _Shape(graph)
     others = {tensor.name: tensor for tensor in graphs[1].initializer}
@@ -33,11 +33,11 @@ def make_dynamic(graphs, batches, places):
         arrays = [numpy_helper.to_array(each) for each in (tensor, others[names[tensor.name]])]
         if arrays[0].shape == arrays[1].shape and np.array_equal(*arrays, equal_nan=arrays[0].dtype.kind == "f"):
             continue
-        place = _place(graph, tensor.name, places)
+        where = _described(graph, tensor.name, origins)
         if arrays[0].dtype == np.int64 and arrays[0].ndim <= 1 and arrays[0].shape == arrays[1].shape:
-            _replace_shape(graph, tensor, _multiples(arrays, batches, place), shape)
+            _replace_shape(graph, tensor, _multiples(arrays, batches, where), shape)
         else:
-            _replace_rows(graph, tensor, arrays, batches, place, shape)
+            _replace_rows(graph, tensor, arrays, batches, where, shape)
     shape.finish()
     for values in ("input", "output"):
         for value, other in zip(getattr(graph, values), getattr(graphs[1], values), strict=True):
@@ -48,7 +48,7 @@ def make_dynamic(graphs, batches, places):
                     dim.dim_param = NAME if (times, rest) == (1, 0) else f"{NAME}*{times}" if not rest else "?"
 
 
-def _compare_nodes(graphs, places):
+def _compare_nodes(graphs, origins):
     """Returns the name that each value of the first graph has in the second."""
     first, second = (graph.node for graph in graphs)
     if [node.op_type for node in first] != [node.op_type for node in second]:
@@ -59,9 +59,9 @@ def _compare_nodes(graphs, places):
         if len(mine) != len(of_other) or any(
             names.setdefault(name, its) != its for name, its in zip(mine, of_other, strict=True)
         ):
-            raise ExportError(f"{origin(node, places)} has other inputs when the batch has another size")
+            raise ExportError(f"{origin(node, origins)} has other inputs when the batch has another size")
         if node.attribute != other.attribute:
-            raise ExportError(f"{origin(node, places)} depends on the batch size in its attributes")
+            raise ExportError(f"{origin(node, origins)} depends on the batch size in its attributes")
     return names
 
 
@@ -105,8 +105,8 @@ class _Shape:
         self._graph.node.extend(nodes)
 
 
-def _multiples(arrays, batches, place):
-    """Returns for each element ``(k, constant)``: k times the batch, or 0 and what it is."""
+def _multiples(arrays, batches, where):
+    """Returns for each element ``(k, constant)``: k times the batch, or 0 and its value."""
     result = []
     for first, second in zip(*(array.reshape(-1).tolist() for array in arrays), strict=True):
         times, rest = divmod(first, batches[0])
@@ -116,7 +116,7 @@ def _multiples(arrays, batches, place):
             result.append((times, None))
         else:
             raise ExportError(
-                f"{place} depends on the batch size: {first} at {batches[0]} rows, {second} at {batches[1]}"
+                f"{where} depends on the batch size: {first} at {batches[0]} rows, {second} at {batches[1]}"
             )
     return result
 
@@ -138,32 +138,32 @@ def _replace_shape(graph, tensor, multiples, shape):
         shape.node("Squeeze", [f"{name}_vector"], name, axes=[0])
 
 
-def _replace_rows(graph, tensor, arrays, batches, place, shape):
+def _replace_rows(graph, tensor, arrays, batches, where, shape):
     """A constant with equal rows for each image, such as the first state of an LSTM, is expanded from one of them."""
     first, second = arrays
     sizes = list(zip(first.shape, second.shape, strict=True)) if first.ndim == second.ndim else []
     axes = [axis for axis, (one, other) in enumerate(sizes) if one != other]
     if len(axes) != 1 or any(np.ptp(array, axis=axes[0]).any() for array in arrays):
-        raise ExportError(f"{place} has a constant that depends on the batch: {first.shape} and {second.shape}")
+        raise ExportError(f"{where} has a constant that depends on the batch: {first.shape} and {second.shape}")
     (axis,) = axes
     row = first.take([0], axis)
-    multiples = _multiples([np.array(array.shape) for array in arrays], batches, place)
+    multiples = _multiples([np.array(array.shape) for array in arrays], batches, where)
     if not np.array_equal(row, second.take([0], axis)):
-        raise ExportError(f"{place} has a constant that depends on the batch: {first.shape} and {second.shape}")
+        raise ExportError(f"{where} has a constant that depends on the batch: {first.shape} and {second.shape}")
     name = tensor.name
     tensor.CopyFrom(numpy_helper.from_array(row, f"{name}_row"))
     shape.of(multiples, f"{name}_shape")
     shape.node("Expand", [f"{name}_row", f"{name}_shape"], name)
 
 
-def _place(graph, name, places):
+def _described(graph, name, origins):
     user = next((node for node in graph.node if name in node.input), None)
-    return "a constant" if user is None else origin(user, places)
+    return "a constant" if user is None else origin(user, origins)
 
 
-def origin(node, places):
-    """The function of Chainer that a node comes from: its name is that of the function, or begins with it."""
-    return places.get(node.name.partition("_tmp_")[0], node.op_type)
+def origin(node, origins):
+    """The Chainer function that a node comes from: the name of the node begins with the name of the function."""
+    return origins.get(node.name.partition("_tmp_")[0], node.op_type)
 
 
 def constants_to_initializers(graph):

@@ -1,4 +1,4 @@
-"""Errors about models that cannot become an ONNX graph, and about weights that cannot be used."""
+"""Errors for models that cannot become an ONNX graph, and for weights that cannot be used."""
 
 from mixprec.base.messages import OneLineError
 
@@ -8,4 +8,4 @@ class ExportError(OneLineError):
 
 
 class WeightsError(OneLineError):
-    """Weights that do not fit, or a file of them that cannot be used; the message is one line and names the culprit."""
+    """Weights that do not fit, or an unusable file of weights; the message is one line and names the cause."""

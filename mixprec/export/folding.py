@@ -1,14 +1,14 @@
-"""Folds what a graph need not compute: batch normalizations into the layers before them, and moved weights."""
+"""Constant folding in a graph: batch normalizations into the layers before them, and moved weights."""
 
 import numpy as np
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-_MOVES = {"Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # which compute no numbers
+_MOVES = {"Concat", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}  # which only move numbers
 
 
 def fold_moves(graph):
-    """Replaces constants that are only moved by the result, such as the filters of a depthwise convolution; in place.
+    """Folds nodes that only move constants, such as the filters of a depthwise convolution; in place.
 
     Args:
         graph: :class:`onnx.GraphProto`, whose nodes are in order.
@@ -26,10 +26,10 @@ def fold_moves(graph):
 
 
 def fold_batch_normalizations(graph):
-    """Leaves no ``BatchNormalization`` in a graph, in place.
+    """Removes every ``BatchNormalization`` from a graph, in place.
 
-    One that follows a convolution, a transposed convolution or a ``Gemm`` of which nothing else takes the output goes
-    into weights and bias: W * gamma / sqrt(var + eps), and (b - mean) * gamma / sqrt(var + eps) + beta. Another one
+    If it follows a convolution, a transposed convolution or a ``Gemm`` whose output has no other consumer, it is folded
+    into weights and bias: W * gamma / sqrt(var + eps), and (b - mean) * gamma / sqrt(var + eps) + beta. Otherwise it
     becomes a multiplication and an addition.
 
     Args:
@@ -84,7 +84,7 @@ def _scale(layer, scale, shift, graph, tensors):
 
 
 def _replace(node, scale, shift, graph):
-    """A multiplication and an addition in place of a normalization of (N, C, ...)."""
+    """Replaces a normalization of (N, C, ...) by a multiplication and an addition."""
     (output,) = node.output[:1]
     values = (*graph.value_info, *graph.input, *graph.output)
     ndim = next(len(value.type.tensor_type.shape.dim) for value in values if value.name == node.input[0])

@@ -22,36 +22,35 @@ _VNNI = {"avx512_vnni", "avx_vnni"}
 def quantize(model, batches, *, target, half_ends=False, progress=None):
     """Makes an INT8 model of a float32 model: int8 weights, and Q/DQ nodes where activations are rounded to 8 bits.
 
-    The ranges of the activations come from images. Three methods are tried, and the one is taken whose model is nearest
-    to the float32 model on images that were held out, with Q/DQ nodes computed in float32
-    (:func:`mixprec.export.sessions.session`): the least mean squared difference of the outputs, in units of their
-    variance. Each fourth image is held out.
+    The ranges of the activations come from images. Three methods are tried. The chosen one gives the smallest mean
+    squared difference of the outputs from the float32 model, in units of their variance, on held-out images, with Q/DQ
+    nodes computed in float32 (:func:`mixprec.export.sessions.session`). Every fourth image is held out.
 
-    - ``minmax``: the whole range; it is taken if all are equal.
+    - ``minmax``: the whole range; it is chosen if all are equal.
     - ``percentile``: 99.99 % of the absolute values.
     - ``entropy``: where a histogram of 2,048 bins loses least information in 128 levels
       (:func:`mixprec.export.calibration.entropy_threshold`).
 
-    Weights have a scale for each output channel, max|w| / 127. What is quantized stands in
-    :mod:`mixprec.export.placement`. The result is the same in each call.
+    Weights have a scale for each output channel, max|w| / 127. :mod:`mixprec.export.placement` chooses the layers. The
+    result is the same in each call.
 
     Args:
         model (onnx.ModelProto): float32, opset 13 or newer, with one input of a dynamic batch, and batch normalizations
             folded. It stays as it is.
-        batches: an iterable of preprocessed images, float32 arrays ``(N, ...)``, or a function that returns one; it is
-            gone through three times, with the same images each time. They are computed one at a time.
+        batches: an iterable of preprocessed images, float32 arrays ``(N, ...)``, or a function that returns one. It is
+            iterated over three times, and must give the same images each time. They are computed one at a time.
         target (str): ``'tensorrt'``: activations int8 and symmetric, as TensorRT takes them; ``'cpu'``: activations
             uint8, for onnxruntime, and weights of 7 bits if this processor has no VNNI (:func:`has_vnni`).
-        half_ends (bool): do not quantize the first and the last layer with weights. With ``'tensorrt'`` they are
-            float16, between casts, as TensorRT computes what the graph says. On the CPU they stay float32; what they
-            take may be rounded for the sake of the layer before.
+        half_ends (bool): whether to leave the first and the last layer with weights unquantized. With ``'tensorrt'`` they are
+            float16, between casts, as TensorRT follows the types of the graph. On the CPU they stay float32; their
+            inputs may be rounded for the layer before.
         progress: called with ``'ranges'``, ``'histograms'`` or ``'held out'`` and the number of images after each
             image.
 
     Returns:
         tuple: the quantized :class:`onnx.ModelProto`, and a dict that JSON can hold:
 
-        - ``method``: the one that was taken; ``errors``: the held-out error of each method.
+        - ``method``: the chosen method; ``errors``: the held-out error of each method.
         - ``calibration_images`` and ``held_out_images``: number of images.
         - ``quantized_layers``: number of layers with weights that are quantized; ``left_out``: names of the others.
         - ``reduce_range``: whether weights have 7 bits.
@@ -59,7 +58,7 @@ def quantize(model, batches, *, target, half_ends=False, progress=None):
     Raises:
         OneLineError: there are fewer than eight images, a value is not finite or too large for float16, or no layer
             can be quantized.
-        ValueError: of ``target``, or the model has more than one input.
+        ValueError: ``target`` is unknown, or the model has more than one input.
     """
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(TARGETS)}, not {target!r}")
@@ -110,9 +109,9 @@ def has_vnni(path="/proc/cpuinfo"):
 
 
 def _with_names(model):
-    """A copy in whose names the quantizer loses nothing.
+    """A copy with names that the quantizer cannot confuse.
 
-    It knows nodes by their names, and gives the scale of ``x`` the name ``x_scale``, whoever has it already.
+    It identifies nodes by name, and names the scale of ``x`` ``x_scale``, even if that name is in use.
     """
     result = copy.deepcopy(model)
     graph, nodes = result.graph, result.graph.node
@@ -134,14 +133,14 @@ def _with_names(model):
 
 
 def _free(name, taken):
-    """The first of name_0, name_1, ... that is not taken; it is from now on."""
+    """Returns the first free name of name_0, name_1, ..., and reserves it."""
     found = next(each for each in (f"{name}_{number}" for number in itertools.count()) if each not in taken)
     taken.add(found)
     return found
 
 
 def _check_halves(graph, names, statistics):
-    """Checks that float16 can hold what these layers take and compute. On the CPU it is computed in float32."""
+    """Checks that float16 can hold inputs and results of these layers. On the CPU they are computed in float32."""
     for node in graph.nodes:
         for name in (node.input[0], node.output[0]) if node.name in names else ():
             if statistics[name].largest > LARGEST_HALF:
@@ -149,9 +148,9 @@ def _check_halves(graph, names, statistics):
 
 
 def _held_out_errors(model, candidates, images, progress):
-    """Mean squared differences of the outputs to those of the model, by candidate, in units of their variance.
+    """Mean squared differences between the outputs of each candidate and of the model, in units of their variance.
 
-    With more than one output it is the mean over the outputs.
+    With more than one output, this is the mean over the outputs.
     """
     source = model.graph.input[0].name
     exact = session(model)
@@ -169,6 +168,6 @@ def _held_out_errors(model, candidates, images, progress):
         progress("held out", done)
     number, total, square = moments.T
     variance = square / number - (total / number) ** 2
-    variance = np.maximum(variance, 1e-12 * square / number)  # what is left of an output that is constant is rounding
+    variance = np.maximum(variance, 1e-12 * square / number)  # the variance of a constant output is only rounding
     variance = np.where(variance > 0, variance, 1)
     return {method: float(np.mean(values / number / variance)) for method, values in squares.items()}

@@ -1,6 +1,6 @@
-"""Weights by name against the network that they are loaded into: names, shapes, dtypes, and the head.
+"""Matching of weights with the network that they are loaded into: names, shapes, dtypes, and the head.
 
-Loading from a file and from a state dict end here. Nothing is loaded before all of it has been checked.
+Loading from a file and from a state dict both end here. Nothing is loaded before everything has been checked.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from mixprec.export.torch_names import COUNT, torch_names
 
 
 class Loaded(NamedTuple):
-    """What was loaded into a network.
+    """The result of loading weights into a network.
 
     Attributes:
-        tensors (int): how many tensors.
-        head (list of str): paths of links that stayed as they were, as the number of classes is another one.
-        classes (int): the number that the weights have there; ``None`` if there are no such links.
+        tensors (int): number of tensors.
+        head (list of str): paths of links that stayed as they were, as the number of classes differs.
+        classes (int): number of classes of the weights; ``None`` if there are no such links.
     """
 
     tensors: int
@@ -28,10 +28,10 @@ class Loaded(NamedTuple):
 
 
 def contents(network):
-    """Returns what a file of a network holds: arrays of NumPy by Chainer's names, sorted."""
+    """Returns the contents of a network's file: arrays of NumPy by Chainer's names, sorted."""
     serializer = serializers.DictionarySerializer()
     serializer.save(network)
-    return dict(sorted(serializer.target.items()))  # Chainer's order is another one in each process
+    return dict(sorted(serializer.target.items()))  # Chainer's order differs between processes
 
 
 def file_names(network, *, torch):
@@ -45,24 +45,24 @@ def load(network, state, names, classes=None):
 
     Args:
         network: ``chainer.Link``.
-        state: arrays of NumPy, or tensors of PyTorch, by their names in a file. The count of a batch normalization may
-            be missing; it stays as it is then.
+        state: arrays of NumPy, or tensors of PyTorch, by their names in a file. The count of a batch normalization may be
+            missing; then it stays as it is.
         names: from :func:`file_names`.
-        classes (int): number of classes of the network. Where it is given and the weights have another one, the head
-            stays as it is. Without it, that is an error.
+        classes (int): number of classes of the network. If it is given and the weights have another number, the head
+            stays as it is. Without it, a different number is an error.
 
     Returns:
         Loaded
 
     Raises:
-        WeightsError: the weights are those of another network, or no numbers in floating point.
+        WeightsError: the weights belong to another network, or are not floating-point numbers.
     """
     here = contents(network)
     _compare_names(network, here, state, names)
     found = {name: state[other] for name, other in names.items() if other in state}
     for name, value in found.items():
         if not hasattr(value, "shape"):
-            raise WeightsError(f"{names[name]} is no tensor")
+            raise WeightsError(f"{names[name]} is not a tensor")
     different = {name for name in found if _is_initialized(here[name]) and _shape(found[name]) != here[name].shape}
     head = _head(different, found, here, classes)
     others = {name for name in different if _link(name) not in head}  # of another network
@@ -90,7 +90,7 @@ def _compare_names(network, here, state, names):
 
 
 def _head(different, found, here, classes):
-    """Returns the links all of whose parameters have another shape, by another number of classes only."""
+    """Returns the links whose parameters all differ in shape, by the number of classes only."""
     links = {_link(name) for name in different} if classes is not None else set()
     for name in found:
         there, wanted = _shape(found[name]), here[name].shape
@@ -102,12 +102,12 @@ def _head(different, found, here, classes):
 def _converted(name, value, here):
     """Returns an array or a tensor as float32, or as int64 where the network has an integer."""
     try:
-        if hasattr(value, "detach"):  # of PyTorch, whose bfloat16 NumPy does not know
+        if hasattr(value, "detach"):  # of PyTorch; NumPy does not support its bfloat16
             value = value.detach().cpu()
             value = (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
         kind = "f" if value.dtype == BFLOAT16 else value.dtype.kind
     except (AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
-        raise WeightsError(f"{name} is no dense tensor of numbers") from error
+        raise WeightsError(f"{name} is not a dense tensor of numbers") from error
     wanted, dtype, words = ("iu", np.int64, "integers") if _is_integer(here) else ("f", np.float32, "floating point")
     if kind not in wanted:
         raise WeightsError(f"{name} is {value.dtype}; wanted: {words}")

@@ -16,36 +16,36 @@ from mixprec.export.folding import drop_unused, fold_batch_normalizations, fold_
 from mixprec.export.sessions import session as session_of
 
 OPSET = 21
-IR_VERSION = 10  # the one that came with opset 21: onnxruntime from 1.18, TensorRT from 10.2
-_BATCHES = (2, 3)  # that are traced
+IR_VERSION = 10  # it came with opset 21: onnxruntime from 1.18, TensorRT from 10.2
+_BATCHES = (2, 3)  # batch sizes of the traces
 _COMPARED = (1, 2, 9)
-_TOLERANCE = 1e-4  # of the largest output: beyond that it is a fault, and no rounding
+_TOLERANCE = 1e-4  # of the largest output: a larger difference is a fault, not rounding
 
 
 def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("output",)):
     """Writes a model as an ONNX graph in float32, for inference: :func:`mixprec.export.onnx`.
 
-    The graph is that of plain Chainer with ``chainer.config.train`` off, also where the model is converted: images are
-    (N, C, H, W) in float32. Weights are the float32 masters, where an optimizer has them. The first axis of all inputs
-    is the batch, and can have any length; the others have those of the example. Batch normalizations are folded into
-    the convolutions before them.
+    The graph is the graph of plain Chainer with ``chainer.config.train`` off, also for a converted model: images are
+    (N, C, H, W) in float32. Weights are the float32 masters, if an optimizer has them. The first axis of all inputs is
+    the batch, and can have any length; the other axes have the lengths of the example. Batch normalizations are folded
+    into the convolutions before them.
 
     Args:
         model: any :class:`chainer.Link` that is called with ``example`` and returns variables, in tuples, lists or
-            dicts; of :class:`chainer.links.Classifier` its predictor. It stays as it is.
+            dicts; for a :class:`chainer.links.Classifier`, its predictor is exported. It stays as it is.
         example: an array, or a tuple of arrays, whose first axis is the batch; on any device. The model is called on
-            numbers between its smallest and its largest one.
-        path: the file to write, ``None`` for none. It is written as a whole, or not at all.
-        inputs: names of the inputs; with more than one array ``name_0``, ``name_1`` and so on, if it is one name.
-        outputs: names of the outputs, likewise.
+            random numbers between its smallest and its largest number.
+        path: the file to write, ``None`` for none. It is written completely or not at all.
+        inputs: names of the inputs; a single name becomes ``name_0``, ``name_1`` and so on for more than one array.
+        outputs: names of the outputs, in the same way.
 
     Returns:
         onnx.ModelProto: opset 21, IR version 10, checked by ``onnx.checker`` with ``full_check``.
 
     Raises:
         TypeError: ``model`` is not a link.
-        ExportError: a function cannot be exported, the message names it and its link; the model does other things for
-            other batch sizes; a parameter has no array yet; the file would be larger than 2 GB.
+        ExportError: a function cannot be exported (the message names it and its link), the model computes differently for
+            other batch sizes, a parameter has no array yet, or the file would be larger than 2 GB.
         OSError: ``path`` cannot be written.
 
     Example:
@@ -62,12 +62,12 @@ def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("outpu
     plain = plain_copy(model)
     random = np.random.RandomState(0)
     traces = [trace(plain, _rows(arrays, batch, random)) for batch in _BATCHES]
-    (first, places), (second, _) = traces
+    (first, origins), (second, _) = traces
     for each in (first, second):
         constants_to_initializers(each.graph)
         _initializers_only(each.graph)
-        _check_inputs(each.graph, places)
-    make_dynamic((first.graph, second.graph), _BATCHES, places)
+        _check_inputs(each.graph, origins)
+    make_dynamic((first.graph, second.graph), _BATCHES, origins)
     del second, traces
     _rename(first.graph, inputs, outputs)
     try:
@@ -77,7 +77,7 @@ def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("outpu
         result = finished(result)
     except (version_converter.ConvertError, shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         node = re.search(r"node name: (\w+?)(_tmp_\d+)?\)", str(error))
-        where = f" at {places.get(node[1], node[1])}" if node else ""
+        where = f" at {origins.get(node[1], node[1])}" if node else ""
         raise ExportError(f"the graph of onnx_chainer is not valid{where}: {error}") from error
     _compare(result, plain, arrays)
     if path is not None:
@@ -94,16 +94,16 @@ def _arrays(example):
             )
         array = chainer.get_device("@numpy").send(chainer.as_array(array))
         if array.dtype.kind == "i" and array.min(initial=array.flat[0]) == array.max(initial=array.flat[0]):
-            wanted = "wanted: different ones, so that it shows what depends on them"
+            wanted = "wanted: different numbers, to show which results depend on them"
             raise ExportError(f"input {index} of the example holds one number only, {array.flat[0]}; {wanted}")
         found.append(array if array.dtype.kind in "iub" else array.astype(np.float32))
     return found
 
 
 def _rows(arrays, batch, random):
-    """Returns inputs of another batch size, of numbers between the smallest and the largest one of the example.
+    """Returns inputs of another batch size, of numbers between the smallest and the largest of the example.
 
-    With the numbers of the example itself a constant that the model has computed of them would look right.
+    With the numbers of the example itself, a constant that the model has computed from them would look right.
     """
     rows = []
     for array in arrays:
@@ -127,7 +127,7 @@ def finished(model):
 
 
 def write(model, path):
-    """Writes a model to ``path``, as a whole or not at all."""
+    """Writes a model to ``path``, completely or not at all."""
     with files.replacing(path) as temporary:
         onnx.save_model(model, temporary)
 
@@ -140,19 +140,19 @@ def _initializers_only(graph):
     drop_unused(graph)
 
 
-def _check_inputs(graph, places):
+def _check_inputs(graph, origins):
     known = {value.name for value in (*graph.input, *graph.initializer)}
     for node in graph.node:
         for name in node.input:
             if name and name not in known:
-                raise ExportError(f"{origin(node, places)} takes an array that no function has made, such as x.array")
+                raise ExportError(f"{origin(node, origins)} takes an array that no function has made, such as x.array")
         known.update(node.output)
 
 
 def _compare(result, plain, arrays):
-    """Runs a graph and the model, on other numbers and other batches than it was traced with.
+    """Compares a graph with the model, on other numbers and other batches than it was traced with.
 
-    What a model computes by ``x.array`` is a constant in the graph.
+    A value that a model computes from ``x.array`` is a constant in the graph.
     """
     random = np.random.RandomState(1)
     names = [value.name for value in result.graph.input]
@@ -164,7 +164,7 @@ def _compare(result, plain, arrays):
                 expected = variables(separate(plain)(*map(chainer.Variable, rows)))
             session = session or session_of(result)
             found = session.run(None, dict(zip(names, rows, strict=True)))
-        except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all of Exception
+        except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all based on Exception
             what = f"{type(error).__name__}: {error}"
             raise ExportError(f"model or graph cannot be called on a batch of {batch}: {what}") from error
         if len(found) != len(expected):
@@ -174,7 +174,7 @@ def _compare(result, plain, arrays):
         for value, array, variable in zip(result.graph.output, found, expected, strict=True):
             error = _difference(array, variable.array)
             if not error <= _TOLERANCE:
-                why = "a number may be read on the way, or a function be another one in ONNX"
+                why = "the model may read a number on the way, or ONNX may define a function differently"
                 raise ExportError(
                     f"{value.name} of the graph differs from Chainer's by {error:.2g} of its size on a batch of "
                     f"{batch}: {why}"
@@ -182,7 +182,7 @@ def _compare(result, plain, arrays):
 
 
 def _difference(found, wanted):
-    """Returns the largest difference, over the largest finite number of what is wanted."""
+    """Returns the largest difference, relative to the largest finite expected number."""
     if found.shape != wanted.shape:
         return np.inf
     found, wanted = (np.asarray(array, np.float64) for array in (found, wanted))
@@ -221,7 +221,7 @@ def _of_opset(model):
 
 
 def _take_weights(graph):
-    """Makes inputs of all initializers with numbers in floating point, and returns these."""
+    """Turns all floating-point initializers into inputs, and returns them."""
     weights = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims]
     for tensor in weights:
         graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -3,9 +3,10 @@
 **TensorRT**, by NVIDIA's "Q/DQ Layer-Placement Recommendations" (TensorRT 11, Explicit Quantization) and the tool that
 follows them, ModelOpt 0.47: all inputs of layers with weights are quantized, their outputs and biases are not, and of a
 residual addition the shortcut only: TensorRT fuses the addition into the convolution of the other branch. ReLU, max
-pooling and concatenation need no Q/DQ nodes of their own, since TensorRT moves those of their neighbours past them.
+pooling and concatenation need no Q/DQ nodes of their own, since TensorRT moves the Q/DQ nodes of their neighbours past
+them.
 
-**CPU**: also the outputs, and the layers between: onnxruntime has a kernel of integers for a layer between Q/DQ nodes.
+**CPU**: also the outputs, and the layers between: onnxruntime has an integer kernel for a layer between Q/DQ nodes.
 """
 
 import dataclasses
@@ -19,8 +20,8 @@ PRODUCTS = ("Gemm", "MatMul")
 LAYERS = ("Conv", "ConvTranspose", *PRODUCTS)
 _RECTIFYING = ("Relu", "Clip")
 _POOLING = ("AveragePool", "GlobalAveragePool")
-# Kernels of integers in onnxruntime, or operators that only move values. Not softmax and the like: 8 bits of a
-# probability are few.
+# Integer kernels of onnxruntime, or operators that only move values. Not softmax and the like: 8 bits are too few for a
+# probability.
 _MOVING = ("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose")
 _BETWEEN = ("Add", "Concat", *_RECTIFYING, *_POOLING, *_MOVING)
 _FEW_CHANNELS = 16
@@ -28,7 +29,7 @@ _FEW_CHANNELS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What is quantized.
+    """The quantized parts of a graph.
 
     Attributes:
         layers (tuple of str): names of the nodes with weights that are quantized.
@@ -47,19 +48,19 @@ class Placement:
 
 
 class Graph:
-    """A graph, with who makes and who takes a tensor.
+    """A graph, with the producer and the consumers of each tensor.
 
     Args:
         graph (onnx.GraphProto): in topological order, with the types of all tensors; each node has a name of its own.
 
     Attributes:
-        inputs (list of str): the graph's own.
-        outputs (list of str): likewise.
+        inputs (list of str): names of the graph's inputs.
+        outputs (list of str): names of the graph's outputs.
         nodes (list of onnx.NodeProto): all nodes.
         initializers (dict): onnx.TensorProto by name.
-        floats (set of str): names of tensors that are float32 and no initializers.
-        maker (dict): the node that makes a tensor, by name.
-        takers (dict): list of the nodes that take a tensor, by name.
+        floats (set of str): names of float32 tensors that are not initializers.
+        maker (dict): the node that produces a tensor, by name.
+        takers (dict): list of the nodes that consume a tensor, by name.
     """
 
     def __init__(self, graph):
@@ -77,12 +78,12 @@ class Graph:
 
 
 def place(graph, target, half_ends):
-    """Chooses what is quantized.
+    """Chooses the layers and tensors to quantize.
 
     Args:
-        graph (Graph): it.
+        graph (Graph): the graph.
         target (str): ``'tensorrt'`` or ``'cpu'``.
-        half_ends (bool): leave out the first and the last layer.
+        half_ends (bool): whether to leave out the first and the last layer.
 
     Returns:
         Placement
@@ -101,16 +102,16 @@ def place(graph, target, half_ends):
 
 
 def _with_those_between(graph, layers):
-    """The quantized layers, and what computes with their outputs on the CPU."""
+    """The quantized layers, and the nodes that compute with their outputs on the CPU."""
     nodes = set(layers)
     for node in graph.nodes:
         follows = any(name in graph.maker and graph.maker[name].name in nodes for name in node.input)
-        # Q takes the place of the ReLU before it; but outputs of the graph get no Q.
+        # Q replaces the ReLU before it; but outputs of the graph get no Q.
         inside = follows and not set(node.output) & set(graph.outputs)
         if inside and node.op_type in _BETWEEN and (node.op_type != "Clip" or _includes_zero(node, graph)):
             nodes.add(node.name)
     for node in reversed(graph.nodes):
-        # Nor does a matrix product get a Q, if nobody takes it.
+        # Nor does a matrix product without consumers get a Q.
         rectifies = node.name in nodes and node.op_type in _RECTIFYING
         if rectifies and _rectified(node, graph).op_type in PRODUCTS and not _taken(node, nodes, graph):
             nodes.remove(node.name)
@@ -129,7 +130,7 @@ def _rectified(node, graph):
 
 
 def _includes_zero(clip, graph):
-    """Whether Q can take its place: the range of 8 bits always includes 0."""
+    """Whether Q can replace it: the range of 8 bits always includes 0."""
     bounds = zip((*clip.input[1:], "", "")[:2], (np.less_equal, np.greater_equal), strict=True)
     constants = graph.initializers
     return all(
@@ -138,18 +139,18 @@ def _includes_zero(clip, graph):
 
 
 def _can_be_quantized(node, graph):
-    """Whether its weights are constants, of a form that onnxruntime.quantization computes right."""
+    """Whether its weights are constants, of a form that onnxruntime.quantization handles correctly."""
     weights = [graph.initializers[name] for name in node.input[:2] if name in graph.initializers]
     if node.op_type == "MatMul":
         # Of a matrix the second axis has the output's channels.
         return not weights or (node.input[0] in graph.floats and len(weights[0].dims) == 2)
     if node.op_type == "Gemm":
-        # It takes alpha and beta for 1.
+        # It assumes that alpha and beta are 1.
         values = attributes_of(node)
         if values.get("alpha", 1) != 1 or values.get("beta", 1) != 1 or values.get("transA", 0):
             return False
     if node.op_type == "ConvTranspose" and attributes_of(node).get("group", 1) > 1:
-        return False  # scales are those of the channels of a group, biases of all channels
+        return False  # scales belong to the channels of a group, biases to all channels
     return node.input[0] in graph.floats and all(name in graph.initializers for name in node.input[1:])
 
 
@@ -183,13 +184,13 @@ def _beside(graph, layers):
 
 
 def _ends_in_layer(name, graph, layers):
-    """Whether a quantized layer makes a tensor, and nobody else takes it."""
+    """Whether a quantized layer produces a tensor that has no other consumer."""
     alone = len(graph.takers[name]) == 1 and name not in graph.outputs
     return alone and name in graph.maker and graph.maker[name].name in layers
 
 
 def _depths(graph):
-    """Number of layers before each tensor, on the longest way."""
+    """Number of layers before each tensor, on the longest path."""
     depth = {}
     for node in graph.nodes:
         here = max((depth.get(name, 0) for name in node.input), default=0) + (node.op_type in LAYERS)

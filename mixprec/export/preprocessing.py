@@ -1,4 +1,4 @@
-"""What is done to an image before a network sees it: as metadata of an ONNX file, and as nodes in front of it.
+"""Preprocessing of images for a network: as metadata of an ONNX file, and as nodes at the beginning of its graph.
 
 ONNX is imported where a file is made: the monitor evaluates a run without it.
 """
@@ -16,12 +16,12 @@ FLOAT, PIXELS = "float32 NCHW", "uint8 NHWC"
 
 
 class NotAnImageNetwork(OneLineError):
-    """A file that does not say what is done to images; the message is one line and names it."""
+    """A file without a description of the preprocessing; the message is one line and names the file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """From an image file to the input of a network.
+    """The preprocessing from an image file to the input of a network.
 
     Attributes:
         resize (int): the shorter side, in pixels, before the centre is cropped.
@@ -47,14 +47,14 @@ class Preprocessing:
 
     @classmethod
     def read(cls, metadata, path):
-        """Returns that of a file.
+        """Returns the preprocessing that a file describes.
 
         Args:
             metadata: dict of str.
-            path: of the file, for messages.
+            path: path of the file, for messages.
 
         Raises:
-            NotAnImageNetwork: it has none, or another kind.
+            NotAnImageNetwork: it has none, or it is invalid.
         """
         names = [field.name for field in dataclasses.fields(cls)]
         missing = [name for name in names if name not in metadata]
@@ -66,7 +66,7 @@ class Preprocessing:
             try:
                 values[name] = json.loads(metadata[name])
             except (ValueError, RecursionError) as error:
-                raise NotAnImageNetwork(f"{path}: '{name}' in its metadata is no JSON") from error
+                raise NotAnImageNetwork(f"{path}: '{name}' in its metadata is not JSON") from error
         wrong = [name for name in names if not _IS_VALID[name](values[name])]
         if wrong:
             raise NotAnImageNetwork(f"{path}: '{wrong[0]}' in its metadata is not as scripts/export.py writes it")
@@ -89,7 +89,7 @@ def _are_names(value):
     return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
 
 
-_IS_VALID = {  # the bounds are those of a config
+_IS_VALID = {  # the same bounds as in a config
     "resize": _is_size,
     "size": _is_size,
     "mean": lambda value: _are_numbers(value, -HALF),
@@ -102,8 +102,8 @@ _IS_VALID = {  # the bounds are those of a config
 def take_pixels(model, preprocessing):
     """Returns a model that takes pixels: uint8 (N, size, size, 3), red, green and blue.
 
-    (pixel - mean) / std is computed in float32 and rounded twice, so that inputs differ from those of training in their
-    last bits.
+    (pixel - mean) / std is computed in float32 and rounded twice, so that inputs differ from training in their last
+    bits.
 
     Args:
         model: :class:`onnx.ModelProto` with one input, normalized images (N, 3, size, size); it stays as it is.

@@ -31,14 +31,14 @@ def insert(model, placement, ranges, target, reduce_range):
         placement (mixprec.export.placement.Placement): what is quantized.
         ranges (dict): lowest and highest value, by the names of :func:`calibrated`.
         target (str): ``'tensorrt'`` or ``'cpu'``.
-        reduce_range (bool): weights of 7 bits.
+        reduce_range (bool): whether weights have 7 bits.
 
     Returns:
-        onnx.ModelProto: opset, IR version, metadata and the names of inputs and outputs are those of ``model``.
+        onnx.ModelProto: opset, IR version, metadata and the names of inputs and outputs as in ``model``.
     """
     result = copy.deepcopy(model)
     _own_constants(result.graph, placement.left_out)
-    add_infer_metadata(result)  # or else the quantizer writes files to infer the types anew
+    add_infer_metadata(result)  # otherwise the quantizer writes files to infer the types again
     types = sorted({node.op_type for node in model.graph.node if node.name in placement.nodes})
     symmetric = target == "tensorrt"
     quantizer = QDQQuantizer(
@@ -73,7 +73,7 @@ def insert(model, placement, ranges, target, reduce_range):
 
 
 def _own_constants(graph, names):
-    """Lets layers have constants of their own: the quantizer replaces those of all who take them."""
+    """Gives each layer its own constants: the quantizer replaces a constant for all of its consumers."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     takers = collections.Counter(name for node in graph.node for name in node.input)
     for node in graph.node:
@@ -84,10 +84,10 @@ def _own_constants(graph, names):
 
 
 def calibrated(graph, placement, target):
-    """Returns the names of the tensors whose ranges :func:`insert` needs, and what the ends compute in float16.
+    """Returns the names of the tensors whose ranges :func:`insert` needs, including float16 results of the ends.
 
     Args:
-        graph (mixprec.export.placement.Graph): of the model.
+        graph (mixprec.export.placement.Graph): graph of the model.
         placement (mixprec.export.placement.Placement): what is quantized.
         target (str): ``'tensorrt'`` or ``'cpu'``.
     """
@@ -101,10 +101,10 @@ def calibrated(graph, placement, target):
 
 
 def _leave_floats(graph, dequantize, placement, target):
-    """Gives the values before Q/DQ to outputs of the graph, and to layers that are left out where that costs nothing.
+    """Connects outputs of the graph, and left-out layers where it is free, to the values before Q/DQ.
 
-    On the CPU a layer that is quantized needs the Q node behind it to become a kernel of integers, and that Q node may
-    stand for a ReLU. Only a matrix product can have an output in float32.
+    On the CPU a quantized layer needs the Q node after it to become an integer kernel, and that Q node may replace a
+    ReLU. Only a matrix product can have an output in float32.
     """
     makers = {name: node for node in graph.node for name in node.output}
     quantize = makers.get(dequantize.input[0])
@@ -132,13 +132,13 @@ def _leave_floats(graph, dequantize, placement, target):
 
 
 def _rename(nodes, old, new):
-    """Lets nodes take another tensor."""
+    """Replaces an input of nodes by another tensor."""
     for node in nodes:
         node.input[:] = [new if name == old else name for name in node.input]
 
 
 def _to_half(graph, names):
-    """Lets layers compute in float16, between casts."""
+    """Makes layers compute in float16, between casts."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     nodes = []
     for node in graph.node:
@@ -160,7 +160,7 @@ def _to_half(graph, names):
 
 
 def _finished(result, model):
-    """The result in topological order, without what no node takes, and with the marks of the model."""
+    """The result in topological order, without unused parts, and with the metadata of the model."""
     graph = result.graph
     drop_unused(graph)
     ONNXModel(result).topological_sort()

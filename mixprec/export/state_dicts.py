@@ -1,4 +1,4 @@
-"""State dicts: weights of a Chainer model under PyTorch's names, and the way back."""
+"""State dicts: weights of a Chainer model under PyTorch's names, and back."""
 
 import chainer.links as L
 import numpy as np
@@ -14,19 +14,19 @@ _WRAPPERS = ("module.", "_orig_mod.", "predictor/")  # DistributedDataParallel, 
 def torchvision(model):
     """Returns the weights of a model as a state dict for PyTorch.
 
-    A network of ``models/resnet.py`` gets torchvision's names and shapes. Any other one gets the names of a module
-    with the same children. ``module.load_state_dict({name: torch.from_numpy(a) for name, a in state.items()})`` takes
+    A network of ``models/resnet.py`` gets torchvision's names and shapes. Any other network gets the names of a module
+    with the same children. ``module.load_state_dict({name: torch.from_numpy(a) for name, a in state.items()})`` loads
     them.
 
     Args:
-        model: ``chainer.Link``, plain or converted, on any device; of a ``chainer.links.Classifier`` its predictor. An
-            FP16 or BF16 parameter is widened; if an optimizer holds its FP32 master, that is taken.
+        model: ``chainer.Link``, plain or converted, on any device; for a ``chainer.links.Classifier``, its predictor is
+            used. An FP16 or BF16 parameter is widened; if an optimizer holds its FP32 master, the master is taken.
 
     Returns:
-        dict: arrays of NumPy by name, which are copies: float32, and int64 for ``num_batches_tracked``.
+        dict: copies as arrays of NumPy, by name: float32, and int64 for ``num_batches_tracked``.
 
     Raises:
-        WeightsError: a parameter is not initialized, or is one that layers of PyTorch do not have.
+        WeightsError: a parameter is not initialized, or PyTorch's layers do not have it.
 
     Example:
         >>> import chainer.links as L
@@ -46,23 +46,23 @@ def load_torchvision(model, state):
     Args:
         model: as in :func:`torchvision`; masters get the values without rounding.
         state: dict from names to arrays of NumPy, or to tensors of PyTorch, in any floating dtype; they become FP32. It
-            may lie in another dict under ``state_dict``, ``model_state_dict`` or ``model``, and all its names may begin
-            with ``module.`` or ``_orig_mod.``. ``num_batches_tracked`` may be missing.
+            may be nested in another dict under ``state_dict``, ``model_state_dict`` or ``model``, and all its names may
+            begin with ``module.`` or ``_orig_mod.``. ``num_batches_tracked`` may be missing.
 
     Raises:
-        WeightsError: a name or a shape is none of the model's, or one is missing. The model is then as it was.
+        WeightsError: a name is unknown or missing, or a shape differs. The model is then unchanged.
     """
     network = network_of(model)
     load(network, unwrapped(state), file_names(network, torch=True))
 
 
 def network_of(model):
-    """Returns the network in a classifier, or else the model itself."""
+    """Returns the network in a classifier, otherwise the model itself."""
     return model.predictor if isinstance(model, L.Classifier) else model
 
 
 def unwrapped(state):
-    """Returns the state dict in a checkpoint, without what wrappers put before all names.
+    """Returns the state dict in a checkpoint, without the prefixes of wrappers.
 
     Raises:
         WeightsError: there is none.

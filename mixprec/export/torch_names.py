@@ -1,8 +1,8 @@
-"""The rule that translates names in a Chainer model's file into those of a PyTorch module with the same structure.
+"""The translation of names in a Chainer model's file to the names of a PyTorch module with the same structure.
 
-``layer2/0/downsample/1/gamma`` is ``layer2.0.downsample.1.weight``. Children keep their names, and the last part says
-what it is. The order of axes is the same in both, but for depthwise convolutions, which are refused. One thing is not
-in the names: Chainer's ``Sequential`` does not number its links in their order, but the first one, the last one, and
+``layer2/0/downsample/1/gamma`` is ``layer2.0.downsample.1.weight``. Children keep their names, and the last part is
+translated. The order of axes is the same in both, except for depthwise convolutions, which are refused. One difference
+is not in the names: Chainer's ``Sequential`` does not number its links in their order, but the first, the last, and
 then backwards. PyTorch numbers all of its layers in their order.
 """
 
@@ -28,14 +28,13 @@ def torch_names(network, names):
 
     Args:
         network: ``chainer.Link``.
-        names: those that ``chainer.serializers`` gives to parameters and persistent values of the network.
+        names: names that ``chainer.serializers`` gives to parameters and persistent values of the network.
 
     Returns:
         dict: PyTorch's names by Chainer's.
 
     Raises:
-        WeightsError: there is a parameter or a persistent value that PyTorch's layers do not have, or not in this
-            order of axes.
+        WeightsError: PyTorch's layers do not have a parameter or a persistent value, or have its axes in another order.
 
     Example:
         >>> import chainer, chainer.functions as F, chainer.links as L
@@ -60,7 +59,7 @@ def torch_names(network, names):
 
 
 def _links(link, path, prefix):
-    """Yields the path of each link, and a pair of what PyTorch's names begin with for it and the link."""
+    """Yields the path of each link, and a pair of the prefix of its names in PyTorch and the link."""
     yield path, (prefix, link)
     for own, other, child in _children(link):
         yield from _links(child, f"{path}/{own}" if path else own, f"{prefix}{other}.")

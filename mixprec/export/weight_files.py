@@ -1,4 +1,4 @@
-"""Files of weights: .npz of Chainer, .safetensors and .pt of PyTorch. Nothing in them is ever executed.
+"""Files of weights: Chainer's .npz, and PyTorch's .safetensors and .pt. Nothing in them is ever executed.
 
 The training command and ``scripts/convert_weights.py`` read and write them.
 """
@@ -20,7 +20,7 @@ from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
-_SNAPSHOT = "updater/model:main/predictor/"  # of a training run, where the network is in it
+_SNAPSHOT = "updater/model:main/predictor/"  # prefix of the network in a snapshot of a training run
 _SAFETENSORS = {
     "F64": np.float64,
     "F32": np.float32,
@@ -35,16 +35,15 @@ class WeightFile:
     """The weights of a file.
 
     Args:
-        path: path of the file; its suffix says of which kind it is.
+        path: path of the file; its suffix determines its kind.
 
     Attributes:
-        path: likewise.
+        path: path of the file.
         torch (bool): whether names are PyTorch's.
         state: dict of arrays or tensors by name.
 
     Raises:
-        WeightsError: there is no such file, it is damaged, it holds something else, or a package is missing that reads
-            it.
+        WeightsError: there is no such file, it is damaged or holds something else, or the package to read it is missing.
     """
 
     def __init__(self, path):
@@ -64,7 +63,7 @@ class WeightFile:
         """Loads the weights into a network; see :func:`mixprec.export.matching.load`.
 
         Raises:
-            WeightsError: they are those of another network.
+            WeightsError: they belong to another network.
         """
         try:
             return load(network, self.state, file_names(network, torch=self.torch), classes)
@@ -73,10 +72,10 @@ class WeightFile:
 
 
 def is_torchs(path):
-    """Whether the suffix of a file says that its names are PyTorch's.
+    """Whether the names in a file are PyTorch's, by its suffix.
 
     Raises:
-        WeightsError: it is another suffix, or no name of a file.
+        WeightsError: the suffix is another, or the path is not a file name.
     """
     try:
         is_name = b"\0" not in os.fsencode(path)
@@ -85,19 +84,19 @@ def is_torchs(path):
     if not is_name:
         raise WeightsError(f"{path}: cannot be the name of a file{encoding_hint(path)}")
     if _suffix(path) not in SUFFIXES:
-        raise WeightsError(f"{path}: the suffix says what a file of weights is; allowed: {', '.join(SUFFIXES)}")
+        raise WeightsError(f"{path}: the suffix determines the kind of a file of weights; allowed: {', '.join(SUFFIXES)}")
     return _suffix(path) != ".npz"
 
 
 def write(path, network):
-    """Writes the weights of a network; the file is whole, or not there.
+    """Writes the weights of a network, as a complete file or not at all.
 
     Args:
-        path: path of the file; its suffix says of which kind it is.
+        path: path of the file; its suffix determines its kind.
         network: as for :func:`mixprec.export.torchvision`.
 
     Raises:
-        WeightsError: the file cannot be written, or a package is missing that writes it.
+        WeightsError: the file cannot be written, or the package to write it is missing.
     """
     is_torchs(path)
     write_kind = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(_suffix(path), _write_pt)
@@ -118,7 +117,7 @@ def _read_npz(file):
     try:
         return {name.removeprefix(_SNAPSHOT): array for name, array in read_arrays(file, _of_network, _objects).items()}
     except Damaged as error:
-        raise WeightsError(f"damaged, or no .npz file ({error})") from error
+        raise WeightsError(f"damaged, or not an .npz file ({error})") from error
 
 
 def _of_network(names):
@@ -140,7 +139,7 @@ def _read_safetensors(file):
             tensors = safetensors.deserialize(file.read())
             return {name: _array(name, tensor) for name, tensor in tensors}
     except Damaged as error:
-        raise WeightsError(f"damaged, or no .safetensors file ({error})") from error
+        raise WeightsError(f"damaged, or not a .safetensors file ({error})") from error
 
 
 def _array(name, tensor):
@@ -153,7 +152,7 @@ def _write_safetensors(file, network):
     _package("safetensors", "export")
     from safetensors.numpy import save
 
-    file.write(save(torchvision(network), {"format": "pt"}))  # which other programs ask for
+    file.write(save(torchvision(network), {"format": "pt"}))  # which other programs expect
 
 
 def _read_pt(file):
@@ -164,14 +163,14 @@ def _read_pt(file):
             return torch.load(io.BytesIO(file.read()), map_location="cpu", weights_only=True)
     except Damaged as error:
         if isinstance(error.__cause__, pickle.UnpicklingError):
-            wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
+            wanted = "wanted: a file of torch.save(module.state_dict(), FILE)"
             raise WeightsError(f"damaged, or holds more than tensors, which is not read; {wanted}") from error
-        raise WeightsError(f"damaged, or no file of torch.save ({error})") from error
+        raise WeightsError(f"damaged, or not a file of torch.save ({error})") from error
 
 
 def _write_pt(file, network):
     torch = _package("torch", "torch")
-    content = io.BytesIO()  # an error of the disk is Python's then
+    content = io.BytesIO()  # so that an error of the disk is an exception of Python
     torch.save({name: torch.from_numpy(array) for name, array in torchvision(network).items()}, content)
     file.write(content.getbuffer())
 

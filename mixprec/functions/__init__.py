@@ -1,4 +1,4 @@
-"""Functions of variables: those of mixprec, on NHWC, and what Chainer's do in a converted model.
+"""Functions of variables: mixprec's own, on NHWC, and changes to Chainer's in a converted model.
 
 The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H, W, C), in float16, bfloat16 or float32
 (the storage dtypes), with arithmetic in float32 and one rounding. None of them can be differentiated twice.

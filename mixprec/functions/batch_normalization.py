@@ -39,12 +39,12 @@ def batch_normalization(
         eps: added to the variance.
         running_mean: ``None`` or an array (C,) float32, moved in place: ``decay * running_mean + (1 - decay) * mean``.
         running_var: ``None`` or an array (C,) float32, moved in the same way by the unbiased variance.
-        decay: how much of the running statistics is kept.
-        add: ``None`` or what is added, like ``x``.
+        decay: share of the running statistics that is kept.
+        add: ``None`` or an array or variable to add, like ``x``.
         relu: whether a ReLU follows, after the addition.
-        sums: ``None`` or those that :func:`~mixprec.functions.convolution_2d` has returned together with ``x``.
-        stochastic_depth: ratio of :func:`~mixprec.functions.stochastic_depth` of what is normalized, before the
-            addition, in the same pass; only with ``add``.
+        sums: ``None`` or the sums that :func:`~mixprec.functions.convolution_2d` returned together with ``x``.
+        stochastic_depth: ratio of :func:`~mixprec.functions.stochastic_depth`, applied to the normalized batch before
+            the addition, in the same pass; only with ``add``.
 
     Returns:
         Variable like ``x``.
@@ -66,7 +66,7 @@ def batch_normalization(
 
 
 def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, relu=False):
-    """As :func:`batch_normalization`, with statistics that are given, and constant: they get no gradients.
+    """Like :func:`batch_normalization`, with given statistics, which are constant and get no gradients.
 
     Args:
         x: (..., C) in a storage dtype.
@@ -75,7 +75,7 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, 
         mean: (C,) float32.
         var: (C,) float32.
         eps: added to the variance.
-        add: ``None`` or what is added, like ``x``.
+        add: ``None`` or an array or variable to add, like ``x``.
         relu: whether a ReLU follows, after the addition.
 
     Returns:
@@ -97,12 +97,12 @@ def attributes_of(function, eps, decay=0.9, relu=False):
 
 
 def check_batch(function, shape, alone=True):
-    """A batch (..., C) must have elements to take statistics from; a single one in each channel is worth a warning.
+    """A batch (..., C) must have elements for its statistics; a single one in each channel causes a warning.
 
-    Not if the batch is not ``alone``, but a part of that of several processes.
+    It does not warn if the batch is not ``alone``, but part of a batch over several processes.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the batch is empty.
     """
     count = math.prod(shape[:-1])
     if count == 0:
@@ -117,14 +117,14 @@ def check_batch(function, shape, alone=True):
 
 
 class _Normalization(Node):
-    """Inputs x, gamma, beta and perhaps what is added.
+    """Inputs x, gamma, beta and perhaps the array to add.
 
     Args:
         attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
         statistics: ``None`` or ``(mean, variance)``.
     """
 
-    image_inputs = (0, 3)  # x, and what is added
+    image_inputs = (0, 3)  # x, and the array to add
 
     def __init__(self, attributes, statistics):
         self.attributes = attributes
@@ -148,15 +148,15 @@ class _Normalization(Node):
 
 
 class BatchNormalization(_Normalization):
-    """See :func:`batch_normalization`; the attributes are for nodes that compute it together with more.
+    """See :func:`batch_normalization`; the attributes serve nodes that compute more in the same pass.
 
     Args:
         attributes: :class:`~mixprec.backends.geometry.BatchNorm`.
         running: ``None`` or the running statistics ``(mean, variance)``, which move.
-        sums: ``None`` or those of a convolution.
+        sums: ``None`` or the sums of a convolution.
         ranks: ``None`` or the processes whose batches are one, see
             :meth:`~mixprec.backends.primitives.Primitives.batch_norm`.
-        factors: ``None`` or those of stochastic depth.
+        factors: ``None`` or the factors of stochastic depth.
     """
 
     name = "batch_normalization"
@@ -193,7 +193,7 @@ class BatchNormalization(_Normalization):
         """Returns a node that goes backward like this one, which was not applied.
 
         Args:
-            node: what has been applied in its place.
+            node: node that was applied instead.
             inputs: variable nodes.
             saved: Saved.
         """
@@ -242,18 +242,18 @@ class FixedBatchNormalization(_Normalization):
         dx, dgamma, dbeta, dadd = primitives.batch_norm_inference_backward(
             dy, x, gamma, beta, *self.statistics, self.attributes, y=y
         )
-        # Without a ReLU nothing has to be known of an addition: its gradient is that of the result.
+        # Without a ReLU an addition needs nothing: its gradient is the gradient of the result.
         return (dx, dgamma, dbeta, dadd if added_before_relu else dy)[: len(self.inputs)]
 
 
 class AdditionAndReLU(Part):
-    """The addition and the ReLU that a node has computed behind its batch normalization, going backward only.
+    """The addition and the ReLU that a node computed after its batch normalization; backward pass only.
 
-    What was added may have no array any more, so they cannot be computed again.
+    The added operand may have no array any more, so they cannot be computed again.
 
     Args:
-        node: what has computed them.
-        operand: variable node of what was added to.
+        node: node that computed them.
+        operand: variable node of the first operand of the addition.
     """
 
     def __init__(self, node, operand):

@@ -1,4 +1,4 @@
-"""Batch normalization, ReLU and max pooling, as behind the first convolution of a ResNet."""
+"""Batch normalization, ReLU and max pooling, as after the first convolution of a ResNet."""
 
 import copy
 
@@ -46,7 +46,7 @@ class BatchNormalizationMaxPooling2D(Node):
         if observer is None:
             one = self._one.normalized(*arrays)
             return primitives.batch_norm_max_pool_backward(dy, self._where, one, self._saved, self._pooling, plus=plus)
-        # It wants the gradient of what is pooled, which is computed apart for it.
+        # It needs the gradient of the pooled images, which is computed separately for it.
         x, gamma, beta = arrays
         dy = dy if plus is None else primitives.add(dy, plus)
         g = primitives.max_pool_backward(dy, self._where, self._pooling, x.shape)
@@ -57,7 +57,7 @@ class BatchNormalizationMaxPooling2D(Node):
         """Returns the pooling.
 
         Args:
-            h: variable node of what is pooled, which has turned out to be needed by itself.
+            h: variable node of the pooled images, which turned out to be needed by themselves.
         """
         return Part(self, (h,), _pooling)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, in place of Chainer's, which refuse bfloat16 and say little.
+"""Checks of arguments, instead of Chainer's, which refuse bfloat16 and give little detail.
 
 Each raises TypeError or ValueError with one line: function, argument, what it should be, and what was found.
 """
@@ -49,7 +49,7 @@ def flag(function, argument, value):
 
 
 def array(function, argument, value):
-    """Returns the array of an argument, which must be one, or a variable.
+    """Returns the array of an argument, which must be an array or a variable.
 
     Raises:
         TypeError: it is neither.
@@ -77,7 +77,7 @@ def dtype(function, argument, array):
 
 
 def same_dtype(function, argument, array, other_argument, other):
-    """An array must have the dtype of another one."""
+    """Two arrays must have the same dtype."""
     if array.dtype != other.dtype:
         raise TypeError(
             f"{function}: {argument} must have the dtype of {other_argument}, {other.dtype}; found {array.dtype}: "
@@ -86,7 +86,7 @@ def same_dtype(function, argument, array, other_argument, other):
 
 
 def like(function, argument, array, other_argument, other):
-    """An array must have the shape and the dtype of another one."""
+    """Two arrays must have the same shape and dtype."""
     same_dtype(function, argument, array, other_argument, other)
     if array.shape != other.shape:
         raise ValueError(
@@ -101,7 +101,7 @@ def images(function, argument, x, channels=None, *, padded=False):
         function: name for the message.
         argument: name for the message.
         x: array.
-        channels: what C should be; ``None`` if anything will do.
+        channels: required C; ``None`` for any.
         padded: whether there may be more channels, up to the next multiple of 8.
     """
     dtype(function, argument, x)

@@ -1,4 +1,4 @@
-"""Logits and labels: cross entropies of the softmax and of sigmoids, and the share of labels that are predicted."""
+"""Logits and labels: softmax and sigmoid cross entropies, and accuracy."""
 
 import chainer
 import numpy as np
@@ -24,16 +24,16 @@ def softmax_cross_entropy(
 
     Args:
         x: logits (N, K) or (N, ..., K) in a storage dtype.
-        t: integer labels (N,) or (N, ...) from 0 to K - 1, or ``ignore_label``. Others are a ValueError on NumPy; on a
-            device they are not read.
+        t: integer labels (N,) or (N, ...) from 0 to K - 1, or ``ignore_label``. Other labels raise ValueError on NumPy; on
+            a device labels are not checked.
         normalize: whether ``"mean"`` divides by the number of labels that are not ignored; otherwise by N.
         class_weight: ``None`` or an array (K,).
         ignore_label: a label whose loss is 0.
         reduce: ``"mean"``, or ``"no"`` for the loss of each label.
         smoothing: from 0 to below 1.
-        mixed: ``None``, or a pair ``(second, share)`` for mixed images: the labels of those that were mixed in, from 0
-            to K - 1 where ``t`` counts, and the share of ``t`` in the target, from 0 to 1, float32, of the shape of
-            ``t`` or () for all. They get no gradient, and on a device they are not read.
+        mixed: ``None``, or a pair ``(second, share)`` for mixed images: the labels of the images that were mixed in,
+            from 0 to K - 1 where ``t`` counts, and the share of ``t`` in the target, from 0 to 1, float32, of the
+            shape of ``t`` or () for all. They get no gradient, and on a device they are not checked.
 
     Returns:
         Variable () or, with ``reduce="no"``, of the shape of ``t``; float32.
@@ -63,20 +63,20 @@ def binary_cross_entropy(
 ):
     """Computes the mean over the classes of the cross entropies of sigmoids, in float32.
 
-    Each class is a question of its own: ``max(x, 0) - x * q + log(1 + exp(-|x|))`` with the target q that it has in
-    :func:`softmax_cross_entropy`. So do the recipes of "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476,
-    section 2.2); the formula is that of ``torch.nn.functional.binary_cross_entropy_with_logits``.
+    Each class is a separate binary decision: ``max(x, 0) - x * q + log(1 + exp(-|x|))`` with the target q as in
+    :func:`softmax_cross_entropy`. The recipes of "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476, section
+    2.2) use this loss; ``torch.nn.functional.binary_cross_entropy_with_logits`` has the same formula.
 
     Args:
         x: logits (N, K) or (N, ..., K) in a storage dtype.
         t: integer labels, as for :func:`softmax_cross_entropy`.
-        normalize: likewise.
-        ignore_label: likewise.
-        reduce: likewise.
+        normalize: as for :func:`softmax_cross_entropy`.
+        ignore_label: as for :func:`softmax_cross_entropy`.
+        reduce: as for :func:`softmax_cross_entropy`.
         smoothing: from 0 to below 1.
-        threshold: ``None``; or targets above it become 1, and others 0. With mixed images both classes are right then,
-            if their share of the target is above it. It must lie between the target of another class,
-            ``smoothing / K``, and that of a label, ``1 - smoothing + smoothing / K``.
+        threshold: ``None``, or a number: targets above it become 1, and others 0. With mixed images, both classes are
+            then right if their share of the target is above it. It must lie between ``smoothing / K``, the target of
+            other classes, and ``1 - smoothing + smoothing / K``, the target of the label.
         mixed: as for :func:`softmax_cross_entropy`.
 
     Returns:
@@ -99,7 +99,7 @@ def binary_cross_entropy(
 
 
 def _checked(name, normalize, ignore_label, reduce, smoothing):
-    """Returns the arguments that both losses have, but for ``reduce``, which is only checked."""
+    """Returns the arguments that both losses share, except ``reduce``, which is only checked."""
     normalize = checks.flag(name, "normalize", normalize)
     ignore_label = checks.whole(name, "ignore_label", ignore_label)
     arguments.choice(f"{name}: reduce", reduce, ("mean", "no"))
@@ -147,7 +147,7 @@ class CrossEntropy(Node):
         self.retain_inputs((0, 1) if second is None else (0, 1, 2, 3))
         last, ignored = x.shape[-1] - 1, self._options["ignore_label"]
         self._check_labels(t, t, last, f"labels must be from 0 to {last}, or {ignored} to be ignored")
-        self._check_labels(second, t, last, f"second labels must be from 0 to {last} where those of t count")
+        self._check_labels(second, t, last, f"second labels must be from 0 to {last} where t counts")
         logits, labels, mixed = self._flat(x, t, second, share)
         divisor = 0 if self._normalize else max(1, len(x))
         losses, mean = self._losses(primitives, logits, labels, mixed, divisor if self._mean else None)
@@ -157,7 +157,7 @@ class CrossEntropy(Node):
         return (loss,)
 
     def accuracy(self, y, t, ignore_label):
-        """Returns the accuracy of these very arrays, () float32, if the launch of the loss has found it, else None."""
+        """Returns the accuracy of exactly these arrays, () float32, if the launch of the loss computed it, else None."""
         is_same = self.inputs[0].data is y and self.inputs[1].data is t
         return self._accuracy if is_same and self._options["ignore_label"] == ignore_label else None
 
@@ -168,7 +168,7 @@ class CrossEntropy(Node):
         return dx.reshape(inputs[0].shape), *(None,) * (len(inputs) - 1)
 
     def _losses(self, primitives, logits, labels, mixed, divisor):
-        """Returns the loss of each row (M,), and what there is of all rows."""
+        """Returns the loss of each row (M,), and the values over all rows."""
         raise NotImplementedError
 
     def _gradient_of(self, primitives, dlosses, logits, labels, mixed, factor):
@@ -183,7 +183,7 @@ class CrossEntropy(Node):
         return logits, labels, (_flat_labels(second), share.reshape(-1) if share.ndim else share)
 
     def _check_labels(self, labels, t, last, expected):
-        """Labels on the host must be from 0 to ``last`` where those of ``t`` are not ignored."""
+        """Labels on the host must be from 0 to ``last`` where ``t`` is not ignored."""
         if type(labels) is np.ndarray:
             wrong = labels[((labels < 0) | (labels > last)) & (t != self._options["ignore_label"])]
             if wrong.size:
@@ -253,24 +253,25 @@ class BinaryCrossEntropy(CrossEntropy):
 
 
 def accuracy(y, t, ignore_label=None, *, top=None, loss=None):
-    """Computes what :func:`chainer.functions.accuracy` does, in one launch on a GPU. It has no gradient.
+    """Computes the accuracy, as :func:`chainer.functions.accuracy` does, in one launch on a GPU. It has no gradient.
 
     Args:
         y: logits (N, K) in a storage dtype, variable or array.
-        t: integer labels (N,) in the range of int32, variable or array. One that is no class is predicted by nothing.
+        t: integer labels (N,) in the range of int32, variable or array. A label that is not a class always counts as
+            wrong.
         ignore_label: a label that does not count, or ``None``.
-        top: ``None``: the label's logit has to be the largest, the first one among equals, as an argmax has it, NaN
-            being larger than all numbers. A number: it has to be among so many largest ones, where those that are
-            equal to it count as larger, and so do NaN.
-        loss: ``None``, or a variable. If it is a mean of :func:`softmax_cross_entropy` or :func:`binary_cross_entropy`,
-            of these very arrays, with the same ``ignore_label``, and has its graph, it has found the accuracy, on a GPU
-            in its own launch. The arrays must not have changed since.
+        top: ``None``: the label's logit must be the largest; among equals the first, as for argmax, and NaN is larger
+            than all numbers. A number ``k``: it must be among the ``k`` largest logits; equal logits and NaN count as
+            larger.
+        loss: ``None``, or a variable. If it is a mean of :func:`softmax_cross_entropy` or :func:`binary_cross_entropy`
+            of exactly these arrays, with the same ``ignore_label``, and still has its graph, the loss has already
+            computed the accuracy, on a GPU in the same launch. The arrays must not have changed since.
 
     Returns:
         Variable (), float32; 0 if no label counts.
 
     Raises:
-        TypeError: a dtype does not fit, or one array is on the host and the other one is not.
+        TypeError: a dtype does not fit, or only one array is on the host.
         ValueError: a shape or an option does not fit.
     """
     y, t = (chainer.as_array(checks.variable(_ACCURACY, name, x)) for name, x in (("y", y), ("t", t)))

@@ -19,7 +19,7 @@ def concat(xs):
         Variable.
 
     Raises:
-        TypeError: dtypes differ, or are none of the storage dtypes.
+        TypeError: dtypes differ, or are not storage dtypes.
         ValueError: shapes do not fit, or there is nothing to concatenate.
     """
     if not isinstance(xs, (list, tuple)):
@@ -33,7 +33,7 @@ class Concatenation(Node):
     """See :func:`concat`.
 
     Args:
-        count: of the inputs.
+        count: number of inputs.
     """
 
     name = "concat"
@@ -59,6 +59,6 @@ class Concatenation(Node):
 
     def gradients(self, primitives, indexes, dy):
         return tuple(
-            dense(dy[..., self._ends[place] : self._ends[place + 1]]) if place in indexes else None
-            for place in range(len(self.inputs))
+            dense(dy[..., self._ends[index] : self._ends[index + 1]]) if index in indexes else None
+            for index in range(len(self.inputs))
         )

@@ -5,7 +5,7 @@ import functools
 import chainer
 import numpy as np
 
-from mixprec.backends import aside, primitives_of
+from mixprec.backends import primitives_of, wgrad_stream
 from mixprec.backends.geometry import Convolution
 from mixprec.functions import checks, layer_gradients
 from mixprec.functions.node import Node, dense
@@ -17,13 +17,13 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
     Args:
         x: (N, H, W, C) in a storage dtype. C may be padded with zeros up to the next multiple of 8, see
             :func:`~mixprec.functions.to_nhwc`.
-        W: filters (K, C / groups, R, S), Chainer's shape, in the dtype of ``x``. Without a copy only if the memory is
-            (K, R, S, C / groups), as in :class:`mixprec.links.Convolution2D`; the gradient is.
+        W: filters (K, C / groups, R, S), Chainer's shape, in the dtype of ``x``. They are copied unless the memory is
+            (K, R, S, C / groups), as in :class:`mixprec.links.Convolution2D`; the gradient has this memory order.
         b: bias (K,) in the dtype of ``x`` or float32.
         stride: steps of the filter, in pixels; a number or (vertical, horizontal).
         pad: rows and columns of zeros on every side; a number or (vertical, horizontal).
         dilate: steps between two elements of the filter; a number or (vertical, horizontal).
-        groups: number of groups of channels that are convolved apart.
+        groups: number of groups of channels that are convolved separately.
         relu: whether a ReLU follows.
         statistics: whether to return sums for a following batch normalization, too; not with ``relu``.
 
@@ -36,7 +36,7 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
     """
     checks.flag(Convolution2D.name, "statistics", statistics)
     if checks.flag(Convolution2D.name, "relu", relu) and statistics:
-        raise ValueError("convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other")
+        raise ValueError("convolution_2d: statistics are taken before a ReLU: relu and statistics exclude each other")
     convolution = convolution_of(Convolution2D.name, stride, pad, dilate, groups)
     arrays = [each.array if isinstance(each, chainer.Variable) else each for each in (x, W)]
     if all(getattr(array, "ndim", None) == 4 for array in arrays) and x.dtype == W.dtype:
@@ -72,7 +72,7 @@ def form_of(x, w_shape, dtype, convolution):
 
 
 class ConvolutionImages(Node):
-    """Images in the form of a convolution, which then reads them in both passes.
+    """Images in the form of a convolution, which reads them in both passes.
 
     Args:
         form: :class:`~mixprec.backends.geometry.Convolution` of :func:`form_of`.
@@ -112,7 +112,7 @@ class FilterNode(Node):
         self.convolution = self.options = convolution
 
     def check_filters(self, W, x):
-        """Raises TypeError or ValueError if filters do not fit to the dtype of ``x``, or to the groups."""
+        """Raises TypeError or ValueError if filters do not fit the dtype of ``x`` or the groups."""
         if W.ndim != 4:
             raise ValueError(f"{self.name}: W must be (K, C / groups, R, S); found shape {W.shape}")
         checks.same_dtype(self.name, "W", W, "x", x)
@@ -135,7 +135,7 @@ class FilterNode(Node):
             )
 
     def check_padding(self, x, w):
-        """Raises ValueError if channels of x beyond those of the filter are not zeros, on NumPy only."""
+        """Raises ValueError if channels of x beyond the filter's channels are not zeros, on NumPy only."""
         channels = w.shape[3] * self.convolution.groups
         if x.shape[3] > channels and type(x) is np.ndarray and x[..., channels:].any():
             raise ValueError(
@@ -145,11 +145,11 @@ class FilterNode(Node):
     def wgrad(self, primitives, x, dy, w_shape):
         """Returns the gradient of filters (K, R, S, C / groups) as (K, C / groups, R, S).
 
-        To be called before the gradient of x is computed, beside which a second stream may compute this one.
+        To be called before the gradient of x is computed: a side stream may compute this one at the same time.
         """
         compute = functools.partial(primitives.conv_wgrad, x, dy, self.convolution, w_shape)
-        if aside.now.allowed:
-            gradient = aside.run(self, self.filter_input, compute, (x, dy))
+        if wgrad_stream.now.allowed:
+            gradient = wgrad_stream.run(self, self.filter_input, compute, (x, dy))
         else:
             gradient = compute()
         return gradient.transpose(0, 3, 1, 2)
@@ -161,10 +161,10 @@ class Convolution2D(FilterNode):
     Args:
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
         relu: whether a ReLU follows.
-        statistics: as of :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`.
+        statistics: as for :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`.
 
     Attributes:
-        sums: of the output, with ``statistics``; ``None`` if the device has chosen not to take them.
+        sums: sums of the output, with ``statistics``; ``None`` if the device has chosen not to take them.
     """
 
     name = "convolution_2d"

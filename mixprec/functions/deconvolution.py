@@ -14,7 +14,7 @@ def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, g
         b: bias (C,) in the dtype of ``x`` or float32.
         stride: steps of the filter over the output, in pixels; a number or (vertical, horizontal).
         pad: rows and columns on every side that are cut off the output; a number or (vertical, horizontal).
-        outsize: (OH, OW); ``None`` for the least that fits.
+        outsize: (OH, OW); ``None`` for the smallest that fits.
         dilate: steps between two elements of the filter; a number or (vertical, horizontal).
         groups: number of groups of channels.
 

@@ -8,11 +8,11 @@ from mixprec.functions.node import Node, Part
 
 
 class DualBatchNormalization(Node):
-    """``relu(one(x) + other(z))`` by the statistics of the batch; inputs x, gamma and beta, and then z and its own.
+    """``relu(one(x) + other(z))`` by the statistics of the batch; inputs x, gamma, beta, then z and its gamma and beta.
 
     Args:
         one: :class:`~mixprec.functions.batch_normalization.BatchNormalization` with a ReLU, not applied.
-        other: another one without.
+        other: a second one without.
     """
 
     name = "dual_batch_normalization"
@@ -25,7 +25,7 @@ class DualBatchNormalization(Node):
 
     @property
     def label(self):
-        """The name of the function, and what follows it."""
+        """The name of the function and of the functions fused with it."""
         return f"{self.name}{' + relu' * self._nodes[0].attributes.relu}"
 
     def check(self, x, gamma, beta, z, z_gamma, z_beta):
@@ -49,18 +49,18 @@ class DualBatchNormalization(Node):
         *gradients, g = primitives.dual_batch_norm_backward(dy, *pair, saved, plus=plus)
         observer = layer_gradients.now.observer
         if observer is not None:
-            for each, of_each, place in zip(pair, saved, (1, 4), strict=True):
-                observer.scales(self.inputs[place : place + 2], each.x, g, (each.gamma, each.beta), of_each, False)
+            for each, of_each, index in zip(pair, saved, (1, 4), strict=True):
+                observer.scales(self.inputs[index : index + 2], each.x, g, (each.gamma, each.beta), of_each, False)
         return *gradients[0], *gradients[1]
 
     def _normalized(self, arrays):
         return [node.normalized(*arrays[first : first + 3]) for node, first in zip(self._nodes, (0, 3), strict=True)]
 
     def behind(self, other):
-        """Returns what it computes behind the other normalization.
+        """Returns the part of it that follows the other normalization.
 
         Args:
-            other: variable node of the other one's result, which has turned out to be needed by itself.
+            other: variable node of the other one's result, which turned out to be needed by itself.
         """
         return Part(self, (*self.inputs[:3], other), _first)
 

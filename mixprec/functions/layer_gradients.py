@@ -1,7 +1,7 @@
-"""What layers know of their gradients in the backward pass, for a preconditioner: :func:`observing` looks on.
+"""Observers of layers in the backward pass, for a preconditioner: :func:`observing` registers one.
 
-The nodes of :mod:`mixprec.functions` with filters and batch normalizations tell an :class:`Observer` the arrays that
-they compute gradients from. Nothing is kept for it: it looks while the arrays are there.
+Convolutions, linear layers and batch normalizations of :mod:`mixprec.functions` pass an :class:`Observer` the arrays
+that they compute gradients from. Nothing is kept for it: it reads the arrays while they exist.
 """
 
 import threading
@@ -14,10 +14,10 @@ _POINTWISE = Convolution()
 
 
 class Observer(Interface):
-    """Is told of every layer that a backward pass goes through. Arrays must not be changed, nor kept."""
+    """Is called for every layer of a backward pass. It must neither change nor keep the arrays."""
 
     def filters(self, inputs, x, dy, w_shape, convolution):
-        """Of a convolution or a linear layer.
+        """Called for a convolution or a linear layer.
 
         Args:
             inputs: variable nodes of W, and of the bias if there is one.
@@ -29,12 +29,12 @@ class Observer(Interface):
         """
 
     def scales(self, inputs, x, dy, arrays, saved, relu):
-        """Of a batch normalization with the statistics of the batch.
+        """Called for a batch normalization with the statistics of the batch.
 
         Args:
             inputs: variable nodes of gamma and beta.
             x: (N, ..., C) in the storage dtype, the input.
-            dy: like ``x``: the gradient behind the ReLU if ``relu``, otherwise that of the normalized batch.
+            dy: like ``x``: the gradient after the ReLU if ``relu``, otherwise the gradient of the normalized batch.
             arrays: gamma and beta, (C,) float32.
             saved: :class:`~mixprec.backends.geometry.Saved`.
             relu: whether there was a ReLU without an addition.
@@ -42,7 +42,7 @@ class Observer(Interface):
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         observer: the :class:`Observer`, or ``None``.
@@ -55,14 +55,14 @@ now = _Now()
 
 
 def observing(observer):
-    """Inside of the block backward passes of this thread tell ``observer`` of their layers, and no other one."""
+    """Inside the block, backward passes of this thread report their layers to ``observer`` only."""
     return scoped(now, observer=observer)
 
 
 def creator_of(node):
-    """Returns the function that has computed a variable node, or ``None``.
+    """Returns the function that computed a variable node, or ``None``.
 
-    In a backward pass of a part of a graph another function may stand in its place, with it as ``stands_for``.
+    In a backward pass of a part of a graph, its creator may be a substitute, with the function as ``stands_for``.
     """
     creator = node.creator_node
     while hasattr(creator, "stands_for"):
@@ -71,7 +71,7 @@ def creator_of(node):
 
 
 def tell_linear(inputs, x, dy):
-    """Tells the observer of a linear layer: x (B, C), dy (B, K)."""
+    """Reports a linear layer to the observer: x (B, C), dy (B, K)."""
     (rows, channels), outputs = x.shape, dy.shape[1]
     image, gradient = x.reshape(rows, 1, 1, channels), dy.reshape(rows, 1, 1, outputs)
     now.observer.filters(inputs, image, gradient, (outputs, 1, 1, channels), _POINTWISE)

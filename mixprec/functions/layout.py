@@ -13,7 +13,7 @@ def to_nhwc(x, dtype=None, channels=None):
     Args:
         x: (N, C, H, W) in a storage dtype.
         dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
-        channels: zeros are appended up to so many channels; ``None`` for none. Tensor cores want a multiple of 8, or
+        channels: zeros are appended up to so many channels; ``None`` for none. Tensor cores need a multiple of 8, or
             4 channels for a first convolution of 7x7.
 
     Returns:
@@ -21,7 +21,8 @@ def to_nhwc(x, dtype=None, channels=None):
 
     Raises:
         TypeError: x is not in a storage dtype.
-        ValueError: x has not four axes, or more channels than ``channels``.
+        
+ValueError: x does not have four axes, or has more channels than ``channels``.
     """
     return ToNHWC(*_checked(ToNHWC.name, dtype, channels)).apply((x,))[0]
 
@@ -32,20 +33,20 @@ def to_nchw(x, dtype=None, channels=None):
     Args:
         x: (N, H, W, C) in a storage dtype.
         dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
-        channels: how many channels to keep, the first ones; ``None`` for all.
+        channels: number of channels to keep, from the first on; ``None`` for all.
 
     Returns:
         Variable (N, C or channels, H, W); its gradient has the layout and the dtype of ``x``.
 
     Raises:
         TypeError: x is not in a storage dtype.
-        ValueError: x has not four axes, or fewer channels than ``channels``.
+        ValueError: x does not have four axes, or has fewer channels than ``channels``.
     """
     return ToNCHW(*_checked(ToNCHW.name, dtype, channels)).apply((x,))[0]
 
 
 def cast(x, dtype):
-    """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has it."""
+    """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has this dtype."""
     x = chainer.as_variable(checks.variable(Cast.name, "x", x))
     dtype = arguments.storage_dtype("cast: dtype", dtype)
     return x if x.dtype == dtype else Cast(dtype).apply((x,))[0]
@@ -70,7 +71,7 @@ class _Layout(Node):
     """A node between the two layouts.
 
     Args:
-        dtype: of the result, or ``None`` for that of the input.
+        dtype: dtype of the result, or ``None`` for the dtype of the input.
         channels: number of channels of the result, or ``None`` for as many as the input has.
     """
 

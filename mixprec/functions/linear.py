@@ -15,10 +15,10 @@ def linear(x, W, b=None, n_batch_axes=1):
 
     Args:
         x: (B, C) in a storage dtype. Images (N, H, W, C) with one batch axis are flattened in the order (C, H, W), so
-            that weights are those of Chainer; the axes of any other array in the order they have.
+            that weights match Chainer's; any other array is flattened in the order of its axes.
         W: weights (K, C) in the dtype of ``x``.
         b: bias (K,) in the dtype of ``x`` or float32.
-        n_batch_axes: how many of the first axes of ``x`` count the samples.
+        n_batch_axes: number of leading axes of ``x`` that are batch axes.
 
     Returns:
         Variable (B, K), or with all batch axes (..., K).

@@ -6,7 +6,7 @@ from mixprec.functions.node import Node
 
 
 def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
-    """Divides by a power of the squares around, as :func:`chainer.functions.local_response_normalization`, in NHWC.
+    """Divides by a power of the squares of neighbours, as :func:`chainer.functions.local_response_normalization`, in NHWC.
 
     ``y_i = x_i / (k + alpha * (sum of x_j**2 for j from i - n // 2 to i + n // 2)) ** beta``, the sum cut at the first
     and the last channel: Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural networks",
@@ -15,12 +15,12 @@ def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
     Args:
         x: (..., C) with two axes or more, in a storage dtype.
         n: channels of the window, 1 or more.
-        k: what is added to the sum.
+        k: constant added to the sum.
         alpha: factor of the sum; it is not divided by ``n``.
         beta: the exponent.
 
     Returns:
-        Variable like ``x``. Where ``k + alpha * sum`` is not above 0 it is not finite.
+        Variable like ``x``. It is not finite where ``k + alpha * sum`` is not above 0.
 
     Raises:
         TypeError: x is not in a storage dtype.

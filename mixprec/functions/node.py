@@ -18,20 +18,20 @@ from mixprec.functions import checks, sums, watching
 OFFLOADED = "_offloaded"  # attribute of function nodes: buffers of mixprec.offload, which live as long as they do
 _MOST_CHECKED = 1 << 14
 _apply = chainer.FunctionNode.apply
-_checked = set()  # what has passed Node.check: classes with their options, shapes and dtypes
+_checked = set()  # arguments that have passed Node.check: classes with their options, shapes and dtypes
 
 
 class Node(chainer.FunctionNode):
-    """A function of arrays whose gradient is one of arrays, too.
+    """A function of arrays whose gradient is a function of arrays, too.
 
     A subclass has :meth:`check`, :meth:`compute` and :meth:`gradients`. Only the inputs that :meth:`compute` retains
     outlive the forward pass, and nothing does under ``chainer.no_backprop_mode()``: Chainer then lets go of the node.
 
     Images are (N, H, W, C). With :attr:`channels_first` they come and go as (N, C, H, W), as in Chainer, while their
-    memory stays in the order of (N, H, W, C), and so do their gradients: that is how :mod:`mixprec.rewrite` uses nodes.
+    memory and their gradients stay in the order of (N, H, W, C); :mod:`mixprec.rewrite` uses nodes in this way.
 
     Attributes:
-        name: of the function, for messages and as the label of the node in a graph.
+        name: name of the function, for messages and as the label of the node in a graph.
         image_inputs: which inputs are images, if they have four axes.
         filter_input: which input are filters (K, C / groups, R, S), or ``None``; :meth:`compute` and :meth:`retained`
             have them as (K, R, S, C / groups).
@@ -39,7 +39,7 @@ class Node(chainer.FunctionNode):
             is announced once.
         makes_images: whether an output of four axes is images.
         channels_first: whether images have the shape (N, C, H, W) outside of the node.
-        options: what :meth:`check` depends on beside the shapes and dtypes of the inputs; hashable.
+        options: hashable value; :meth:`check` depends on it and on the shapes and dtypes of the inputs.
         takes_two_terms: whether :meth:`gradients` takes a gradient as two terms, ``dy`` and ``plus``.
         is_repeatable: whether :meth:`compute` depends on the inputs alone and changes nothing else.
     """
@@ -57,8 +57,8 @@ class Node(chainer.FunctionNode):
     def apply(self, inputs):
         """Computes output variables and grows the graph, as :meth:`chainer.FunctionNode.apply` does.
 
-        Chainer's own looks for ChainerX, for memory layouts and for each type of array again and again, and takes twice
-        the time; it runs if there are hooks, or a debug mode is on.
+        Chainer's own method checks for ChainerX, for memory layouts and for each type of array again and again, and
+        takes twice the time; it runs if there are hooks, or a debug mode is on.
         """
         config = chainer.config
         if chainer.get_function_hooks() or self._n_local_function_hooks or config.debug or config.schedule_func:
@@ -78,7 +78,7 @@ class Node(chainer.FunctionNode):
         needed = any(x.requires_grad for x in variables)
         results = tuple([_variable(y, needed) for y in outputs])
         self._output_count = len(outputs)
-        # A layer that is frozen, as are all before it, would keep its arrays for a pass that never comes.
+        # A frozen layer with only frozen layers before it would keep its arrays for a pass that never comes.
         if config.enable_backprop and (needed or not any(isinstance(x, chainer.Parameter) for x in variables)):
             self._join_graph(variables, outputs, results)
             if watching.now.watchers:
@@ -92,8 +92,8 @@ class Node(chainer.FunctionNode):
 
     def _variable_of(self, x, inputs):
         if not isinstance(x, chainer.get_array_types()):
-            place = next(place for place, each in enumerate(inputs) if each is x)
-            checks.variable(self.name, self._argument(place, len(inputs)), x)
+            index = next(index for index, each in enumerate(inputs) if each is x)
+            checks.variable(self.name, self._argument(index, len(inputs)), x)
         return chainer.as_variable(x)
 
     def _join_graph(self, variables, outputs, results):
@@ -103,12 +103,12 @@ class Node(chainer.FunctionNode):
             y.creator_node = self
         self.inputs = tuple([x.node for x in variables])
         self.outputs = tuple([weakref.ref(y.node) for y in results])
-        for place in self._input_indexes_to_retain or ():
-            variables[place].retain_data()
+        for index in self._input_indexes_to_retain or ():
+            variables[index].retain_data()
         if self._output_indexes_to_retain is not None:
-            for place in self._output_indexes_to_retain:
-                results[place].retain_data()
-            self._retained_output_data = tuple([outputs[place] for place in self._output_indexes_to_retain])
+            for index in self._output_indexes_to_retain:
+                results[index].retain_data()
+            self._retained_output_data = tuple([outputs[index] for index in self._output_indexes_to_retain])
         self.lazy_grad_sum = chainer.config.lazy_grad_sum
 
     @property
@@ -123,18 +123,18 @@ class Node(chainer.FunctionNode):
         if key in _checked:
             return
         images = self.image_inputs if self.channels_first else ()
-        self.check(*[as_nhwc(x) if place in images else x for place, x in enumerate(in_data)])
+        self.check(*[as_nhwc(x) if index in images else x for index, x in enumerate(in_data)])
         if len(_checked) >= _MOST_CHECKED:
             _checked.clear()
         _checked.add(key)
 
     def check(self, x):
-        """Raises TypeError or ValueError, in one line, if arguments do not fit: here one in no storage dtype.
+        """Raises TypeError or ValueError, in one line, if arguments do not fit: here, if one is not in a storage dtype.
 
         This is called once for all inputs of the same shapes and dtypes, with the same :attr:`options`.
 
         Args:
-            x: the input, and more of them in subclasses; only their shapes and dtypes may be read.
+            x: the input, in subclasses several; only shapes and dtypes may be read.
         """
         checks.dtype(self.name, "x", x)
 
@@ -143,26 +143,26 @@ class Node(chainer.FunctionNode):
 
         Raises:
             RuntimeError: a static graph of Chainer is being recorded. It repeats functions of variables, and would
-                leave out :meth:`gradients`, which is one of arrays.
+                leave out :meth:`gradients`, which takes arrays.
         """
         if chainer.config.schedule_func is not None:
-            raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: do without it")
+            raise RuntimeError(f"{self.name} of mixprec cannot be repeated by chainer.static_graph: remove it")
         if _backprop_utils.GradTable is not sums._GradTable:
             sums.install()
-        arrays = [self._laid_out(place, x, announced=False) for place, x in enumerate(inputs)]
+        arrays = [self._laid_out(index, x, announced=False) for index, x in enumerate(inputs)]
         outputs = self.compute(primitives_of(inputs[0]), *arrays)
         if self.channels_first and self.makes_images:
             return tuple(map(as_nchw, outputs))
         return outputs
 
-    def _laid_out(self, place, array, announced=True):
+    def _laid_out(self, index, array, announced=True):
         """Returns an input as :meth:`compute` gets it."""
-        if array.ndim == 4 and (place == self.filter_input or (self.channels_first and place in self.image_inputs)):
+        if array.ndim == 4 and (index == self.filter_input or (self.channels_first and index in self.image_inputs)):
             array = array.transpose(0, 2, 3, 1)
         if array.flags.c_contiguous or self.takes_strided:
             return array
-        if array.ndim > 1 and not announced:  # the copy of a vector costs next to nothing
-            name = self._argument(place) + (" in the order (K, R, S, C / groups)" if place == self.filter_input else "")
+        if array.ndim > 1 and not announced:  # copying a vector costs almost nothing
+            name = self._argument(index) + (" in the order (K, R, S, C / groups)" if index == self.filter_input else "")
             announce(
                 "%s: %s is not C-contiguous, and is copied in every step, at %s: results are right, and without the "
                 "slice or transpose before it there would be no copy",
@@ -170,16 +170,16 @@ class Node(chainer.FunctionNode):
             )
         return dense(array)
 
-    def _argument(self, place, count=1):
+    def _argument(self, index, count=1):
         """Returns the name of one of ``count`` inputs."""
         names = [*inspect.signature(self.check).parameters]
         alike = len(names) == 1 and count > 1  # xs[0], xs[1]
-        return f"{names[0]}[{place}]" if alike else names[place]
+        return f"{names[0]}[{index}]" if alike else names[index]
 
     def again(self):
-        """Returns a node whose :meth:`forward` computes once more what this one has, and changes nothing, or ``None``.
+        """Returns a node whose :meth:`forward` repeats this one's without side effects, or ``None``.
 
-        :func:`mixprec.offload` computes arrays again in this way, rather than move them.
+        :func:`mixprec.offload` recomputes arrays in this way instead of moving them.
         """
         return copy.copy(self) if self.is_repeatable else None
 
@@ -208,26 +208,26 @@ class Node(chainer.FunctionNode):
         gradients = self.gradients(primitives_of(terms[0]), target_input_indexes, *terms)
         if self.channels_first:
             gradients = [
-                as_nchw(each) if place in self.image_inputs and each is not None else each
-                for place, each in enumerate(gradients)
+                as_nchw(each) if index in self.image_inputs and each is not None else each
+                for index, each in enumerate(gradients)
             ]
         return tuple([None if each is None else _variable(each, False) for each in gradients])
 
     def _gradient(self, dy):
-        """Returns the gradient of the output as :meth:`gradients` wants it."""
+        """Returns the gradient of the output in the form that :meth:`gradients` takes."""
         if not (self.channels_first and self.makes_images and dy.ndim == 4):
             return dense(dy)
         gradient = as_nhwc(dy)
         if dy.flags.c_contiguous and not gradient.flags.c_contiguous:
             return primitives_of(dy).to_nhwc(dy, dy.dtype)
-        return dense(gradient)  # that of a part has gaps
+        return dense(gradient)  # the gradient of a part has gaps
 
     def gradients(self, primitives, indexes, dy):
-        """Returns a gradient for each input, ``None`` where there is none, or where it is not wanted.
+        """Returns a gradient for each input, ``None`` where there is none, or where it is not requested.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
-            indexes: of the inputs whose gradients are wanted.
+            indexes: indices of the inputs whose gradients are requested.
             dy: gradient of the only output, C-contiguous. With :attr:`takes_two_terms` there may be another argument
                 ``plus``, and the gradient is their sum.
         """
@@ -235,7 +235,7 @@ class Node(chainer.FunctionNode):
 
     def retained(self):
         """Returns the arrays of the inputs that were retained, as :meth:`compute` got them."""
-        return [self._laid_out(place, self.inputs[place].data) for place in self._input_indexes_to_retain]
+        return [self._laid_out(index, self.inputs[index].data) for index in self._input_indexes_to_retain]
 
     def retained_output(self):
         """Returns the array of the only output, which was retained."""
@@ -244,13 +244,13 @@ class Node(chainer.FunctionNode):
 
 
 class Part(chainer.FunctionNode):
-    """What a node has computed behind something that has turned out to be needed by itself, going backward only.
+    """The part of a node after an intermediate result that turned out to be needed by itself; backward pass only.
 
     Args:
-        node: that one, which has been applied.
+        node: the node, which has been applied.
         inputs: variable nodes.
-        make: function of ``(node, inputs)``, which returns a node that computes the gradients from arrays that the
-            first one has. Before the backward pass it may have none: :func:`mixprec.offload` brings them back for it.
+        make: function of ``(node, inputs)``, which returns a node that computes the gradients from the arrays of the
+            first one. These may be missing until the backward pass, for which :func:`mixprec.offload` restores them.
     """
 
     def __init__(self, node, inputs, make):
@@ -265,7 +265,7 @@ class Part(chainer.FunctionNode):
 
 
 def chainer_apply(node, inputs):
-    """Applies a function node as Chainer does, whatever replaces that for a converted model."""
+    """Applies a function node by Chainer's own method, without its replacement for converted models."""
     results = _apply(node, inputs)
     if watching.now.watchers and node.inputs is not None:
         watching.report(node, results)
@@ -273,7 +273,7 @@ def chainer_apply(node, inputs):
 
 
 def terms_of(dy):
-    """Returns the arrays that a gradient is the sum of: two of a :class:`~mixprec.functions.sums.Sum`, else one."""
+    """Returns the terms of a gradient: two arrays for a :class:`~mixprec.functions.sums.Sum`, else one."""
     return dy.take() if type(dy) is sums.Sum else [dy.array]
 
 

@@ -6,7 +6,7 @@ from mixprec.backends.geometry import Pooling
 from mixprec.functions import checks
 from mixprec.functions.node import Node, as_nchw, dense
 
-LARGEST_WINDOW = 255  # elements: where the maximum was is one byte
+LARGEST_WINDOW = 255  # elements: the index of the maximum is one byte
 
 
 def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
@@ -16,8 +16,8 @@ def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
         x: (N, H, W, C) in a storage dtype.
         ksize: rows and columns of a window, at most 255 elements; a number or a pair.
         stride: steps between windows; a number or a pair; ``None`` for ``ksize``.
-        pad: rows and columns on every side that are not there; a number or a pair.
-        cover_all: whether windows may reach beyond the padded input, so that all of it is seen.
+        pad: rows and columns of padding on every side, which are never the maximum; a number or a pair.
+        cover_all: whether windows may reach beyond the padded input, so that they cover all of it.
 
     Returns:
         Variable (N, OH, OW, C).
@@ -101,8 +101,8 @@ class MaxPooling2D(_Pooling):
 
         Args:
             pooling: :class:`~mixprec.backends.geometry.Pooling`.
-            where: as of :meth:`~mixprec.backends.primitives.Primitives.max_pool`.
-            x_shape: of the input.
+            where: from :meth:`~mixprec.backends.primitives.Primitives.max_pool`.
+            x_shape: shape of the input.
         """
         node = cls(pooling)
         node.channels_first, node._where, node._x_shape = True, where, x_shape
@@ -112,7 +112,7 @@ class MaxPooling2D(_Pooling):
         return (primitives.max_pool_backward(dy, self._where, self._pooling, self._x_shape),)
 
     def indexes(self):
-        """Returns the places of the maxima in their windows as Chainer's ``max_pooling_2d(return_indices=True)`` does.
+        """Returns the indices of the maxima in their windows, as Chainer's ``max_pooling_2d(return_indices=True)``.
 
         Returns:
             integers in the shape and the order of the result; Chainer's are int64 on NumPy and int32 on a GPU.

@@ -1,12 +1,12 @@
-"""ReLU where nothing else can take it along."""
+"""ReLU where no other function can be fused with it."""
 
 from mixprec.functions.node import Node, dense
 
 
 def relu(x):
-    """Computes ``max(x, 0)``, as :func:`chainer.functions.relu`, which does not know bfloat16.
+    """Computes ``max(x, 0)``, as :func:`chainer.functions.relu`, which does not support bfloat16.
 
-    Convolutions and batch normalizations have it as an argument, at no cost.
+    Convolutions and batch normalizations take ``relu=True`` instead, at no cost.
 
     Args:
         x: any shape, in a storage dtype.

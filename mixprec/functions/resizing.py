@@ -34,7 +34,7 @@ class _Resizing(Node):
 class ResizeImages(_Resizing):
     """Interpolates in float32: between two rows, and then between two columns.
 
-    The gradient of either is a product with the matrix of its weights, which adds up in the same order every time.
+    Both gradients are products with the matrix of the weights, which adds up in the same order every time.
 
     Args:
         out_size: (OH, OW).
@@ -111,12 +111,12 @@ class Unpooling2D(_Resizing):
 
 
 class Upsampling2D(_Resizing):
-    """Puts each pixel to the place of the maximum that it was pooled from, among zeros.
+    """Writes each pixel to the position of the maximum that it was pooled from; the other pixels are zeros.
 
     Args:
         out_size: (OH, OW).
         pooling: :class:`~mixprec.backends.geometry.Pooling` from (OH, OW) to (H, W).
-        where: places in the windows, uint8 (N, H, W, C): those of
+        where: indices in the windows, uint8 (N, H, W, C), from
             :meth:`~mixprec.backends.primitives.Primitives.max_pool`.
     """
 

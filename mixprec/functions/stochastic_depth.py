@@ -12,8 +12,8 @@ def stochastic_depth(x, ratio):
     """Sets each row of a batch to zero with a probability and divides the others, if ``chainer.config.train``.
 
     For the branch of a residual block, before the addition: Huang et al. 2016, arXiv:1603.09382. Rows are dropped as by
-    ``torchvision.ops.stochastic_depth(x, ratio, "row")`` and timm's ``DropPath``: kept ones are divided by
-    ``1 - ratio``, so that the expectation is ``x``. Rows are drawn from the random state of
+``torchvision.ops.stochastic_depth(x, ratio, "row")`` and timm's ``DropPath``: kept rows are divided by
+``1 - ratio``, so that the expectation is ``x``. Rows are drawn from the random state of
     :func:`~mixprec.functions.dropout`. ``F.forget`` would draw anew; :func:`mixprec.recompute` does not.
 
     In a converted model ``relu(stochastic_depth(bn(h), ratio) + shortcut)`` is computed in one pass, with the batch
@@ -21,7 +21,7 @@ def stochastic_depth(x, ratio):
 
     Args:
         x: (N, ...) in a storage dtype; images may lie in memory as (N, C, H, W) or (N, H, W, C).
-        ratio: from 0 to below 1, the probability of a row.
+        ratio: from 0 to below 1, the probability that a row is dropped.
 
     Returns:
         Variable like ``x``; ``x`` itself outside of training, and for a ratio of 0.
@@ -41,7 +41,7 @@ def stochastic_depth(x, ratio):
         checks.variable(StochasticDepth.name, "x", x)
     if not chainer.config.train or not ratio:
         return chainer.as_variable(x)
-    # Not by Node.apply: a converted model has a rule for this function, as for those of Chainer.
+    # Not by Node.apply: a converted model has a rule for this function, as for Chainer's functions.
     return chainer.FunctionNode.apply(StochasticDepth(ratio), (x,))[0]
 
 
@@ -56,8 +56,8 @@ class StochasticDepth(Node):
     """See :func:`stochastic_depth`.
 
     Args:
-        ratio: of it; ``None`` with factors.
-        factors: ``None`` to draw some, or those of :func:`row_factors`.
+        ratio: probability that a row is dropped; ``None`` with factors.
+        factors: ``None`` to draw some, or the result of :func:`row_factors`.
     """
 
     name = "stochastic_depth"

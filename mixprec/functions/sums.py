@@ -1,4 +1,4 @@
-"""Gradients that meet where a network branches: added flat, or handed on as two terms to a function that adds them.
+"""Gradients that meet where a network branches: added flat, or passed on as two terms to a function that adds them.
 
 Chainer's backward passes keep the gradients of a variable in a table until the function that made it is next
 (``chainer._backprop_utils``), and add them up by ``chainer.functions.add``. On a GPU CuPy adds, and its results are
@@ -23,14 +23,14 @@ class Sum(chainer.Variable):
     """The sum of two gradients. It is computed when it is read, and is a plain variable from then on.
 
     Before the node that is to take the terms is called, Chainer's backward pass asks for the raw array, only to find
-    out on which device it is: until then that is the one of the first term.
+    out on which device it is: until then it gets the array of the first term.
 
     Args:
         terms: the two variables, alike.
     """
 
     def __init__(self, *terms):
-        # Not those of Chainer's constructor, which wants an array: _data and _node come when they are asked for.
+        # Chainer's constructor is not called, as it needs an array: _data and _node are made when they are read.
         self.__dict__.update(
             _terms=terms,
             _taken=False,
@@ -73,16 +73,16 @@ class Sum(chainer.Variable):
 
 
 def install():
-    """Makes all backward passes of Chainer's add gradients in this way from now on.
+    """Makes all backward passes of Chainer add gradients in this way from now on.
 
-    Nodes call this when they are applied: a process that has none adds as Chainer does.
+    Nodes call this when they are applied: a process without such nodes adds as Chainer does.
     """
     TABLE.apply()
     REDUCE.apply()
 
 
 class _Terms(list):
-    """The gradients of a variable that is going to be a :class:`Sum`: at most two stay."""
+    """The gradients of a variable that will become a :class:`Sum`: at most two are kept."""
 
     def pop(self):
         """Removes all and returns their sum, for a function that adds to it: the first two terms of three are added."""
@@ -94,7 +94,7 @@ class _Terms(list):
 class _GradTable(_backprop_utils.GradTable):
     """Chainer's table of gradients, which adds them in their own order, or gives a :class:`Sum`."""
 
-    # That of chainer.grad does not load gradients of leaves; a Sum in it would reach the user.
+    # The table of chainer.grad does not load gradients of leaves; a Sum in it would reach the user.
 
     def get_as_list(self, node):
         gradients = super().get_as_list(node)
@@ -117,7 +117,7 @@ def _is_taken_as_two(node):
 
 
 def _is_ours(node=None):
-    """Whether gradients are only arrays, and no hook watches Chainer's additions, or those of a function node."""
+    """Whether gradients are only arrays, and no hook watches additions of Chainer or of a function node."""
     config = chainer.config
     return not (
         config.enable_backprop
@@ -138,7 +138,7 @@ def _reduce(gradients):
 
 
 def _added(one, other):
-    """Returns the sum of two variables, computed by Chainer where it is no sum of dense arrays in a storage dtype."""
+    """Returns the sum of two variables; Chainer computes it unless both are dense arrays in a storage dtype."""
     if _is_ours():
         array = _flat_sum(one.array, other.array)
         if array is not None:

@@ -1,7 +1,7 @@
-"""Who wants to know of each function that becomes a part of a graph: :func:`watch` calls back after each.
+"""Callbacks for each function that becomes a part of a graph: :func:`watch` registers one.
 
-:meth:`Node.apply <mixprec.functions.node.Node.apply>` reports its nodes, a patch those that Chainer applies, and
-:func:`mixprec.functions.node.chainer_apply` those of Chainer's in converted models.
+:meth:`Node.apply <mixprec.functions.node.Node.apply>` reports its nodes, a patch reports nodes that Chainer applies,
+and :func:`mixprec.functions.node.chainer_apply` reports Chainer's nodes in converted models.
 """
 
 import threading
@@ -14,10 +14,10 @@ _REPORTED = "_reported"  # attribute of a function node: a reference to itself, 
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
-        watchers: tuple of what :func:`watch` was given, the outermost first.
+        watchers: tuple of the callbacks of :func:`watch`, the outermost first.
     """
 
     watchers = ()
@@ -27,19 +27,20 @@ now = _Now()
 
 
 def watch(made):
-    """Inside of the block a function is called back whenever this thread has put a function node into a graph.
+    """Inside the block a callback runs whenever this thread has put a function node into a graph.
 
-    Several may be called back, and blocks may lie in one another. Without backpropagation there is no graph.
+    Blocks may be nested, and then several callbacks run. Without backpropagation there is no graph.
 
     Args:
-        made: ``made(node, results)``; the results are a tuple of variables. It may raise: the user's call then does.
+        made: callback ``made(node, results)``; the results are a tuple of variables. An exception in it ends the
+            user's call.
     """
     _reporting.apply()
     return scoped(now, watchers=(*now.watchers, made))
 
 
 def watch_alone(made=None):
-    """Inside of the block only ``made`` is called back, or nothing, and not what is watching outside of the block."""
+    """Inside the block only ``made`` is called back, or nothing; callbacks from outside the block pause."""
     if made is not None:
         _reporting.apply()
     return scoped(now, watchers=() if made is None else (made,))
@@ -63,6 +64,6 @@ def report(node, results):
 def _reporting(original, self, inputs):
     """Without it Chainer's own functions go into a graph unseen, and what they retain stays on the device."""
     results = original(self, inputs)
-    if now.watchers and self.inputs is not None:  # another node may have taken its place
+    if now.watchers and self.inputs is not None:  # another node may have replaced it
         report(self, results)
     return results

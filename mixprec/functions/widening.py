@@ -24,8 +24,8 @@ from mixprec.compat.registry import Patch
 # the way (mixprec.rewrite.dtype_table), and array manipulation does not round.
 _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
 
-# Gradients of what copies an element to several places. Chainer's code, and that of CuPy's atomic additions, adds them
-# up one after the other in the dtype of the array.
+# Gradients of functions that copy an element several times. Chainer's code and CuPy's atomic additions add them up one
+# after the other in the dtype of the array.
 _SUMS_OF_GRADIENTS = (
     as_strided.AsStridedGrad,
     embed_id.EmbedIDGrad,
@@ -34,9 +34,9 @@ _SUMS_OF_GRADIENTS = (
     repeat.RepeatGrad,
 )
 
-# The dtypes of the outputs, where inputs may differ in dtype: output i has that of input _MIXED[cls][i]. Batch norm
-# mixes float16 activations with float32 parameters; weight gradients round to the dtype of the weight by themselves.
-# Everywhere else all floating inputs share one dtype, and the outputs have it too.
+# The dtypes of the outputs, where inputs may differ in dtype: output i has the dtype of input _MIXED[cls][i]. Batch
+# norm mixes float16 activations with float32 parameters; weight gradients round to the dtype of the weight by
+# themselves. Everywhere else all floating inputs share one dtype, and the outputs have it too.
 _MIXED = {
     bn.BatchNormalization: (0,),
     bn.BatchNormalizationGrad: (0, 1, 1),
@@ -78,7 +78,7 @@ def _widening(forward, like=None):
         if not _should_widen(inputs, like):
             return forward(self, inputs)
         outputs = forward(self, tuple(_to(x, np.float16, np.float32) for x in inputs))
-        # Beyond 65,504 a float16 becomes inf; the loss scale watches for that, no warning has to.
+        # Beyond 65,504 a float16 becomes inf; the loss scale watches for that, so no warning is needed.
         with np.errstate(over="ignore"):
             if like is None:
                 return tuple(_to(y, np.float32, np.float16) for y in outputs)

@@ -13,7 +13,7 @@ import chainer
 import numpy as np
 
 from mixprec.backends import registered
-from mixprec.backends.aside import AHEAD, Aside
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.device_log import record
 from mixprec.backends.launch import CupyLauncher
@@ -45,7 +45,7 @@ class CupyGraphs:
         device_id: number of the CUDA device.
 
     Attributes:
-        aside: :class:`~mixprec.backends.aside.Aside` with that stream as the first one.
+        side_stream: :class:`~mixprec.backends.wgrad_stream.SideStream` with that stream as the first one.
     """
 
     def __init__(self, device_id):
@@ -57,7 +57,7 @@ class CupyGraphs:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
-            self.aside = Aside(_Streams(cupy, self._stream))
+            self.side_stream = SideStream(_Streams(cupy, self._stream))
         self._graphs = weakref.WeakSet()
         self._pools = []  # of graphs, also of those that are gone, as long as there is something in them
 
@@ -206,7 +206,7 @@ class CupyGraphs:
 
 
 class _Streams:
-    """The stream on which graphs are captured, and a second one, for :class:`~mixprec.backends.aside.Aside`."""
+    """The stream on which graphs are captured, and a second one, for :class:`~mixprec.backends.wgrad_stream.SideStream`."""
 
     def __init__(self, cupy, first):
         self._first, self._second = first, cupy.cuda.Stream(non_blocking=True)

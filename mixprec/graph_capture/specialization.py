@@ -11,7 +11,7 @@ each step.
 
 import logging
 
-from mixprec.backends import aside
+from mixprec.backends import wgrad_stream
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.base.announcements import announce
@@ -142,7 +142,7 @@ class Specialization:
 
     def _run(self, unchains=False):
         args, kwargs = self._buffers.arguments()
-        with aside.using(self._graphs.aside if self._capturable.second_stream else None):
+        with wgrad_stream.using(self._graphs.side_stream if self._capturable.second_stream else None):
             return self._capturable.run(args, kwargs, unchains=unchains)
 
     def _warm_up(self):

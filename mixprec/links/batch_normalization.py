@@ -1,4 +1,4 @@
-"""Batch normalization of NHWC images with parameters and running statistics of its own."""
+"""The link for batch normalization of NHWC images."""
 
 import chainer
 import chainer.links as L
@@ -19,21 +19,22 @@ class BatchNormalization(L.BatchNormalization):
     Chainer's.
 
     Args:
-        size: C; ``None``: that of the first input.
-        decay: how much of the running statistics is kept in a step.
+        size: C; ``None`` to take it from the first input.
+        decay: share of the running statistics that is kept in a step.
         eps: added to the variance.
-        dtype: float32 or ``None``, which is the same.
+        dtype: dtype of parameters and statistics: float32; ``None`` means float32. The input may have any storage
+            dtype.
         use_gamma: whether to scale by a parameter.
         use_beta: whether to shift by a parameter.
-        initial_gamma: initializer, array (C,) or number; ``None`` is 1.
-        initial_beta: initializer, array (C,) or number; ``None`` is 0.
-        axis: the axes that are averaged over: all but the last, ``(0, 1, 2)`` for images; ``None`` is the same.
-        initial_avg_mean: initializer, array (C,) or number; ``None`` is 0.
-        initial_avg_var: initializer, array (C,) or number; ``None`` is 1.
+        initial_gamma: initializer, array (C,) or number; ``None`` means 1.
+        initial_beta: initializer, array (C,) or number; ``None`` means 0.
+        axis: axes to average over: all but the last, ``(0, 1, 2)`` for images; ``None`` means the same.
+        initial_avg_mean: initializer, array (C,) or number; ``None`` means 0.
+        initial_avg_var: initializer, array (C,) or number; ``None`` means 1.
 
     Raises:
-        TypeError: ``use_gamma`` or ``use_beta`` is no bool, or what is to be an initializer none.
-        ValueError: another argument is another one.
+        TypeError: ``use_gamma`` or ``use_beta`` is not a bool, or an initializer argument is not an initializer.
+        ValueError: any other argument is invalid.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class BatchNormalization(L.BatchNormalization):
 
         Args:
             x: (..., C) in a storage dtype, for images (N, H, W, C).
-            add: ``None`` or what is added, like ``x``.
+            add: ``None`` or an array or variable to add, like ``x``.
             relu: whether a ReLU follows, after the addition.
             finetune: in training, whether the running statistics are to become the mean over all batches since
                 :meth:`start_finetuning`.

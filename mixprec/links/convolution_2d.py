@@ -1,4 +1,4 @@
-"""Convolution of NHWC images with filters of its own."""
+"""The link for convolution of NHWC images."""
 
 import chainer
 import chainer.links as L
@@ -13,7 +13,7 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
     W has the shape (K, C / groups, R, S) and lies in memory as (K, R, S, C / groups), as does its gradient.
 
     Args:
-        in_channels: number of channels of the input; ``None``: that of the first input, padding among it.
+        in_channels: number of channels of the input; ``None`` to take it from the first input, including padding.
         out_channels: number of filters.
         ksize: rows and columns of a filter; a number or a pair.
         stride: steps of the filter; a number or a pair.
@@ -23,11 +23,11 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
         initial_bias: initializer of b, an array (K,), or a number.
         dilate: steps between two elements of a filter; a number or a pair.
         groups: number of groups of channels.
-        dtype: of W, b and the input: ``"float16"``, ``"bfloat16"`` or ``"float32"``; ``None`` for that of initialW if
-            it has one, or else of ``chainer.config.dtype``, with float16 for ``chainer.mixed16``.
+        dtype: dtype of W, b and the input: ``"float16"``, ``"bfloat16"`` or ``"float32"``; ``None`` for the dtype of
+            initialW if it has one, otherwise ``chainer.config.dtype``, with float16 for ``chainer.mixed16``.
 
     Raises:
-        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
     """
 

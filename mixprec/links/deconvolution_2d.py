@@ -1,4 +1,4 @@
-"""Transposed convolution of NHWC images with filters of its own."""
+"""The link for transposed convolution of NHWC images."""
 
 import chainer.links as L
 
@@ -14,13 +14,13 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
     gradient.
 
     Args:
-        in_channels: number of channels of the input; ``None``: that of the first input.
+        in_channels: number of channels of the input; ``None`` to take it from the first input.
         out_channels: number of channels of the output.
         ksize: rows and columns of a filter; a number or a pair.
         stride: steps of the filter over the output; a number or a pair.
         pad: rows and columns on every side that are cut off the output; a number or a pair.
         nobias: whether there is no bias.
-        outsize: (OH, OW); ``None`` for the least that fits.
+        outsize: (OH, OW); ``None`` for the smallest that fits.
         initialW: initializer of W, an array, or a number.
         initial_bias: initializer of b, an array (out_channels,), or a number.
         dilate: steps between two elements of a filter; a number or a pair.
@@ -28,7 +28,7 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
         dtype: as in :class:`~mixprec.links.Convolution2D`.
 
     Raises:
-        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
     """
 

@@ -1,4 +1,4 @@
-"""Fully connected layer with weights of its own."""
+"""The link for fully connected layers."""
 
 import math
 
@@ -12,18 +12,18 @@ from mixprec.precision.storage import StoredInFloat32, rounded
 class Linear(StoredInFloat32, L.Linear):
     """Fully connected layer, otherwise :class:`chainer.links.Linear`.
 
-    Images (N, H, W, C) are flattened in the order (C, H, W), so that weights are those of a Chainer model.
+    Images (N, H, W, C) are flattened in the order (C, H, W), so that weights match a Chainer model.
 
     Args:
-        in_size: number of elements of a sample; ``None``: those of the first input.
-        out_size: number of outputs; it may also be given alone, in place of ``in_size``.
+        in_size: number of elements of a sample; ``None`` to take it from the first input.
+        out_size: number of outputs; may also be given as the only size, as the first argument.
         nobias: whether there is no bias.
         initialW: initializer of W, an array (out_size, in_size), or a number.
         initial_bias: initializer of b, an array (out_size,), or a number.
         dtype: as in :class:`~mixprec.links.Convolution2D`.
 
     Raises:
-        TypeError: ``nobias`` is no bool, or what is to be an initializer none.
+        TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
     """
 
@@ -47,7 +47,7 @@ class Linear(StoredInFloat32, L.Linear):
 
         Args:
             x: (B, C), or (N, H, W, C), or any other shape, in the dtype of W.
-            n_batch_axes: how many of the first axes of ``x`` count the samples.
+            n_batch_axes: number of leading axes of ``x`` that are batch axes.
 
         Returns:
             Variable (B, out_size), or with all batch axes (..., out_size).

@@ -12,7 +12,7 @@ import threading
 import chainer
 import numpy as np
 
-from mixprec.backends import aside
+from mixprec.backends import wgrad_stream
 from mixprec.compat.registry import Patch
 from mixprec.precision.grad_scales import (
     MIXED,
@@ -81,7 +81,7 @@ def _keeping_grad_scales(backprop_to_all):
             param._loss_scale = PENDING
         _pass.factor = factor
         try:
-            with aside.backward_pass(lambda: sole_uses(outputs)) if aside.now.aside else contextlib.nullcontext():
+            with wgrad_stream.backward_pass(lambda: sole_uses(outputs)) if wgrad_stream.now.side else contextlib.nullcontext():
                 backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer

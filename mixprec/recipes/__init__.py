@@ -12,15 +12,15 @@ def config_names():
 
 
 def config_path(name, folder=""):
-    """Returns the path of a config: a file of the user's, or else the one that comes with mixprec under this name.
+    """Returns the path of a config: the user's own file, or the config that comes with mixprec under this name.
 
     Args:
-        name (str): a path, or one of :func:`config_names`. ``"configs/resnet50/90ep.yaml"`` is another way to say
+        name (str): a path, or one of :func:`config_names`. ``"configs/resnet50/90ep.yaml"`` means the same as
             ``"resnet50/90ep.yaml"``.
         folder (str): folder that a path is relative to; default: the working directory.
 
     Returns:
-        str: ``name`` in ``folder`` where there is such a file, and where there is none in either place.
+        str: ``name`` in ``folder`` if there is such a file, or if there is neither.
 
     Example:
         >>> from mixprec.recipes import config_path
@@ -29,5 +29,5 @@ def config_path(name, folder=""):
     """
     path = os.path.join(folder, name)
     shipped = os.path.join(_CONFIGS, name.removeprefix("configs/"))
-    # os.path: what is no path at all, or too long for one, is not there either.
+    # os.path: an invalid path, or one that is too long, does not exist either.
     return shipped if not os.path.exists(path) and os.path.isfile(shipped) else path

@@ -1,7 +1,7 @@
-"""Rules for what lies between the layers of a model: poolings, elementwise functions, shapes, heads and losses.
+"""Rules for functions between the layers of a model: poolings, elementwise functions, shapes, heads and losses.
 
-Rules are those of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs, or
-``None``. :func:`fence` is the rule for functions that are not Chainer's: it gives them inputs as in a plain model.
+Rules have the form of :mod:`mixprec.rewrite.layer_rules`: functions of ``(scope, node, inputs)`` that return outputs,
+or ``None``. :func:`fence` is the rule for functions that are not Chainer's: it gives them inputs as in a plain model.
 """
 
 import math
@@ -47,7 +47,7 @@ from mixprec.rewrite.memory_order import (
 )
 
 # Elementwise functions of Chainer that run on views (N, H, W, C) of images: on CUDA their outputs lie in the order of
-# their axes, those of operators too.
+# their axes. Operators are among them.
 _ELEMENTWISE = {
     *("ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "Sigmoid", "Softplus", "Tanh"),
     *("Absolute", "Div", "DivFromConstant", "PowConstVar", "PowVarConst", "PowVarVar"),
@@ -186,14 +186,14 @@ def elementwise(scope, node, inputs):
 
 
 def fence(scope, node, inputs):
-    """The rule for functions that are not Chainer's: float32, in the order of their axes, as they would have it.
+    """The rule for functions that are not Chainer's: inputs in float32 and in the order of their axes, as without mixprec.
 
-    One that calls links, a checkpoint for instance, will call them again in its backward pass: as a part of this call.
+    A function that calls links, such as a checkpoint, calls them again in its backward pass, as a part of this call.
     """
     outer, scope.has_called = scope.has_called, False
     outputs = chainer_apply(node, tuple(scope.plain(x) if x.dtype in STORAGE_DTYPES else x for x in inputs))
     if scope.has_called:
-        backward, reference = type(node).backward, weakref.ref(node)  # no circle, which would hold activations
+        backward, reference = type(node).backward, weakref.ref(node)  # no reference cycle, which would hold activations
         node.backward = scope.joined(lambda *args: backward(reference(), *args))
     scope.has_called |= outer
     return outputs

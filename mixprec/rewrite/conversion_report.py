@@ -1,4 +1,4 @@
-"""The report of a conversion: a table of the links, and what is known of functions, fusion and memory.
+"""The report of a conversion: a table of the links, and facts about functions, fusion and memory.
 
 :func:`mixprec.convert` returns one; it asks the links and the last trace whenever it is printed.
 """
@@ -45,8 +45,8 @@ class LinkReport:
 class Report:
     """The conversion of one model; ``print(report)`` shows an aligned table.
 
-    What depends on the model's functions - fusion, conversions, memory - is known after its first two calls in training
-    mode. With an example :func:`mixprec.convert` makes them; without one the report fills up while training goes on.
+    Fusion, conversions and memory depend on the model's functions, and are known after its first two calls in training
+mode. With an example :func:`mixprec.convert` makes these calls; without one the report fills up during training.
 
     Args:
         conversion: :class:`~mixprec.rewrite.convert.Conversion`.
@@ -61,7 +61,7 @@ class Report:
 
     @property
     def compute(self) -> str:
-        """Dtype name of activations and of what they are multiplied with."""
+        """Dtype name of activations and of the weights that they are multiplied with."""
         return self._conversion.policy.compute
 
     @property
@@ -71,7 +71,7 @@ class Report:
 
     @property
     def traced(self) -> bool:
-        """Whether a call of the model has been looked at."""
+        """Whether a call of the model has been traced."""
         return self._conversion.findings is not None
 
     @property
@@ -105,16 +105,16 @@ class Report:
 
     @property
     def activation_bytes(self) -> tuple[int, int] | None:
-        """``(before, after)``: memory of what a step keeps for its backward pass, ``None`` if that is not known.
+        """``(before, after)``: memory of the arrays that a step keeps for its backward pass, ``None`` if not known.
 
-        Before is what the graph of plain Chainer would keep of the same batch in float32.
+        ``before`` is the memory that the graph of plain Chainer would keep for the same batch in float32.
         """
         findings = self._conversion.findings
         return None if findings is None else (findings.bytes_before, findings.bytes_after)
 
     @property
     def largest_activation_bytes(self) -> int | None:
-        """Memory of the largest array that a step keeps for its backward pass, ``None`` if that is not known."""
+        """Memory of the largest array that a step keeps for its backward pass, ``None`` if not known."""
         return None if self._conversion.findings is None else self._conversion.findings.bytes_largest
 
     @property
@@ -124,7 +124,7 @@ class Report:
 
     @property
     def fused(self) -> dict[str, int] | None:
-        """Number of batch normalizations in a step by what they are fused with, ``None`` if that is not known."""
+        """Number of batch normalizations in a step by the name of their fusion, ``None`` if not known."""
         if self._conversion.findings is None:
             return None
         counts = dict.fromkeys((*NAMES, ""), 0)
@@ -137,7 +137,7 @@ class Report:
         """Number of convolutions that may take the sums of the batch normalization after them, as known so far."""
         states = [state for _, _, state, _, _ in self._rows if state is not None]
         return sum(
-            train and place.following is not None for state in states for (train, _), place in state.places.items()
+            train and site.following is not None for state in states for (train, _), site in state.convolution_sites.items()
         )
 
     @property
@@ -196,7 +196,7 @@ def dtype_names(link):
 
 
 def _fused(state):
-    sites = [] if state is None else [site for (train, _), site in sorted(state.sites.items()) if train]
+    sites = [] if state is None else [site for (train, _), site in sorted(state.normalization_sites.items()) if train]
     return "; ".join(dict.fromkeys(site.text for site in sites))
 
 

@@ -1,7 +1,7 @@
 """``mixprec.convert`` and ``mixprec.revert``: a model for mixed precision, in place, and back.
 
-Users call both before training. All that a converted model does differently while it runs is in the other modules,
-from :mod:`mixprec.rewrite.replacements` on.
+Users call both before training. The other modules, from :mod:`mixprec.rewrite.replacements` on, hold everything that
+a converted model does differently while it runs.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ class Conversion:
         strict: whether a traced call raises if a function stayed as it was.
 
     Attributes:
-        on_example: whether ``convert`` is calling the model on its example; a second computation is no news then.
-        traced: how many calls in training mode have been traced, see :mod:`mixprec.rewrite.trace`.
+        on_example: whether ``convert`` is calling the model on its example; then a second computation is not reported.
+        traced: number of calls in training mode that have been traced, see :mod:`mixprec.rewrite.trace`.
         lost_weights: list of texts, one for each parameter that 16 bits cannot hold, or whose small steps they cannot.
-        findings: :class:`~mixprec.rewrite.trace.Findings` of the last of them, or ``None``.
+        findings: :class:`~mixprec.rewrite.trace.Findings` of the last traced call, or ``None``.
     """
 
     def __init__(self, policy, strict=False):
@@ -58,9 +58,9 @@ class LinkState:
         keeps_float32: whether it stays in float32, with all that runs in a call of it.
 
     Attributes:
-        sites: :class:`~mixprec.rewrite.fusions.NormalizationPlace` by ``(chainer.config.train, turn)``; ``turn``
-            counts the batch normalizations that the link itself applies during one call of the model.
-        places: :class:`~mixprec.rewrite.fusions.ConvolutionPlace`, likewise.
+        normalization_sites: :class:`~mixprec.rewrite.fusions.NormalizationSite` by ``(chainer.config.train, turn)``;
+            ``turn`` counts the batch normalizations that the link itself applies during one call of the model.
+        convolution_sites: :class:`~mixprec.rewrite.fusions.ConvolutionSite`, by the same keys.
     """
 
     def __init__(self, conversion, name, kind, before, keeps_float32=False):
@@ -69,8 +69,8 @@ class LinkState:
         self.kind = kind
         self.before = before
         self.keeps_float32 = keeps_float32
-        self.sites = {}
-        self.places = {}
+        self.normalization_sites = {}
+        self.convolution_sites = {}
 
     def __setstate__(self, state):
         # A model that is unpickled in another process computes there as it did here.
@@ -95,10 +95,10 @@ def convert(
     running statistic stay float32. While the model (or any part of it) runs forward, inputs are cast once, losses and
     normalizations are computed in float32, images lie in memory as (N, H, W, C) while their shape stays (N, C, H, W),
     and a ReLU, or an addition and a ReLU, is computed together with the batch normalization before it. Results leave
-    the model in float32, in the order of their axes. ``docs/convert.md`` explains how.
+    the model in float32, in the order of their axes. ``docs/convert.md`` explains the details.
 
     Names of parameters, the model's class, and what a snapshot contains do not change. Converting again changes
-    nothing; with other arguments it changes what they say. Links of :mod:`mixprec.links` are left as they are.
+    nothing; with other arguments it applies these. Links of :mod:`mixprec.links` are left as they are.
 
     Example:
         >>> import chainer
@@ -117,36 +117,35 @@ def convert(
 
     Args:
         model: any :class:`chainer.Link`; parameters may be uninitialized.
-        example: what the model is called on, three times, to see what it does, without a trace in its statistics,
-            attributes and NumPy's random numbers: an array or variable, a list of them (one argument), a tuple of
-            positional arguments, or a dict of keyword arguments, on the device of the model. For a classifier an array
-            alone goes to its predictor.
-            ``None``: the first calls in training show that.
-        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or what NumPy takes
-            for one of these, such as ``np.float16``.
-        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, and
-            which do not know bfloat16.
+        example: input that the model is called on three times, to trace its functions. Its statistics, its attributes
+            and NumPy's random numbers are restored. An array or variable, a list of them (one argument), a tuple of
+            positional arguments, or a dict of keyword arguments, on the device of the model. For a classifier, a
+            single array goes to its predictor. ``None``: the first calls in training are traced instead.
+        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or an equivalent of
+            NumPy, such as ``np.float16``.
+        layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice but do not
+            support bfloat16.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
             only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
             variance is then the difference of two float32 sums: exact enough while the standard deviation of a channel
-            is not far below its mean. ``None`` is what ``fuse`` is.
+            is not far below its mean. ``None`` means the value of ``fuse``.
         keep_float32: links that stay in float32, with all links below them and all functions that they call: a tuple of
-            patterns for names of links, as of :func:`fnmatch.fnmatchcase` (``*`` stands for slashes, too), and of
-            classes of links, such as ``("/out", "/head/*", L.Linear)``. What comes into such a link is cast to float32,
-            and its result stays so.
+            patterns for names of links, as for :func:`fnmatch.fnmatchcase` (``*`` matches slashes, too), and of
+            classes of links, such as ``("/out", "/head/*", L.Linear)``. Inputs of such a link are cast to float32,
+            and its result stays in float32.
         strict: whether anything that stays as it was is an error: at once with an example, otherwise at the end of the
             first call in training.
 
     Returns:
-        Report: what was done to each link; ``print`` it.
+        Report: what was done to each link, as a table for ``print``.
 
     Raises:
-        TypeError: ``model`` is not a link, ``example`` no example, ``keep_float32`` none of patterns and classes, or
-            ``fuse``, ``conv_statistics`` or ``strict`` no bool.
-        ValueError: another argument is not one of those above, no link is one of ``keep_float32``, the example lies on
-            another device, or something stayed as it was with ``strict``; the model is then as it was before. So it is
-            after an exception of its own, which comes through.
+        TypeError: ``model`` is not a link, ``example`` is not a valid example, ``keep_float32`` is not a tuple of patterns
+            and classes, or ``fuse``, ``conv_statistics`` or ``strict`` is not a bool.
+        ValueError: another argument has none of the values above, ``keep_float32`` matches no link, the example lies on
+            another device, or something stayed as it was with ``strict``. The model is then unchanged. It is also
+            unchanged after an exception of its own, which is passed on.
     """
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
     conversion = Conversion(Policy(compute, layout, fuse, conv_statistics), arguments.flag("strict", strict))
@@ -173,8 +172,8 @@ def convert(
 def revert(model: chainer.Link) -> None:
     """Makes a converted model a plain one again, in place: dtypes, memory order, and how it computes.
 
-    Weights that were rounded stay so, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32 masters.
-    Those of a copy of a converted model are float32 already.
+    Weights that were rounded stay rounded, unless a :class:`~mixprec.MixedPrecisionOptimizer` has their float32
+    masters. A copy of a converted model has float32 weights already.
 
     Example:
         >>> import chainer.links as L
@@ -186,7 +185,7 @@ def revert(model: chainer.Link) -> None:
         'float32'
 
     Args:
-        model: any :class:`chainer.Link`; nothing happens to links that are not converted.
+        model: any :class:`chainer.Link`; links that are not converted stay unchanged.
 
     Raises:
         TypeError: ``model`` is not a link.
@@ -205,7 +204,7 @@ def _convert_links(model, conversion, kept):
     bytes_before = parameters.nbytes(model.links())
     plain = _plain(model)
     for name, link in model.namedlinks():
-        if id(link) in done:  # at two places in the model
+        if id(link) in done:  # registered twice in the model
             continue
         done.add(id(link))
         before = dtype_names(link)
@@ -244,7 +243,7 @@ def _before(link, plain):
 
 
 def _try_out(model, conversion, example):
-    """Calls the model: what follows each normalization turns out in the first call, the report shows the second."""
+    """Calls the model twice: the first call shows what follows each normalization, and the report shows the second."""
     with without_trace(model), scoped(conversion, on_example=True):
         try:
             for train in (True, True, False):

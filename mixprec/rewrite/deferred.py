@@ -1,13 +1,13 @@
 """Batch normalizations that wait for the functions after them, to be computed together with them.
 
-A batch normalization in a converted model returns a variable that does not compute itself before its value is needed:
-it is *deferred*. So is what a function of it returns, as long as both begin a chain of
-:data:`~mixprec.rewrite.fusions.FUSIONS`. Any other function, or an access to its array or to its place in the graph,
-makes it compute all that it stands for, as one node. From then on it is a plain variable. With a second batch
-normalization, or a max pooling, :mod:`mixprec.rewrite.joined` computes it.
+A batch normalization in a converted model returns a variable that is not computed before its value is needed: it is
+*deferred*. The result of a function of it is deferred, too, as long as both begin a chain of
+:data:`~mixprec.rewrite.fusions.FUSIONS`. Any other function, or an access to its array or to its node in the graph,
+makes it compute the whole chain as one node. From then on it is a plain variable. With a second batch normalization,
+or a max pooling, :mod:`mixprec.rewrite.joined` computes it.
 
 The input of a fused ReLU has no array and no gradient. If it is needed after all, it is computed a second time and
-takes its place in the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
+inserted into the graph, so that results and gradients are right. Its batch normalization is not deferred any more,
 and neither is one that had to be computed alone; the report says which functions took its result.
 """
 
@@ -29,11 +29,11 @@ from mixprec.rewrite.memory_order import run_in_order_of
 _ASKED = "its value is asked for"
 _COMPLETE = {fusion.chain: fusion for fusion in FUSIONS if not fusion.of_two}
 _OF_INPUT = "shape", "dtype", "ndim", "size", "device", "xp"  # attributes that it shares with the input
-_OWN = "normalization", "source", "chain", "operand", "takers"  # attributes that a plain variable has not
+_OWN = "normalization", "source", "chain", "operand", "takers"  # attributes that a plain variable does not have
 
 
 class Deferred(chainer.Variable):
-    """What a batch normalization will be, with functions after it or without; see the text above.
+    """The future result of a batch normalization, with or without functions after it; see the text above.
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`, which computes the variable at the end of its call if it is kept.
@@ -48,7 +48,7 @@ class Deferred(chainer.Variable):
     """
 
     def __init__(self, scope, normalization, source=None, function=None, operand=None):
-        # Not those of Chainer's constructor, which wants an array: _data and _node come when they are needed.
+        # Chainer's constructor is not called, as it needs an array: _data and _node are set when they are needed.
         inputs = (normalization.x, *normalization.rest) if source is None else (source, operand)
         self.__dict__.update(
             normalization=normalization,
@@ -147,7 +147,7 @@ def _compute(deferred, why, total=None):
         if normalization.fused is not None:
             node, *references = normalization.fused
             between = [reference() for reference in references]
-            if type(source) is not Deferred or any(deferred is each for each in between):  # else it lies beyond
+            if type(source) is not Deferred or any(deferred is each for each in between):  # otherwise it lies beyond
                 fused, normalization.fused = (node, *between), None
         if source is None:
             result = _alone(deferred, why, total)
@@ -164,7 +164,7 @@ def _compute(deferred, why, total=None):
 
 
 def _become(deferred, result):
-    """Makes a deferred variable the one that the user expects."""
+    """Turns a deferred variable into the plain one that the user expects."""
     object.__setattr__(deferred, "__class__", chainer.Variable)
     for name in _OWN:
         del deferred.__dict__[name]
@@ -238,17 +238,17 @@ def _relu_alone(x):
 
 
 def _split(variable, normalization, node, source, operand, y):
-    """Puts what was computed too late into the graph, as if it had been computed on the way to the ReLU.
+    """Inserts a variable that was computed late into the graph, as if it had been computed on the way to the ReLU.
 
     Gradients then go through it, and end at it if it is unchained.
 
     Args:
         variable: batch normalization alone, with factors, or a sum with it.
         normalization: its :class:`~mixprec.rewrite.fusions.Normalization`.
-        node: what has been computed, the ReLU included.
-        source: what the ReLU was taken of: ``variable``, a sum with it, or ``None`` for a sum that is not held, and so
-            is not computed again.
-        operand: what was added to in that sum: ``variable``, or ``None`` for it with factors, if that is not held.
+        node: node that computed everything, including the ReLU.
+        source: input of the ReLU: ``variable``, a sum with it, or ``None`` for a sum that is not held, and so is not
+            computed again.
+        operand: first operand of that sum: ``variable``, or ``None`` if it has factors and its product is not held.
         y: node of the ReLU's result; ``None`` if it is not held.
     """
     if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here

@@ -1,7 +1,7 @@
-"""The way of a converted model: a call of it opens a scope, and a rule computes each of its functions.
+"""Dispatch in a converted model: a call of it opens a scope, and a rule computes each of its functions.
 
-``convert`` puts :func:`call` and :func:`apply` in the place of Chainer's. The model's source stays as it is, and
-whatever way it takes to its functions - links, functions, operators, aliases - it comes by here.
+``convert`` replaces Chainer's methods by :func:`call` and :func:`apply`. The model's source stays as it is. Links,
+functions, operators and aliases all come through here.
 """
 
 import functools
@@ -72,7 +72,7 @@ def call_from_outside(state, function, args, kwargs):
     traced = conversion.traced < TRACED_CALLS and config.train and config.enable_backprop
     scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
     with calling(scope):
-        # Held until the end, as a result is something that is kept.
+        # Held until the end: a result counts as kept.
         inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
         if isinstance(inside, chainer.Variable):
             result = scope.leaf(inside)
@@ -126,7 +126,7 @@ def _computed(scope, node, inputs):
     """
     cls = type(node.function) if isinstance(node, function.FunctionAdapter) else type(node)
     rule, outputs = _rule(cls, scope.nhwc), None
-    for x in inputs:  # a loop, as every function of a step comes by here
+    for x in inputs:  # a loop, as every function of a step comes through here
         if type(x) is Deferred:  # which is in a storage dtype
             continue
         if COMPUTE in x.__dict__ and x.dtype == FLOAT32 if isinstance(x, chainer.Parameter) else x.dtype == _FLOAT64:
@@ -135,7 +135,7 @@ def _computed(scope, node, inputs):
     if rule is _ours:
         return chainer_apply(node, inputs)
     if scope.keeps_float32 and cls is not Cast:
-        inputs = float32_links.widened(scope, inputs, cls.__name__)  # what the link has from elsewhere
+        inputs = float32_links.widened(scope, inputs, cls.__name__)  # variables that the link has from elsewhere
     for x in inputs:
         if type(x) is not Deferred or rule not in layer_rules.TAKING_DEFERRED:
             _take(scope, x, cls.__name__)

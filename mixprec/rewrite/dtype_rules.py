@@ -1,18 +1,18 @@
 """Dtypes of Chainer's own function nodes, while a converted model runs forward.
 
-:func:`mixprec.rewrite.dispatch.apply` asks for a rule by the class of the node, if no other one fits:
+:func:`mixprec.rewrite.dispatch.apply` asks for a rule by the class of the node, if no other rule fits:
 
 ====================  ==============================================================================================
 ``compute``           floating inputs are cast to the compute dtype
 ``float32``           16-bit inputs are cast to float32, and so is the result
 ``float32 inside``    computed in float32, the result rounded to the dtype of the first input
-``as it is``          inputs are what they are
+``as it is``          inputs stay as they are
 ``widest``            16-bit and float32 inputs meet in float32
 ====================  ==============================================================================================
 
 :mod:`mixprec.rewrite.dtype_table` is the table of classes. The casts are ordinary nodes of the graph, so that gradients
-come back in the dtype of what they belong to. Chainer's functions know nothing of bfloat16, and some refuse float16:
-they compute in float32, and results are rounded to where they would have been.
+have the dtype of their inputs. Chainer's functions do not support bfloat16, and some refuse float16: they compute in
+float32, and results are rounded to the dtype that they would have had.
 """
 
 import functools
@@ -95,13 +95,13 @@ def is_chainers_own(node):
 
 
 def whose(node):
-    """Returns what reports say of a batch normalization that is not :func:`is_chainers_own`."""
+    """Returns the text of reports about a batch normalization that is not :func:`is_chainers_own`."""
     selector = node._impl_selector
     return f"it is computed by {getattr(selector, '__name__', type(selector).__name__)}"
 
 
 def _as_it_is(scope, node, inputs):
-    if not is_chainers_own(node):  # that of ChainerMN squares its input in the dtype of that
+    if not is_chainers_own(node):  # ChainerMN's squares its input in the dtype of the input
         on_example = scope.conversion.on_example  # it would wait for other processes, which may have no example
         with scoped(node, _impl_selector=CHAINERS_OWN if on_example else node._impl_selector):
             return _float32_inside(scope, node, inputs)
@@ -125,7 +125,7 @@ def _or_rounded(scope, node, inputs):
         except type_check.InvalidType as error:
             try:
                 wide = in_float32(scope, node, inputs)
-            except type_check.InvalidType:  # dtypes are not what is wrong
+            except type_check.InvalidType:  # dtypes are not the reason
                 raise error from None
             _refusing.add(type(node))
     else:

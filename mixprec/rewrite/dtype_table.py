@@ -5,14 +5,14 @@ It acts on function nodes, by the name of their class: whatever a model writes -
 those that :func:`mixprec.rewrite.dispatch.compute_whole` computes as a whole. Each node of Chainer 7.8.1 stands in one
 set; ``tests/rewrite/test_dtype_table.py`` sees to that.
 
-What decides is whether elements are summed or multiplied up. A sum of float16 numbers may be larger than 65,504 though
-all of them are small, and each addition would round. So all sums are accumulated in float32. The result of
-:data:`FLOAT32` is float32, since it may not fit into float16. That of :data:`FLOAT32_INSIDE` lies among its inputs, as
-an average does, and is rounded. Elementwise functions stay as narrow as their inputs: ``x * x`` is inf where it does
-not fit, as a product of matrices is.
+The choice depends on whether elements are summed or multiplied up. A sum of float16 numbers may be larger than 65,504
+though all of them are small, and each addition would round. So all sums are accumulated in float32. Functions in
+:data:`FLOAT32` return float32, since the result may not fit into float16. Functions in :data:`FLOAT32_INSIDE` return
+values in the range of their inputs, such as averages, and round them. Elementwise functions stay as narrow as their
+inputs: ``x * x`` is inf where it does not fit, like a product of matrices.
 
-A gradient has the dtype of what it belongs to. Where it is a sum, as that of a slice, it is accumulated in float32 and
-rounded once (:mod:`mixprec.functions.widening`).
+A gradient has the dtype of its variable. Where it is a sum, as for a slice, it is accumulated in float32 and rounded
+once (:mod:`mixprec.functions.widening`).
 """
 
 # Products of matrices: inputs and results in the compute dtype, accumulated in float32.
@@ -29,19 +29,19 @@ FLOAT32 = {
     *("BatchDet", "BatchInv", "Cholesky", "Inv", "TriangularInv"),
     *("Cosh", "Exp", "Expm1", "Gaussian", "PowConstVar", "PowVarConst", "PowVarVar", "Sinh"),
     *("LGamma", "Log", "Log10", "Log1p", "Log2", "LogNdtr"),
-    "SpatialTransformerGrid",  # places among pixels: float16 would miss them
+    "SpatialTransformerGrid",  # positions among pixels: float16 is too coarse
     "BinaryHierarchicalSoftmaxFunction",
 }
-# Losses and metrics; those that are in no other class.
+# Losses and metrics that are in no other set.
 FLOAT32_PACKAGES = ("chainer.functions.loss.", "chainer.functions.evaluation.")
 
-# Normalizations, averages and interpolations: the result is of the size of the inputs.
+# Normalizations, averages and interpolations: the result is as large as the inputs.
 FLOAT32_INSIDE = {
     *("BatchRenormalizationFunction", "DecorrelatedBatchNormalization", "FixedDecorrelatedBatchNormalization"),
     *("GroupNormalization", "LayerNormalization", "LocalResponseNormalization", "NormalizeL2"),
     *("PReLUFunction", "Softmax"),
     *("AveragePooling2D", "AveragePoolingND", "ResizeImages", "SpatialTransformerSampler"),
-    "CooMatMul",  # SciPy and atomic additions do not know float16
+    "CooMatMul",  # SciPy and atomic additions do not support float16
     # Regions overlap: gradients add up, in the dtype of the input.
     *("ROIAverageAlign2D", "ROIAveragePooling2D", "ROIMaxAlign2D", "ROIMaxPooling2D", "ROIPooling2D"),
 }
@@ -52,7 +52,7 @@ FLOAT32_IF_ADDING = {"DiagEinSum", "EinSum", "Unpooling2D", "UnpoolingND", "Upsa
 # Batch norm mixes float16 activations and float32 parameters by itself; casts do what they say.
 AS_IT_IS = {"BatchNormalization", "Cast", "FixedBatchNormalization"}
 
-# Each element by itself, or with that of the same place in the other inputs.
+# Each element by itself, or with the element at the same index of the other inputs.
 ELEMENTWISE = {
     *("CReLU", "ClippedReLU", "ELU", "HardSigmoid", "LeakyReLU", "RReLU", "ReLU"),
     *("Sigmoid", "Softplus", "Swish", "Tanh"),
@@ -65,7 +65,7 @@ ELEMENTWISE = {
     *("LSTM", "SLSTM", "TreeLSTM"),
 }
 
-# Elements are copied, moved or chosen; where one is copied to several places its gradient is a sum.
+# Elements are copied, moved or chosen; the gradient of an element that is copied several times is a sum.
 MOVING = {
     *("AsLayout", "AsStrided", "Broadcast", "BroadcastTo", "Copy", "ExpandDims", "Identity", "Reshape", "Squeeze"),
     *("Flip", "FlipLR", "FlipUD", "Moveaxis", "Permutate", "Rollaxis", "Swapaxes", "Transpose", "TransposeSequence"),
@@ -92,7 +92,7 @@ BACKWARD = {
     *("Unpooling2DGrad", "UnpoolingNDGrad", "Upsampling2DGrad", "DropoutGrad", "DropoutGradCuDNN"),
 }
 
-# They run functions of others, or are run by cuDNN as a whole, which accumulates in float32.
+# They run other code's functions, or cuDNN runs them as a whole and accumulates in float32.
 OTHERS = {
     *("Forget", "FunctionAdapter", "StaticScheduleFunction", "TheanoFunction"),
     *("CudnnRNNWeightConcat", "NStepBiGRU", "NStepBiLSTM", "NStepBiRNNReLU", "NStepBiRNNTanh"),

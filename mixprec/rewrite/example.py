@@ -1,4 +1,4 @@
-"""Calls a model on an example, and leaves no trace of that in the model.
+"""Calls a model on an example, and leaves the model unchanged.
 
 ``convert`` does so if it is given one, and :mod:`mixprec.training` before it starts.
 """
@@ -19,7 +19,7 @@ def check_example(model, example):
     """Checks an example before anything is done to a model.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not a valid example.
         ValueError: it does not lie on the device of the model.
     """
     arguments.instance(

@@ -1,4 +1,4 @@
-"""Links that stay in float32, by ``keep_float32``: which ones of a model, and how they are called.
+"""Links that stay in float32 by ``keep_float32``: finding them in a model, and calling them.
 
 ``convert`` asks for the former. While a converted model runs, :mod:`mixprec.rewrite.replacements` calls such a link
 here: whatever runs in the call, other links included, gets float32.
@@ -37,15 +37,15 @@ def is_ours(link):
 
 
 def select(model, keep):
-    """Returns the ids of the links that stay in float32: those that match, at any of their places, and all below them.
+    """Returns the ids of the links that stay in float32: links that match by any of their names, and all below them.
 
     Args:
         model: a link.
         keep: tuple of patterns, as of :func:`fnmatch.fnmatchcase` for the name of a link, and of classes of links.
 
     Raises:
-        UnknownName: a pattern matches none.
-        ValueError: no link is of a class.
+        UnknownName: a pattern matches no link.
+        ValueError: no link is an instance of a class.
     """
     kept = set()
     named = [(name, link) for name, link in model.namedlinks() if not is_ours(link)] if keep else []
@@ -64,7 +64,7 @@ def select(model, keep):
 
 
 def call(scope, function, args, kwargs):
-    """Calls a link that stays in float32: variables and arrays in 16 bits get there in float32.
+    """Calls a link that stays in float32: its inputs in 16 bits, variables and arrays, are cast to float32.
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`.
@@ -86,7 +86,7 @@ def widened(scope, value, taker):
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`.
         value: the value.
-        taker: the name of what takes it, for batch normalizations that cannot wait then.
+        taker: name of the function or link that takes it, for batch normalizations that cannot wait then.
     """
 
     def in_float32(x):

@@ -2,8 +2,8 @@
 
 An entry of :data:`FUSIONS` is a pattern. :mod:`mixprec.rewrite.deferred` follows it from a batch normalization on, and
 computes the chain with its last function, by one node. That node also computes the gradients. All up to a ReLU is
-computed in float32 and rounded once, where its functions alone round one after the other; a second batch normalization
-and a pooling give the same bits as they do alone.
+computed in float32 and rounded once, while separate functions would round one after the other; a second batch
+normalization and a pooling give the same bits as they do alone.
 """
 
 import weakref
@@ -21,11 +21,11 @@ class Fusion(NamedTuple):
     """One fused operation.
 
     Attributes:
-        name: of it, in reports.
+        name: its name in reports.
         chain: the functions that follow a batch normalization, by the names of their classes; the node has the operand
             of each as an argument.
         by_batch: whether only a batch normalization by the statistics of the batch has a kernel for it.
-        by_process: whether only one has a kernel whose batch is in this process alone.
+        by_process: whether only a batch normalization whose batch is in this process alone has a kernel for it.
         of_two: whether what is added is a batch normalization, too, which is computed in the same pass.
     """
 
@@ -50,8 +50,8 @@ KEPT = "it is kept, or a result of the model"
 UNUSED = "it is not used"
 
 
-class NormalizationPlace:
-    """The place of a batch normalization.
+class NormalizationSite:
+    """One application of a batch normalization, by its position in a call of the model.
 
     Attributes:
         fused: name of the :class:`~mixprec.rewrite.fusions.Fusion` of the last call; ``False`` if it is not deferred
@@ -70,7 +70,7 @@ class NormalizationPlace:
         return f"{self.fused}, {self.apart}" if self.fused and self.apart else self.fused or self.why
 
     def give_up(self, why):
-        """Ends the fusion at this place."""
+        """Ends the fusion at this site."""
         self.fused, self.why = False, why
 
 
@@ -78,9 +78,9 @@ class Unfused:
     """A batch normalization that a function has made compute alone: the report names all functions that take it.
 
     Args:
-        site: :class:`~mixprec.rewrite.fusions.NormalizationPlace`.
+        site: :class:`~mixprec.rewrite.fusions.NormalizationSite`.
         result: the :class:`~mixprec.rewrite.deferred.Deferred` of the normalization.
-        total: that of a sum with it that was taken first, or ``None``.
+        total: the :class:`~mixprec.rewrite.deferred.Deferred` of a sum with it that was used first, or ``None``.
     """
 
     def __init__(self, site, result, total):
@@ -103,13 +103,13 @@ class Unfused:
         elif self._total is not None:
             why = f"an addition follows, and then {', '.join(self._takers_of_total)}"
         elif self._takers == ["Add"]:
-            why = "it is added to another one, or broadcast"
+            why = "it is added to a deferred variable, or broadcast"
         else:
             why = f"{self._takers[0]} follows"
         self._site.give_up(why)
 
     def end(self):
-        """Ends the call: of what is still held, that is the reason."""
+        """Ends the call: a variable that is still held is the reason."""
         if self._result() is not None:
             self._site.give_up(KEPT)
         elif self._total is not None and self._total() is not None:
@@ -121,11 +121,11 @@ def of_sum(why):
     return "a sum with it is kept, or a result of the model" if why == KEPT else why
 
 
-class ConvolutionPlace:
-    """The place of a convolution, which may take the sums of the batch normalization after it.
+class ConvolutionSite:
+    """One application of a convolution, which may take the sums of the batch normalization after it.
 
     A convolution is applied before it is known what follows it. It is not deferred: its result is an ordinary variable.
-    Instead its place remembers which batch normalization followed in the call before. If one did, with statistics of
+    Instead its site remembers which batch normalization followed in the call before. If one did, with statistics of
     the batch, the device may take sums while it convolves. If another function follows this time, the sums are not
     used, and the next call takes none.
 
@@ -147,7 +147,7 @@ class Normalization:
             ``None``.
         statistics: the running statistics that it reads or moves, arrays.
         moves: whether it moves them, and so normalizes by the statistics of the batch.
-        site: :class:`~mixprec.rewrite.fusions.NormalizationPlace`, or ``None``.
+        site: :class:`~mixprec.rewrite.fusions.NormalizationSite`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
         joint: whether its statistics are over several processes.
 
@@ -156,8 +156,8 @@ class Normalization:
         fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
             :class:`Deferred` whose ReLU that was, to the :class:`Deferred` to which there was added in it, and to the
             node of the result.
-        joined: ``None``, or what has computed it together with more than that, see :mod:`mixprec.rewrite.joined`.
-        other: ``None``, or the second one that it was computed with there.
+        joined: ``None``, or the object that has computed it together with more, see :mod:`mixprec.rewrite.joined`.
+        other: ``None``, or the second normalization that it was computed with there.
     """
 
     def __init__(self, x, rest, build, statistics, moves, site, scope, joint=False):
@@ -186,7 +186,7 @@ class Normalization:
         Args:
             fused: name of the :class:`~mixprec.rewrite.fusions.Fusion`, which ends with a ReLU; empty for none.
             add: ``None``, or the variable that is added.
-            factors: ``None``, or those of stochastic depth (N,).
+            factors: ``None``, or the factors of stochastic depth (N,).
         """
         node = self._build(bool(fused), add is not None, not self.counted, factors)
         return self.apply(node, fused, *([] if add is None else [add]))
@@ -198,7 +198,7 @@ class Normalization:
             node: the node.
             fused: as for :meth:`compute`.
             *others: inputs behind its own.
-            other: ``None``, or another one that the node computes, too, whose inputs are the last ones.
+            other: ``None``, or a second :class:`Normalization` that the node computes, too; its inputs come last.
         """
         node.channels_first = self.x.ndim == 4
         if other is not None:

@@ -1,8 +1,8 @@
-"""Batch normalizations that were computed together with more than the chain of one: a second one, or a max pooling.
+"""Batch normalizations that are computed together with a second batch normalization or a max pooling.
 
-:mod:`mixprec.rewrite.deferred` computes them so where nothing else needs what lies between. If something does after
-all, the node is taken apart: what is needed is computed once more, and takes its place in the graph. The node that has
-computed all of it has what the rest needs for its backward pass. At this place they are not joined any more.
+:mod:`mixprec.rewrite.deferred` joins them where nothing else needs the intermediate results. If something does after
+all, the node is split: the needed result is computed once more and inserted into the graph. The joined node keeps what
+the rest needs for its backward pass. At this site they are not joined any more.
 """
 
 import weakref
@@ -47,16 +47,16 @@ def why_not_dual(total):
     """Returns why the ReLU of a deferred sum cannot be computed by :func:`dual`; ``None`` if it can.
 
     Args:
-        total: :class:`~mixprec.rewrite.deferred.Deferred`, whose ``operand`` is one, too, that has no ``source``.
+        total: :class:`~mixprec.rewrite.deferred.Deferred`, whose ``operand`` is also one and has no ``source``.
 
     Returns:
-        the reason for the report; empty if it is the one for all that is added.
+        the reason for the report; empty if it is the general reason for sums.
     """
     one, other = total.normalization, total.operand.normalization
     if "StochasticDepth" in total.chain:
-        return "it is added to another one, which has stochastic depth"
+        return "it is added to another batch normalization, which has stochastic depth"
     if one.joint or other.joint:
-        return "it is added to another one, and statistics are over several processes"
+        return "it is added to another batch normalization, and statistics are over several processes"
     alike = one.moves and other.moves and one.backprop == other.backprop and one.scope is other.scope
     if not alike or one.counted or other.counted or one.site.fused not in (None, DUAL):
         return ""
@@ -64,7 +64,7 @@ def why_not_dual(total):
 
 
 class _Pooled:
-    """What :func:`pooled` has computed.
+    """The result of :func:`pooled`.
 
     Args:
         relu: as there.
@@ -105,7 +105,7 @@ class _Pooled:
 
 
 class _Dual:
-    """What :func:`dual` has computed.
+    """The result of :func:`dual`.
 
     Args:
         total: as there.
@@ -129,7 +129,7 @@ class _Dual:
             compute: see :class:`_Pooled`.
             become: see there.
         """
-        other, why = self._other(), "it is added to another one that is needed by itself"
+        other, why = self._other(), "it is added to another batch normalization that is needed by itself"
         if other is not None:
             compute(other, why)
         else:
@@ -151,7 +151,7 @@ class _Dual:
 
 
 def _put(variable, node, y):
-    """Puts a variable between a node that has been applied and the node of its result; returns what makes that now."""
+    """Inserts a variable between an applied node and the node of its result; returns the new creator of that result."""
     if node.inputs is None:  # by `unchain_backward` of what follows, which would have come by here
         variable.unchain()
     elif y is not None and y.creator_node is node:

@@ -1,7 +1,7 @@
 """Rules on NHWC: layers with weights, batch normalizations, and the additions and ReLUs that are computed with these.
 
 A rule is a function of ``(scope, node, inputs)``: a :class:`~mixprec.rewrite.scope.Scope`, a function node of Chainer
-that has not been applied, and what it would be applied to. It returns the outputs, or ``None`` if it does not fit, for
+that has not been applied, and its inputs. It returns the outputs, or ``None`` if it does not fit, for
 example for images of float64. :func:`mixprec.rewrite.dispatch.apply` calls it.
 """
 
@@ -44,12 +44,12 @@ class Convolved:
     Args:
         y: variable, the result.
         sums: array of the sums for the batch normalization after it, or ``None`` if it took none.
-        place: :class:`~mixprec.rewrite.fusions.ConvolutionPlace`.
+        site: :class:`~mixprec.rewrite.fusions.ConvolutionSite`.
     """
 
-    def __init__(self, y, sums, place):
+    def __init__(self, y, sums, site):
         self.sums = sums
-        self.place = place
+        self.site = site
         self._variable, self._array = weakref.ref(y), weakref.ref(y.array)
 
     def is_of(self, x):
@@ -66,9 +66,9 @@ def _convolution(scope, node, inputs):
     padded = _STEM + 1 if x.shape[1] == W.shape[1] == _STEM else None
     geometry, following = _geometry(node), None
     W, b = _filters(scope, W), scope.to_compute(b)
-    place = None if b else scope.place()
-    if place is not None:
-        following, place.following = place.following, None
+    site = None if b else scope.convolution_site()
+    if site is not None:
+        following, site.following = site.following, None
     form = geometry
     if W.shape[1] <= _STEM + 1 and geometry.stride != (1, 1):
         form = form_of(as_nhwc(chainer.as_array(x)), W.shape, scope.compute, geometry)
@@ -78,8 +78,8 @@ def _convolution(scope, node, inputs):
         x = scope.images_of_form(x, scope.compute, form)
     ours = Convolution2D(form, relu=False, statistics=following or False)
     y = ours.run(x, W, *b)
-    if place is not None:
-        scope.convolved[id(y)] = Convolved(y, ours.sums, place)
+    if site is not None:
+        scope.convolved[id(y)] = Convolved(y, ours.sums, site)
     return (y,)
 
 
@@ -148,7 +148,7 @@ def _batch_normalization(scope, node, inputs):
     def build(relu, add, count, factors):
         sums = None
         if convolved is not None:
-            convolved.place.following, sums = Following(relu, add), convolved.sums
+            convolved.site.following, sums = Following(relu, add), convolved.sums
         return OurBatchNormalization(BatchNorm(eps, decay, relu), running if count else None, sums, ranks, factors)
 
     return (scope.normalization(x, rest, build, running or (), True, not is_chainers),)
@@ -169,7 +169,7 @@ def _fixed_batch_normalization(scope, node, inputs):
 
 
 def _leave_to_chainer(scope, why):
-    site = scope.site()
+    site = scope.normalization_site()
     if site is not None:
         site.give_up(why)
     if scope.trace is not None:

@@ -1,7 +1,7 @@
-"""Images (N, C, H, W) in the memory order of (N, H, W, C), "channels last" as in PyTorch: to it, and back.
+"""Images (N, C, H, W) in the memory order of (N, H, W, C), PyTorch's "channels last": conversions both ways.
 
-Code that knows nothing of it sees the usual axes and right values. Rules come here by the scope of the call, which
-converts once what comes from outside of the model.
+Code that is unaware of it sees the usual axes and right values. Rules come here through the scope of the call, which
+converts inputs of the model once.
 """
 
 import chainer
@@ -54,7 +54,7 @@ def channels_last(x, dtype=None, channels=None):
 
     Args:
         x: variable or array (N, C, H, W) in a storage dtype.
-        dtype: storage dtype of the result; ``None`` for that of ``x``.
+        dtype: storage dtype of the result; ``None`` for the dtype of ``x``.
         channels: zeros are appended up to so many channels, if the order has to be changed; ``None`` for none.
     """
     dtype = x.dtype if dtype is None else dtype
@@ -66,7 +66,7 @@ def channels_last(x, dtype=None, channels=None):
 
 
 def channels_first(x, dtype=None):
-    """Returns images in the memory order of (N, C, H, W); other arrays and orders as they are, but for the dtype."""
+    """Returns images in the memory order of (N, C, H, W); other arrays and orders change only in dtype."""
     dtype = x.dtype if dtype is None else dtype
     if is_only_channels_last(x):
         return ToNCHW(dtype, None).run(x)

@@ -1,7 +1,8 @@
-"""Results of a model that 16 bits are too few for, as 1e4 +- 5 is in steps of 8 or 64: found on ``convert``'s example.
+"""Results of a model that need more than 16 bits, such as 1e4 +- 5 in steps of 8 or 64: found on ``convert``'s example.
 
-The dtype of a result says nothing: it was rounded in the last layer, and leaves the model as float32. A
-:class:`~mixprec.rewrite.trace.Trace` of a call on the example asks here what was rounded, by how much, and where.
+The dtype of a result does not show this: the last layer rounds it, and it leaves the model as float32. A
+:class:`~mixprec.rewrite.trace.Trace` of a call on the example asks here which results were rounded, by how much, and
+where.
 """
 
 import collections
@@ -26,7 +27,7 @@ _NOISE = 2.0**-20
 # Scores of several classes are not harmed by smaller steps, whatever their spread.
 _HARMLESS_STEP = 2.0**-4
 _ENOUGH_VALUES = 8  # of a column, for a small spread to be no accident
-# Functions that see what the model has computed beside what it should have.
+# Functions that compare the model's result with a target.
 _COMPARING = {"AbsoluteError", "HuberLoss", "MeanAbsoluteError", "MeanSquaredError", "SquaredError", "gaussian_nll"}
 _WIDENING = {"Cast", "ToNCHW"}  # what may follow on the way out of the model
 _BOUNDED = {"Sigmoid", "HardSigmoid", "Softmax", "Tanh"}  # scores, and pixels
@@ -58,12 +59,12 @@ class _Made:
         try:
             with chainer.using_device(chainer.backend.get_device_from_array(arrays[0])), np.errstate(all="ignore"):
                 return copy.copy(self._node).forward(tuple(arrays))
-        except Exception:  # of a function that wants more than its inputs: the rounded result has to do
+        except Exception:  # of a function that needs more than its inputs: the rounded result must do
             return None
 
 
 class NarrowResults:
-    """What a call on the example shows.
+    """The findings of a call on the example.
 
     Attributes:
         lines: ``{where: text}``, one for each result.
@@ -115,7 +116,7 @@ class NarrowResults:
         return next((made for made in reversed(self._made) if node and made.output(node) is not None), None)
 
     def _in_float32(self, node, array):
-        """Returns what a variable would be, had the functions that made it not rounded: float32."""
+        """Returns the float32 value that a variable would have if the functions that made it had not rounded."""
         made = self._maker(node)
         if made is None:
             return _float32(array)
@@ -163,8 +164,8 @@ def _lost(y, dtype, is_inf):
 
     Args:
         y: the result before rounding, a host array (N, ...).
-        dtype: what it is rounded to.
-        is_inf: whether some of it was inf then.
+        dtype: dtype that it is rounded to.
+        is_inf: whether some element became inf.
     """
     if not np.isfinite(y).all():
         return None

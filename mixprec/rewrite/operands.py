@@ -1,8 +1,8 @@
-"""Numbers and arrays that a model brings to its variables: their dtypes, and those that 16 bits cannot hold.
+"""Numbers and arrays that a model combines with its variables: their dtypes, and values that 16 bits cannot hold.
 
-Chainer's operators cast an array to the dtype of the variable beside it. In a converted model an array counts as any
-input: float32 makes the result float32. Numbers and arrays without axes have no say, as in NumPy and PyTorch. Where
-they become 0 or inf in 16 bits, as 1e-8 and -1e9 do in float16, the line of the model is named once.
+Chainer's operators cast an array to the dtype of the variable beside it. In a converted model an array counts like any
+input: float32 makes the result float32. Numbers and arrays without axes do not affect the dtype, as in NumPy and
+PyTorch. Where they become 0 or inf in 16 bits, like 1e-8 and -1e9 in float16, the line of the model is named once.
 """
 
 import numbers
@@ -29,7 +29,7 @@ _NUMBERS = {
 
 
 def operand(scope, x, value, preprocess):
-    """Returns what an operator takes of an array beside a variable.
+    """Returns the operand that an operator takes for an array beside a variable.
 
     Args:
         scope: :class:`~mixprec.rewrite.scope.Scope`.
@@ -98,5 +98,5 @@ def _name_if_lost(value, dtype, function, kind=""):
             '%s: %s becomes %s in %s (%s): take one that fits, or F.cast(h, "float32") before an operator; '
             "products of matrices are %s in any case"
         )
-        place = place_of_call()
-        announce(message, place, f"{kind}{float(value):g}", becomes, dtype.name, function, dtype.name, key=place)
+        location = place_of_call()
+        announce(message, location, f"{kind}{float(value):g}", becomes, dtype.name, function, dtype.name, key=location)

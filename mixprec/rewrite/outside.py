@@ -1,11 +1,10 @@
-"""What is a converted model's own, in functions that a program applies to it outside of a call of the model.
+"""Functions that a program applies to a converted model's parameters and variables outside of a call of the model.
 
 A penalty on weights, ``loss + F.sum(param ** 2)``, meets a loss in float32, and its sum may be larger than float16
 goes. So does a penalty on activations that the model has kept, ``loss + F.mean(model.h ** 2)``. A method of the model
 that the program calls by its name, ``model.encode(x)``, gives ``F.linear(x, self.W)`` an input in float32. So
-parameters, and variables that a call has computed, take part in float32, by a cast whose gradient is in their own
-dtype. Backward passes apply functions to them, too, where they meet gradients in the compute dtype: there they stay as
-they are.
+parameters, and variables that a call has computed, are cast to float32; the gradient of the cast is in their own dtype.
+Backward passes apply functions to them, too, beside gradients in the compute dtype: there they stay as they are.
 """
 
 import functools

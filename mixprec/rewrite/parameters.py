@@ -1,4 +1,4 @@
-"""Dtypes and memory order of the parameters and statistics of a link: to those of a conversion, and back.
+"""Dtypes and memory order of the parameters and statistics of a link: conversion, and back.
 
 ``convert`` and ``revert`` call it for each link, before and after training; :func:`order` runs on a new device, too.
 """
@@ -29,7 +29,7 @@ _NORMALIZATIONS = (
     *(L.GroupNormalization, L.LayerNormalization),
 )
 _OTHERS = (L.Bias, L.PReLU, L.Scale, L.Swish)
-# Chainer's other functions do not know bfloat16.
+# Chainer's other functions do not support bfloat16.
 _IN_BFLOAT16 = (*_FILTERS, L.Linear)
 
 _STATISTICS_DTYPE = "_highprec_dtype"  # attribute of Chainer's batch normalizations
@@ -84,7 +84,7 @@ def convert(link, dtype, state, in_float32):
 
 
 def order(link, nhwc):
-    """Gives filters of a link the memory order (K, R, S, C), or that of their axes."""
+    """Gives filters of a link the memory order (K, R, S, C), or the order of their axes."""
     W = link.W if isinstance(link, _FILTERS) else None
     if W is not None and W.array is not None and W.ndim == 4 and W.dtype in STORAGE_DTYPES:
         if nhwc:
@@ -125,7 +125,7 @@ def _cast(param, dtype, dtype_before, initializer, path):
     """Casts a parameter, and returns what :func:`~mixprec.precision.lost_weights.lost` says of that."""
     if dtype_before not in _CASTABLE:  # integers, float64
         return None
-    # Without a dtype of its own an initializer follows chainer.config.dtype, which may be another one by then.
+    # Without a dtype of its own an initializer follows chainer.config.dtype, which may have changed by then.
     keep = dtype == dtype_before and (param.array is not None or getattr(initializer, "dtype", None) is not None)
     param.initializer = initializer if keep else Rounded(initializer, dtype, parameter=path)
     stored = arguments.storage_dtype("dtype", dtype)

@@ -1,8 +1,8 @@
-"""The attributes of Chainer that are replaced for converted models: attributes of links here, without calls of them.
+"""The attributes of Chainer that are replaced for converted models. Here: attributes of links except ``__call__``.
 
 ``convert`` applies them, once in a process, and so does a converted link that is unpickled in another process. Links
-and functions that are not converted take the original way: one look into an attribute, or into a thread-local, is all
-that is added.
+and functions that are not converted take the original path: only one look-up of an attribute, or of a thread-local, is
+added.
 """
 
 import copy as copying
@@ -27,9 +27,9 @@ def install(link_class):
     """Replaces what the process has not replaced yet.
 
     Args:
-        link_class: a class of converted links. The ``__call__`` that it inherits, usually that of
-            :class:`chainer.Link`, is replaced where it is defined: another class for each link would change what users
-            see of their model and what pickle finds.
+        link_class: a class of converted links. The ``__call__`` that it inherits, usually from :class:`chainer.Link`,
+            is replaced where it is defined: a new class for each link would change the model that users and pickle
+            see.
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     dispatch.call.apply_to(owner, "__call__")
@@ -68,10 +68,11 @@ def device_resident_accept(original, self, visitor):
 
 @patch_around("chainer.link:{Link,Chain,ChainList}.copy", "chainer.sequential:Sequential.copy", when=_WHEN)
 def copy(original, self, mode="share"):
-    """Without it a copy of a converted model is no model as a whole: its links convert inputs and results one by one.
+    """Without it a copy of a converted model falls apart: each of its links converts inputs and results by itself.
 
-    These methods copy a link at a time, and so would give each a conversion of its own. What is drawn anew has no FP32
-    bits that were to be kept, and stays in 16 bits.
+    These methods copy one link at a time, and so would give each a conversion of its own. Parameters that are drawn
+    anew
+have no FP32 bits to keep, and stay in 16 bits.
     """
     result = original(self, mode)
     states = [state_of(link) for link in self.links()]

@@ -1,4 +1,4 @@
-"""What leaves a converted model: variables in float32 and in the order of their axes, wherever a result holds them.
+"""Results of a converted model: variables leave it in float32 and in the order of their axes, wherever they are held.
 
 :mod:`mixprec.rewrite.dispatch` calls :func:`outwards` with the result of the outermost link: tuples, lists, dicts and
 objects within one another, such as distributions, data classes and results of ChainerRL. What holds a
@@ -37,7 +37,7 @@ def outwards(result, scope):
         scope: :class:`~mixprec.rewrite.scope.Scope` of its call.
 
     Returns:
-        ``(result, variables)``: the result with float32 in the place of 16 bits, arrays included, and with variables in
+        ``(result, variables)``: the result with float32 instead of 16 bits, arrays included, and with variables in
         the order of their axes; and a list of the variables in it.
     """
     leaves, holders = _look(result, scope)
@@ -82,7 +82,7 @@ def _look(result, scope):
 def _may_hold(cls):
     """Whether objects of a class are looked into for variables and arrays.
 
-    What computes is not: links, optimizers, functions, modules, and what the standard library has but its containers.
+    Objects that compute are not: links, optimizers, functions, modules, and the standard library except its containers.
     """
     if issubclass(cls, (*_CONTAINERS, *_CALLS, *_DATA)):
         return True
@@ -120,7 +120,7 @@ def _slots_of(cls):
 
 
 class _Copies:
-    """Copies of what holds a variable that changes.
+    """Copies of the containers of variables that change.
 
     Args:
         leaves: see :func:`_look`.
@@ -136,7 +136,7 @@ class _Copies:
                 self._fill(empty, changed[key])
 
     def of(self, x):
-        """Returns what takes the place of an object, or itself."""
+        """Returns the replacement of an object, or the object itself."""
         if id(x) in self._leaves:
             return self._leaves[id(x)][1]
         if id(x) not in self._changed:

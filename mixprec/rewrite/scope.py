@@ -1,7 +1,7 @@
-"""One call of a converted model: what is in force while it runs forward, in this thread.
+"""One call of a converted model: the state while it runs forward in this thread.
 
 :mod:`mixprec.rewrite.dispatch` opens a scope when a converted link is called from outside, and hands it to the rules of
-functions. They ask it for inputs in the right dtype and memory order, and for the places that they compute.
+functions. They ask it for inputs in the right dtype and memory order, and for the sites that they compute.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import numpy as np
 from mixprec.base.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.functions.convolution import ConvolutionImages
 from mixprec.rewrite.deferred import Deferred, compute
-from mixprec.rewrite.fusions import KEPT, UNUSED, ConvolutionPlace, Normalization, NormalizationPlace
+from mixprec.rewrite.fusions import KEPT, UNUSED, ConvolutionSite, Normalization, NormalizationSite
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.operands import name_lost_array
 from mixprec.rewrite.state import active
@@ -38,11 +38,11 @@ class Scope:
         pending: :class:`~mixprec.rewrite.fusions.Normalization` that have not been computed, by their id.
         unfused: :class:`~mixprec.rewrite.fusions.Unfused` by the id of their variables.
         convolved: :class:`~mixprec.rewrite.layer_rules.Convolved` by the id of their variable.
-        leaves: ``{(id, key): (what has come from outside of the model, what it was converted to)}``.
-        has_called: whether a link has been called from within; who wants to know about a part sets it to ``False``.
+        leaves: ``{(id, key): (input from outside the model, its converted form)}``.
+        has_called: whether a link has been called from within; code that asks about a part sets it to ``False`` first.
         sources: ``{id: (images, the same in the order of their axes)}``, see :meth:`also_in_order_of_axes`.
-        noted: tuple of lists; each place is appended to them as it is before it is used.
-        repeated: iterator of places to be used in the place of those of the links, or ``None``.
+        noted: tuple of lists; a copy of each site is appended to them before it is used.
+        repeated: iterator of sites to use instead of the sites of the links, or ``None``.
     """
 
     def __init__(self, conversion, root=None, trace=None):
@@ -75,11 +75,11 @@ class Scope:
         return "" if self.link is None else self.link.name
 
     def cast(self, x, dtype):
-        """Returns a variable or array in a dtype; what comes from outside of the model is cast once in a call."""
+        """Returns a variable or array in a dtype; inputs from outside the model are cast once in a call."""
         if x.dtype == dtype:
             return x
         self._look_at(x, dtype)
-        if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not know
+        if not self.nhwc and x.dtype != BFLOAT16:  # which Chainer's own cast does not support
             return self._once(x, dtype, lambda: chainer.functions.cast(x, dtype))  # can be differentiated twice
         return self._once(x, dtype, lambda: cast(x, dtype))
 
@@ -97,7 +97,7 @@ class Scope:
         return self._once(x, FLOAT32, lambda: chainer.functions.cast(x, FLOAT32))
 
     def images(self, x, dtype=None, channels=None):
-        """Returns images in the memory order of (N, H, W, C); those from outside of the model are converted once."""
+        """Returns images in the memory order of (N, H, W, C); images from outside the model are converted once."""
         if is_channels_last(x) and dtype in (None, x.dtype):
             return x
         if dtype not in (None, x.dtype):
@@ -105,7 +105,7 @@ class Scope:
         return self._once(x, (dtype, channels), lambda: self._to_nhwc(x, dtype, channels))
 
     def images_of_form(self, x, dtype, form):
-        """Returns images in the form of a convolution; those from outside of the model are converted once."""
+        """Returns images in the form of a convolution; images from outside the model are converted once."""
         if dtype != x.dtype:
             self._look_at(x, dtype)
         return self._once(x, (dtype, form), lambda: self._to_form(x, dtype, form))
@@ -131,7 +131,7 @@ class Scope:
         return channels_first(x, dtype)
 
     def also_in_order_of_axes(self, x, source):
-        """Returns images, and keeps ``source``, of which they were made, for who wants them in the order of axes."""
+        """Returns images, and keeps ``source``, from which they were made, for functions that need the order of axes."""
         self.sources[id(x)] = x, source  # x is held so that its id stays its own
         return x
 
@@ -174,8 +174,8 @@ class Scope:
 
         return run
 
-    def site(self):
-        """Returns the :class:`~mixprec.rewrite.fusions.NormalizationPlace` of the normalization that is being applied.
+    def normalization_site(self):
+        """Returns the :class:`~mixprec.rewrite.fusions.NormalizationSite` of the normalization that is being applied.
 
         Returns:
             ``None`` if it is not to be deferred: outside of a link, in a link that is called alone, or if function
@@ -186,10 +186,10 @@ class Scope:
             return None
         if state is self.root and not issubclass(state.kind, _WITH_CHILDREN):
             return None
-        return self._at(state.sites, NormalizationPlace)
+        return self._at(state.normalization_sites, NormalizationSite)
 
-    def place(self):
-        """Returns the :class:`~mixprec.rewrite.fusions.ConvolutionPlace` of a convolution that is being applied.
+    def convolution_site(self):
+        """Returns the :class:`~mixprec.rewrite.fusions.ConvolutionSite` of a convolution that is being applied.
 
         Returns:
             ``None`` if it is to take no sums: outside of a link, or if function hooks are registered.
@@ -197,15 +197,15 @@ class Scope:
         state = self.link
         if state is None or not self.conversion.policy.conv_statistics or chainer.get_function_hooks():
             return None
-        return self._at(state.places, ConvolutionPlace)
+        return self._at(state.convolution_sites, ConvolutionSite)
 
     def _at(self, known, new):
-        place = self._next_place(known, new) if self.repeated is None else copy.copy(next(self.repeated, None)) or new()
-        for places in self.noted:
-            places.append(copy.copy(place))
-        return place
+        site = self._next_site(known, new) if self.repeated is None else copy.copy(next(self.repeated, None)) or new()
+        for sites in self.noted:
+            sites.append(copy.copy(site))
+        return site
 
-    def _next_place(self, known, new):
+    def _next_site(self, known, new):
         turn = self._turns[id(known)] = self._turns.get(id(known), -1) + 1
         key = bool(chainer.config.train), turn
         found = known.get(key)
@@ -214,20 +214,20 @@ class Scope:
         return found
 
     def normalization(self, x, rest, build, statistics, moves, joint=False):
-        """Returns the result of a batch normalization: deferred, or computed where that has turned out to be needless.
+        """Returns the result of a batch normalization: deferred, or computed at once where waiting has proved useless.
 
         Args:
             x: variable in a storage dtype.
             rest: see :class:`~mixprec.rewrite.fusions.Normalization`.
-            build: likewise.
-            statistics: likewise.
-            moves: likewise.
+            build: see there.
+            statistics: see there.
+            moves: see there.
             joint: see there.
         """
         for earlier in list(self.pending.values()) if self.pending else ():
             if (moves or earlier.moves) and any(a is b for a in statistics for b in earlier.statistics):
                 self._finish(earlier)
-        site = self.site()
+        site = self.normalization_site()
         waiting = Normalization(x, rest, build, statistics, moves, site, self, joint)
         if site is None or site.fused is False:
             return waiting.compute()
@@ -235,7 +235,7 @@ class Scope:
         return Deferred(self, waiting)
 
     def _finish(self, normalization):
-        """Computes a batch normalization whose running statistics are wanted, together with what waits for it."""
+        """Computes a batch normalization whose running statistics are needed, and the functions that wait for it."""
         for variable in [reference() for reference in reversed(self.deferred)]:
             if type(variable) is Deferred and variable.normalization is normalization:
                 compute(variable, "its running statistics are used before its result")
@@ -278,9 +278,9 @@ class Scope:
 
 @contextlib.contextmanager
 def calling(scope):
-    """Makes a scope the one of this thread for the block; what was deferred in it is settled at its end.
+    """Makes a scope the current one of this thread for the block; its deferred variables are settled at the end.
 
-    After an exception running statistics have moved as far as the model has come.
+    After an exception, running statistics have moved up to the point that the model reached.
     """
     outer, active.scope = active.scope, scope
     try:

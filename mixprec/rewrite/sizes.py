@@ -1,7 +1,7 @@
-"""Rules on NHWC for what moves or repeats pixels: padding, flips, interpolation, and the counterparts of poolings.
+"""Rules on NHWC for functions that move or repeat pixels: padding, flips, interpolation, counterparts of poolings.
 
-Rules are made as in :mod:`mixprec.rewrite.layer_rules`. They apply to images in the memory order of (N, H, W, C)
-already; others stay in Chainer's code.
+Rules have the form of :mod:`mixprec.rewrite.layer_rules`. They apply to images that are already in the memory order of
+(N, H, W, C); other images stay in Chainer's code.
 """
 
 import numpy as np

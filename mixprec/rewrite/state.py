@@ -1,4 +1,4 @@
-"""What a call of a link looks at first: whether the link is converted, and what is under way in this thread."""
+"""State that a call of a link reads first: whether the link is converted, and what this thread is doing."""
 
 import threading
 
@@ -6,7 +6,7 @@ from mixprec.precision.without_masters import CONVERSION
 
 
 class _Active(threading.local):
-    """What is under way in this thread.
+    """The state of this thread.
 
     Attributes:
         scope: the :class:`~mixprec.rewrite.scope.Scope` of the call of a converted model, or ``None``.
@@ -26,7 +26,7 @@ def state_of(link):
 
 
 def set_state(link, state):
-    """Makes a link a converted one, or a plain one with ``None``."""
+    """Marks a link as converted, or with ``None`` as plain."""
     if state is None:
         link.__dict__.pop(CONVERSION, None)
     else:

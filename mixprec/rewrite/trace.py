@@ -1,6 +1,6 @@
-"""The trace of a call of a converted model, for the report: what was converted, fused, left as it was, and is kept.
+"""The trace of a call of a converted model, for the report: conversions, fusions, functions left alone, kept memory.
 
-The first two calls in training mode are traced: in the second one it is known what is fused.
+The first two calls in training mode are traced; fusions are known in the second.
 :mod:`mixprec.rewrite.dispatch` opens and ends a trace, and notes functions in it.
 """
 
@@ -22,8 +22,8 @@ _VIEWS = {
     *("Broadcast", "BroadcastTo", "ExpandDims", "GetItem", "Reshape", "Rollaxis", "SplitAxis", "Squeeze", "Swapaxes"),
     "Transpose",
 }
-# What plain Chainer keeps for the backward pass, where another node has taken its place: which inputs, which outputs,
-# and how many float32 arrays like the output beside. Its other nodes say by themselves what they keep.
+# What plain Chainer keeps for the backward pass, for nodes that mixprec replaces: which inputs, which outputs, and how
+# many more float32 arrays like the output. Chainer's other nodes declare what they keep.
 _NOTHING, _INPUT = ((), (), 0), ((0,), (), 0)
 _KEPT = {
     **dict.fromkeys(("Convolution2DFunction", "Deconvolution2DFunction", "LinearFunction"), _INPUT),
@@ -42,7 +42,7 @@ class LayoutConversion:
     Attributes:
         direction: ``"to NHWC"`` or ``"to NCHW"``.
         link: name of the link in which it is.
-        function: name of the function that wants it, or ``"result"``.
+        function: name of the function that needs it, or ``"result"``.
     """
 
     direction: str
@@ -52,19 +52,18 @@ class LayoutConversion:
 
 @dataclasses.dataclass
 class Findings:
-    """What a call has shown.
+    """The findings of a traced call.
 
     Attributes:
         batch: shapes and dtypes of the arguments.
         conversions: list of :class:`LayoutConversion`.
         left: ``{(name of the link, name of the function): why it stayed as it was}``.
-        normalizations: number of batch normalizations by ``(name of the link, what they are fused with)``, the latter
+        normalizations: number of batch normalizations by ``(name of the link, name of the fusion)``, the latter
             being ``"ReLU"``, ``"add + ReLU"`` or ``""``.
         bytes_before: what the graph of plain Chainer in float32 would keep for the backward pass, without parameters.
         bytes_after: what the graph keeps.
         bytes_largest: the largest array of it.
-        narrow_results: list of texts, one for each result that 16 bits are too few for; empty but on ``convert``'s
-            example.
+        narrow_results: list of texts, one for each result that needs more than 16 bits; only on ``convert``'s example.
     """
 
     batch: str
@@ -78,7 +77,7 @@ class Findings:
 
 
 def refuse(left):
-    """Raises ValueError if anything stayed as it was; ``left`` is that of :class:`Findings`."""
+    """Raises ValueError if anything stayed as it was; ``left`` is :attr:`Findings.left`."""
     if left:
         raise ValueError(f"convert(strict=True): not converted: {'; '.join(lines_of(left))}")
 
@@ -110,7 +109,7 @@ class Trace:
         Args:
             scope: :class:`~mixprec.rewrite.scope.Scope`.
             node: what was applied or replaced.
-            cls: its class, or that of the old-style function that it stands for.
+            cls: its class, or the class of the old-style function that it stands for.
             inputs: of the function.
             outputs: of what was applied.
         """
@@ -118,18 +117,18 @@ class Trace:
         if self._results is not None:
             self._results.note(scope, node, cls, inputs, outputs)
         self._keep(node, cls.__name__, inputs, outputs)
-        place = scope.link_name, cls.__name__
+        key = scope.link_name, cls.__name__
         if cls.__module__.startswith("mixprec."):
             return
         if not cls.__module__.startswith("chainer."):
-            self._left[place] = "not a function of Chainer: computes in NCHW and float32"
-        elif not (dtype_rules.is_chainers_own(node) or node.inputs is None):  # None: another node has taken its place
-            self._left[place] = f"{dtype_rules.whose(node)}, in float32"
+            self._left[key] = "not a function of Chainer: computes in NCHW and float32"
+        elif not (dtype_rules.is_chainers_own(node) or node.inputs is None):  # None: another node has replaced it
+            self._left[key] = f"{dtype_rules.whose(node)}, in float32"
         elif scope.nhwc and _leaves_nhwc(cls, inputs, outputs):
-            self._left[place] = "not known in NHWC: its result is NCHW"
+            self._left[key] = "not known in NHWC: its result is NCHW"
 
     def note_conversion(self, direction, link):
-        """Notes a conversion between the memory orders in the course of another function."""
+        """Notes a conversion between the memory orders inside another function."""
         self._unclaimed.append((direction, link))
 
     def note_normalization(self, link, fused):
@@ -149,11 +148,11 @@ class Trace:
 
     def _keep(self, node, name, inputs, outputs):
         if name in _KEPT and node.inputs is None:
-            places, out_places, beside = _KEPT[name]
+            indexes, out_indexes, beside = _KEPT[name]
         else:
-            places, out_places = node._input_indexes_to_retain or (), node._output_indexes_to_retain or ()
+            indexes, out_indexes = node._input_indexes_to_retain or (), node._output_indexes_to_retain or ()
             beside = 0
-        kept = [inputs[place] for place in places] + [outputs[place] for place in out_places]
+        kept = [inputs[index] for index in indexes] + [outputs[index] for index in out_indexes]
         for x in kept:
             known = self._counted.get(id(x))
             if not isinstance(x, chainer.Parameter) and (known is None or known() is not x):

@@ -152,7 +152,7 @@ def test_memory_is_less():
 
 
 def _following(state):
-    return {turn: place.following for turn, place in state.places.items()}
+    return {turn: place.following for turn, place in state.convolution_sites.items()}
 
 
 def test_what_is_fused_is_what_the_first_call_has_fused():

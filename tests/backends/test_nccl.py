@@ -9,8 +9,8 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.backends import aside, nccl
-from mixprec.backends.aside import AHEAD, Aside
+from mixprec.backends import nccl, wgrad_stream
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.device_log import recording
 
 asked = []  # of all streams and events
@@ -156,8 +156,8 @@ def test_gradients_of_the_second_stream_are_waited_for(cupy):
         def wait(self, event):
             asked.append(("wait", event.name, 7))
 
-    beside = Aside(Streams())
-    with aside.using(beside):
+    beside = SideStream(Streams())
+    with wgrad_stream.using(beside):
         for _ in range(AHEAD + 1):
             beside.run(lambda: None, held=())
         asked.clear()
@@ -170,7 +170,7 @@ def test_gradients_of_the_second_stream_are_waited_for(cupy):
         with found.beside():
             pass
         assert [what for what, *_ in asked] == ["record", "wait"]
-    assert aside.last() is None
+    assert wgrad_stream.last() is None
 
 
 @pytest.mark.parametrize("by_whom", ["another", "this one"])

@@ -160,7 +160,7 @@ def test_places_of_an_epoch_have_copies_one_behind_the_other(repeats):
         for batch in range(4):
             number, indices = order.indices(4 * epoch + batch)
             assert number == epoch
-            assert order.places(4 * epoch + batch)[1].tolist() == list(range(6 * batch, min(6 * batch + 6, 20)))
+            assert order.positions(4 * epoch + batch)[1].tolist() == list(range(6 * batch, min(6 * batch + 6, 20)))
             found += indices.tolist()
         assert found == [permutation[place // repeats] for place in range(20)]
 

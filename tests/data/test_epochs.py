@@ -28,7 +28,7 @@ def counts(epochs):
 
 
 def places(epochs, number):
-    return list(range(*epochs.places(number)))
+    return list(range(*epochs.positions(number)))
 
 
 @given(sets(), st.integers(0, 40))
@@ -72,7 +72,7 @@ def test_another_division_goes_on_at_the_same_image(shards, num_shards, batch_si
     elif images % (num_shards * batch_size):
         assert found is None
     elif found < (epoch + 1) * new.batches:
-        assert (new.epoch(found), new.places(found)[0]) == (epoch, images)
+        assert (new.epoch(found), new.positions(found)[0]) == (epoch, images)
     else:  # all that is left is left out
         assert (old.last_batch, new.epoch(found), new.is_new(found)) == ("drop", epoch + 1, True)
     assert old.delivered(old, delivered) == delivered
@@ -137,7 +137,7 @@ def test_stages_are_one_after_the_other(drawn):
             assert stages.at(number).detail(number) == pytest.approx(epoch + alone.detail(own))
             assert stages.at(number).count_of_all(number) == alone.count_of_all(own)
             assert stages.at(number).is_new(number) == (number > 0 and own % alone.batches == 0)
-            assert (each.count(number), each.places(number)) == (alone.count(own), alone.places(own))
+            assert (each.count(number), each.positions(number)) == (alone.count(own), alone.positions(own))
             number += 1
         assert each.begin(epoch + length) == number
         epoch += length
@@ -160,4 +160,4 @@ def test_stages_of_another_number_of_shards_go_on_at_the_same_image(data, delive
     assert Stages(tuple(halved)).at(found).epoch(found) >= old.at(delivered).epoch(delivered)
     if not old.at(delivered).is_new(delivered):
         stage = old.of(delivered)
-        assert halved[stage].places(found)[0] == old.epochs[stage].places(delivered)[0]
+        assert halved[stage].positions(found)[0] == old.epochs[stage].positions(delivered)[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mixprec.backends import device_log, transfers
-from mixprec.backends.aside import AHEAD
+from mixprec.backends.wgrad_stream import AHEAD
 from mixprec.backends.capture_error import CaptureError
 from mixprec.graph_capture.cuda_graphs import CupyGraphs
 
@@ -148,10 +148,10 @@ def test_work_aside_waits_and_is_waited_for(cupy, log):
         first = Stream.current
         log.clear()
         for _ in range(AHEAD + 2):
-            own.aside.run(lambda: streams.append(Stream.current), held=())
+            own.side_stream.run(lambda: streams.append(Stream.current), held=())
             assert Stream.current is first
-        own.aside.join()
-        own.aside.join()  # nothing more to wait for
+        own.side_stream.join()
+        own.side_stream.join()  # nothing more to wait for
     second = streams[0]
     assert second is not first
     assert set(map(id, streams)) == {id(second)}

@@ -4,7 +4,7 @@ import chainer
 import chainer.functions as F
 import pytest
 
-from mixprec.backends.aside import AHEAD, Aside
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.graph_capture import CaptureError
 from mixprec.precision import pass_scales
@@ -22,14 +22,14 @@ STEPS = 9  # four of them are launches that nobody compares: two for each order
 @pytest.fixture
 def ran_aside(monkeypatch):
     """What was run on the second stream, in a list, and how much was under way each time."""
-    ran, run = [], Aside.run
+    ran, run = [], SideStream.run
 
     def noted(self, function, held):
         result = run(self, function, held)
         ran.append(len(self._under_way))
         return result
 
-    monkeypatch.setattr(Aside, "run", noted)
+    monkeypatch.setattr(SideStream, "run", noted)
     return ran
 
 
@@ -116,7 +116,7 @@ def _of_two(model, x, t):
 # --- faults
 
 
-def _without_holding(self, function, held, run=Aside.run):
+def _without_holding(self, function, held, run=SideStream.run):
     return run(self, function, None)
 
 
@@ -145,8 +145,8 @@ def _one_for_all(self, stream, size, address=Workspaces.address):
     first(
         2,
         [
-            (Aside, "join", lambda self: self.forget(), "Unjoined"),
-            (Aside, "run", _without_holding, "not the same after the graph"),
+            (SideStream, "join", lambda self: self.forget(), "Unjoined"),
+            (SideStream, "run", _without_holding, "not the same after the graph"),
             (graph_on_host._Streams, "fork", _fork_at_first, "not the same after the graph"),
             (pass_scales, "sole_uses", _everything, "not the same after the graph"),
             (Workspaces, "address", _one_for_all, "two streams have one workspace"),

@@ -148,7 +148,7 @@ def test_evaluation_is_a_place_of_its_own(function):
     with chainer.using_config("train", False):
         model, _ = beside(function)
     assert site(model.bn1, train=False).fused == (ADD_RELU if function is sum_with_plus else RELU)
-    assert (True, 0) not in model.bn1.__dict__["_mixprec_conversion"].sites
+    assert (True, 0) not in model.bn1.__dict__["_mixprec_conversion"].normalization_sites
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         beside(function)
 
@@ -179,7 +179,7 @@ NOT_FUSED = {
     "not used": (lambda m, x: (normalized(m, x), m.stem(x))[1], "it is not used"),
     "broadcast": (
         lambda m, x: F.relu(normalized(m, x) + F.broadcast_to(m.bn2.gamma[:, None, None], (WIDTH, 6, 6))),
-        "it is added to another one, or broadcast",
+        "it is added to a deferred variable, or broadcast",
     ),
     "sum kept": (
         lambda m, x: F.relu(_keep(m, normalized(m, x) + m.stem(x))),
@@ -620,7 +620,7 @@ def test_training_evaluation_and_training_again():
     for call in range(6):
         with chainer.using_config("train", call % 3 != 2):
             assert_same(step(converted, images(call)), step(plain, images(call)))
-    assert {key: each.fused for key, each in converted.bn2.__dict__["_mixprec_conversion"].sites.items()} == {
+    assert {key: each.fused for key, each in converted.bn2.__dict__["_mixprec_conversion"].normalization_sites.items()} == {
         (True, 0): DUAL,
         (False, 0): ADD_RELU,
     }

@@ -291,7 +291,7 @@ def test_stochastic_depth_is_computed_apart():
     model = new(function)
     report = mixprec.convert(model, images(0), compute="float32")
     assert fusions(model)["/bn2"] == [ADD_RELU]
-    assert fusions(model)["/bn3"] == ["it is added to another one, which has stochastic depth"]
+    assert fusions(model)["/bn3"] == ["it is added to another batch normalization, which has stochastic depth"]
     assert "which has stochastic depth" in str(report)
 
 

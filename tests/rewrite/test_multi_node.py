@@ -93,7 +93,7 @@ _ONE_PROCESS = """
             "ReLU + max pooling": 1, "add of two + ReLU": 2, "add + ReLU": 1
         }
         assert {name: count for name, count in report.fused.items() if count} == expected
-        why = "it is added to another one, and statistics are over several processes"
+        why = "it is added to another batch normalization, and statistics are over several processes"
         assert (why in str(report)) == (normalization is of_ranks) and not report.unconverted
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
         for _ in range(20):

@@ -123,7 +123,7 @@ def on_device(host, undecided, monkeypatch):  # noqa: F811
 
 
 def following(model, link="conv1"):
-    return state_of(getattr(model, link)).places[True, 0].following
+    return state_of(getattr(model, link)).convolution_sites[True, 0].following
 
 
 # --- when

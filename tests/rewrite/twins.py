@@ -117,13 +117,13 @@ def beside(function, calls=4, **how):
 
 def site(link, train=True, turn=0):
     """Returns the place of a batch normalization in the plan of fusion."""
-    return state_of(link).sites[train, turn]
+    return state_of(link).normalization_sites[train, turn]
 
 
 def fusions(model):
     """Returns with what each normalization is fused, or why it is not, by name of the link."""
     return {
-        name: [each.fused or each.why for (train, _), each in sorted(state_of(link).sites.items()) if train]
+        name: [each.fused or each.why for (train, _), each in sorted(state_of(link).normalization_sites.items()) if train]
         for name, link in model.namedlinks()
         if isinstance(link, L.BatchNormalization)
     }

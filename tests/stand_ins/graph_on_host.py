@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.recording_device.arrays import conversions_stay
 from benchmarks.recording_device.launcher import ArrayLauncher
-from mixprec.backends.aside import Aside
+from mixprec.backends.wgrad_stream import SideStream
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cuda.cublas import Cublas
@@ -96,12 +96,12 @@ class HostGraphs:
         copies: number of arrays that :meth:`copy` has copied.
         seeds: iterator over seeds of the orders in which graphs are launched, see
             :meth:`~tests.stand_ins.graph_work.Work.run`; ``None`` for the two that take turns.
-        aside: :class:`~mixprec.backends.aside.Aside`; its second stream is number 8.
+        side_stream: :class:`~mixprec.backends.wgrad_stream.SideStream`; its second stream is number 8.
     """
 
     def __init__(self, device):
         self._device = device
-        self.aside = Aside(_Streams(device))
+        self.side_stream = SideStream(_Streams(device))
         self._graphs = weakref.WeakSet()
         self._pools = []  # of graphs, also of those that are gone, as long as something in them is in use
         self.launches = self.copies = 0
@@ -163,7 +163,7 @@ class HostGraphs:
 
 
 class _Streams:
-    """Has the interface of what :class:`mixprec.backends.aside.Aside` wants."""
+    """Has the interface of what :class:`mixprec.backends.wgrad_stream.SideStream` wants."""
 
     def __init__(self, device):
         self._device = device

@@ -8,7 +8,7 @@ import contextlib
 
 import numpy as np
 
-from mixprec.backends import aside
+from mixprec.backends import wgrad_stream
 from mixprec.backends.device_log import record
 from mixprec.backends.nccl import Asked
 from tests.stand_ins import graph_work
@@ -41,7 +41,7 @@ class HostNccl:
     def beside(self, *held):
         self.events.append("fork")
         graph_work.wait(graph_work.THIRD, graph_work.record(graph_work.FIRST))
-        last = aside.last()
+        last = wgrad_stream.last()
         if last is not None:
             self.events.append("wait for the second stream")
             graph_work.wait(graph_work.THIRD, last)

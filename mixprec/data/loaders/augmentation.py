@@ -1,7 +1,7 @@
-"""What is done to images of training after crop and flip. All loaders do the same, by what is drawn here in Python.
+"""Augmentation of training images after crop and flip. Parameters are drawn here in Python for all loaders.
 
-What is drawn for an image depends on the seed, the epoch and the place of the image in it alone: a run that goes on
-gets the images that it would have had. DALI gets it through an external source.
+The parameters of an image depend only on the seed, the epoch and the position of the image in it: a resumed run gets
+the images that it would have had. DALI gets them through an external source.
 """
 
 from dataclasses import dataclass, fields
@@ -11,23 +11,23 @@ from mixprec.base.declaration import between, key
 from mixprec.data.loaders import erasing, random_policies
 from mixprec.data.loaders.typed import impossible
 
-#: The modules that do it, in this order. Each declares its ``Keys``, the first of which turns it on; ``COUNTER``, that
-#: of its random numbers; ``IS_OF_PIXELS``, whether it has uint8 pixels or the normalized image; ``SOURCE``, name and
-#: dimensions of DALI's source; and the functions ``impossible``, ``described``, ``draw``, ``pillow``, ``rows`` and
-#: ``dali``.
+#: The augmentations in their order, a module each. Each declares its ``Keys``, the first of which turns it on;
+#: ``COUNTER``, the counter of its random numbers; ``IS_OF_PIXELS``, whether it takes uint8 pixels or the normalized
+#: image; ``SOURCE``, name and dimensions of DALI's source; and the functions ``impossible``, ``described``, ``draw``,
+#: ``pillow``, ``rows`` and ``dali``.
 PARTS = (random_policies, erasing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(*(part.Keys for part in reversed(PARTS))):  # fields of the last base come first
-    """The settings of all of them.
+    """The settings of all augmentations.
 
     Attributes:
         repeats (int): Copies of an image in a batch of all shards, see :class:`~mixprec.data.loaders.order.Order`.
     """
 
     repeats: int = key(
-        "Training: copies of an image, one behind the other in a batch of all processes, each augmented by itself "
+        "Training: copies of an image, one after the other in a batch of all processes, each augmented separately "
         "(Hoffer et al. 2020). An epoch has as many images as before, copies included.",
         1,
         limit=between(1, SEVERAL),
@@ -42,7 +42,7 @@ def parts_of(settings, of_pixels=None):
 
 
 def problems(settings, train):
-    """Yields what is impossible in training or in validation, in words."""
+    """Yields a message for each impossible setting in training or in validation."""
     for name in (*(fields(part.Keys)[0].name for part in PARTS), "repeats"):
         if not train and _is_on(settings, name):
             yield f"{name} {getattr(settings, name)}: only for training"
@@ -56,22 +56,22 @@ def _is_on(settings, name):
 
 
 def described(settings):
-    """Returns in words what is done to images, a list."""
+    """Returns descriptions of the augmentations, a list."""
     copies = [f"{settings.repeats} copies of an image, one behind the other"] if settings.repeats > 1 else []
     return [part.described(settings) for part in parts_of(settings)] + copies
 
 
 class DrawnBatches:
-    """Sources for DALI's ``external_source``: what is done to the images of each batch.
+    """Sources for DALI's ``external_source``: the drawn parameters of the images of each batch.
 
     Args:
         spec (BatchSpec): Augmentation and seed.
-        places (callable): From the number of a batch to ``(epoch, places of its images)``.
+        positions (callable): From the number of a batch to ``(epoch, positions of its images)``.
         first (int): Number of the batch of DALI's first iteration.
     """
 
-    def __init__(self, spec, places, first):
-        self._spec, self._places, self._first = spec, places, first
+    def __init__(self, spec, positions, first):
+        self._spec, self._positions, self._first = spec, positions, first
         self._began = {}  # DALI's first iteration, which after a resume is not 0, of each source
 
     def source(self, part):
@@ -79,7 +79,7 @@ class DrawnBatches:
 
         def source(iteration):
             number = self._first + iteration - self._began.setdefault(part, iteration)
-            epoch, places = self._places(number)
-            return [part.rows(self._spec, part.draw(self._spec, epoch, int(place))) for place in places]
+            epoch, positions = self._positions(number)
+            return [part.rows(self._spec, part.draw(self._spec, epoch, int(position))) for position in positions]
 
         return source

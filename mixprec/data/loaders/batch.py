@@ -1,4 +1,4 @@
-"""From the loader's batches to a Chainer model's inputs."""
+"""Converters from a loader's batches to a Chainer model's inputs."""
 
 import chainer
 import numpy as np
@@ -15,13 +15,13 @@ class ToNCHW(dataset.Converter):
 
         Args:
             batch: ``(x, t)``: images (B, H, W, C) of any dtype, labels int32 (B,).
-            device: Chainer's device or what :func:`chainer.get_device` takes; None leaves the arrays where they are.
-            mix: callable from images and labels on the device, both as in the batch, to all that the model takes, the
-                images first and in the same layout; None for nothing in between.
+            device: Chainer's device, or an argument of :func:`chainer.get_device`; None leaves the arrays where they are.
+            mix: callable from images and labels on the device, both as in the batch, to the model's arguments, the
+                images first and in the same layout; None for no mixing.
 
         Returns:
-            ``(x, t)``, or what ``mix`` has made of them: x has shape (B, C, H, W) and NHWC memory order. On the CPU it
-            shares the batch's memory, if it is not mixed, and so does an array that is on the device already.
+            ``(x, t)``, or the result of ``mix``: x has shape (B, C, H, W) and NHWC memory order. On the CPU it shares the
+            batch's memory, if it is not mixed, and so does an array that is on the device already.
         """
         x, t = batch
         # Sent before it is transposed: a copy to a GPU would make the view's memory order NCHW.
@@ -35,7 +35,7 @@ class ToNCHW(dataset.Converter):
 
 class _ToPaddedNCHW(ToNCHW):
     def _memory(self, x):
-        """The four channels of which x is a view of the first three."""
+        """Returns the array with four channels, of whose first three x is a view."""
         _, _, width, channels = x.shape
         if channels != _PADDED - 1 or (width > 1 and x.strides[2] != _PADDED * x.itemsize):
             raise ValueError(
@@ -44,7 +44,7 @@ class _ToPaddedNCHW(ToNCHW):
             )
         xp = chainer.backend.get_array_module(x)
         if xp is not np and _begins_at(whole := x.base, x):
-            return whole[: len(x)]  # CuPy's as_strided would not hold on to `whole`, which DeviceBatches looks at
+            return whole[: len(x)]  # CuPy's as_strided would not hold `whole`, which DeviceBatches checks
         return xp.lib.stride_tricks.as_strided(x, (*x.shape[:3], _PADDED), x.strides)
 
 

@@ -14,31 +14,30 @@ from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.shards import ImageShards
 
 _UNMAPPED = "File mapping failed: "
-_KEPT = 4  # batches on a GPU of which the host is ahead
+_KEPT = 4  # batches on a GPU that the host may be ahead
 
 
 class DaliIterator(ImageIterator):
     """Batches made by NVIDIA DALI: arrays of NumPy, or of CuPy on a GPU.
 
-    On a GPU images are decoded by the GPU's own decoder as far as it has one, and by the GPU and the CPU together
-    otherwise; or by the CPU alone. The rest is done by the GPU. JPEGs then have pixels that differ a little from those
-    that a CPU decodes. Arrays are valid in CuPy's current stream, see
-    :class:`~mixprec.data.loaders.device_batches.DeviceBatches`.
+    With a GPU, images are decoded by its hardware decoder if it has one, otherwise by the GPU and the CPU together; or
+    by the CPU alone. The rest runs on the GPU. JPEGs decoded by a GPU differ slightly from a CPU's pixels. Arrays are
+    valid in CuPy's current stream, see :class:`~mixprec.data.loaders.device_batches.DeviceBatches`.
 
-    Files are shuffled as a whole for each epoch. Of shard files the order is shuffled, and within it images among
-    ``shuffle_window`` of them, which DALI keeps in memory or mapped to it. With ``num_shards`` above 1 images of any
-    source are shuffled as a whole, in the order of the Pillow loader, and read by threads of Python; with ``repeats``
-    above 1, too.
+    Files are shuffled as a whole for each epoch. For shard files, the order of the files is shuffled, and within it
+    images among ``shuffle_window`` of them, which DALI keeps in memory or mapped to it. With ``num_shards`` or
+    ``repeats`` above 1, images of any source are shuffled as a whole, in the order of the Pillow loader, and read by
+    threads of Python.
 
     Args:
-        images (ImageFiles or ImageShards): What to read.
-        spec (BatchSpec): As of :class:`~mixprec.data.loaders.iterator.ImageIterator`.
-        delivery (Delivery): Likewise.
-        device_id (int or None): Number of the GPU; None is the CPU, and what follows has no meaning there.
+        images (ImageFiles or ImageShards): Source of the images.
+        spec (BatchSpec): As for :class:`~mixprec.data.loaders.iterator.ImageIterator`.
+        delivery (Delivery): As for :class:`~mixprec.data.loaders.iterator.ImageIterator`.
+        device_id (int or None): Number of the GPU; None means the CPU, and ignores ``decode``.
         decode (str): ``'gpu'`` or ``'cpu'``.
 
     Raises:
-        DataError: As there; DALI is missing, or has no GPU.
+        DataError: As for :class:`~mixprec.data.loaders.iterator.ImageIterator`; or DALI is missing, or has no GPU.
     """
 
     def __init__(self, images, spec, delivery, *, device_id=None, decode="gpu"):
@@ -51,11 +50,11 @@ class DaliIterator(ImageIterator):
         self._checkpoint = None  # after the last batch delivered; None: at the very beginning
         # Read in the order of the Pillow loader: DALI has no such shards, and no copies.
         self._is_ordered = spec.shard.num_shards > 1 or spec.augmentation.repeats > 1
-        # See read(): whatever becomes of the last ones.
+        # See read(): independent of the last batches.
         self._made_per_epoch = self._epochs.batches if self._is_ordered else -(-len(images) // self.batch_size)
 
     def __getstate__(self):
-        """Copies go on from the same position, with a pipeline of their own."""
+        """Copies continue from the same position, with their own pipeline."""
         return {**vars(self), "_pipeline": None}
 
     def __next__(self):
@@ -78,18 +77,18 @@ class DaliIterator(ImageIterator):
         return batch
 
     def _run(self, take, checkpoint):
-        """Returns what ``take`` makes of the pipeline's next batch, and the checkpoint behind that.
+        """Returns the result of ``take`` for the pipeline's next batch, and the checkpoint after it.
 
         Args:
-            take (callable): From a pipeline, which it runs once.
-            checkpoint (bytes or None): Before the batch.
+            take (callable): Function of a pipeline, which it runs once.
+            checkpoint (bytes or None): Checkpoint before the batch.
         """
         if self._pipeline is None:
             self._pipeline = self._new_pipeline(checkpoint)
         try:
             return take(self._pipeline), self._pipeline.checkpoint()
         except RuntimeError as error:
-            self._pipeline = None  # run() again would skip what failed
+            self._pipeline = None  # another run() would skip the failed batch
             raise DataError(self._explain(error, checkpoint)) from error
         except DataError:
             self._pipeline = None
@@ -108,13 +107,13 @@ class DaliIterator(ImageIterator):
             pipeline.run()
 
     def finalize(self):
-        """Ends DALI's threads. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
+        """Ends DALI's threads. The position is kept: a later ``next()`` or ``serialize()`` continues from it."""
         self._pipeline = None
 
     _restart = finalize
 
     def make_way(self):
-        """Waits for work of the GPU that needs the batches, whose memory is DALI's; then as :meth:`finalize`.
+        """Waits for work of the GPU on the batches, whose memory belongs to DALI; then like :meth:`finalize`.
 
         A batch that is still held must not be used on the GPU afterwards.
         """
@@ -163,23 +162,23 @@ class DaliIterator(ImageIterator):
 
     def _drawn(self):
         if self._is_ordered:
-            return DrawnBatches(self._spec, self._order.places, self._delivered)
+            return DrawnBatches(self._spec, self._order.positions, self._delivered)
         epoch = self._epochs.epoch(self._delivered)
         batch = self._delivered - self._epochs.begin(epoch)
         return DrawnBatches(self._spec, self._made_places, epoch * self._made_per_epoch + batch)
 
     def _made_places(self, number):
-        """As :meth:`Order.places`, of the batches that DALI makes: all are full, and none is left out."""
+        """Like :meth:`Order.positions`, for the batches of DALI: all are full, and none is left out."""
         epoch, batch = divmod(number, self._made_per_epoch)
         return epoch, range(batch * self.batch_size, (batch + 1) * self.batch_size)
 
     def _explain(self, error, checkpoint):
-        """One line for DALI's error: the file and what is wrong with it, as far as that can be told."""
+        """One line for DALI's error: the file and its fault, as far as they can be found."""
         reason = _reason(error)
-        if reason.startswith(_UNMAPPED):  # nothing is said of why
+        if reason.startswith(_UNMAPPED):  # DALI gives no reason
             path = reason.removeprefix(_UNMAPPED)
             return f"{path}: {image_problem(path) or 'cannot be mapped into memory'}; it was intact when it was scanned"
-        # The reader names the file, and runs a batch ahead: the file need not be of the batch that failed.
+        # The reader names the file, and runs a batch ahead: the file may belong to another batch than the failed one.
         if (getattr(self._images, "folder", None) or self._images.root) in reason:
             return reason
         try:

@@ -1,7 +1,6 @@
-"""Arithmetic on pixels in DALI's graph, on the CPU or on a GPU, that operations of augmentation have in common.
+"""Arithmetic on pixels in DALI's graph, on the CPU or on a GPU, shared by the operations of augmentation.
 
-Of DALI's own policies (``nvidia.dali.auto_aug``) only the choice between operations is used, as its operations are
-others.
+Of DALI's own policies (``nvidia.dali.auto_aug``) only the choice between operations is used, as its operations differ.
 """
 
 import numpy as np
@@ -10,7 +9,7 @@ _GRAY = (19595 / 65536, 38470 / 65536, 7471 / 65536)  # as Pillow converts RGB t
 
 
 class DaliArithmetic:
-    """DALI's functions, and some that are made of them.
+    """DALI's functions, and functions composed of them.
 
     Args:
         dali (module): ``nvidia.dali``.

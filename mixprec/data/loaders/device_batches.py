@@ -1,4 +1,4 @@
-"""Batches that DALI made on a GPU, as arrays of CuPy: the same memory, in the order of CuPy's current stream."""
+"""Batches of DALI on a GPU as arrays of CuPy: the same memory, ordered by CuPy's current stream."""
 
 import collections
 import itertools
@@ -11,19 +11,18 @@ from mixprec.data.loaders.readers import labels_of
 
 
 class DeviceBatches:
-    """Takes batches from a DALI pipeline on a GPU, and keeps their memory until it is no longer used.
+    """Takes batches from a DALI pipeline on a GPU, and keeps their memory until its last use is done.
 
-    Nothing goes through the host but labels of WebDataset, and the host waits for no work of the GPU: CuPy's current
-    stream does, for that of DALI which the batch needs. DALI may use memory again as soon as the last array of it is
-    gone, while what was asked of the GPU with this array has still to be done. So each batch is kept here until no
-    other code holds an array of it and, from then on, the work is done that was in the current stream when the next
-    batch was asked for. That includes the copy into the input of a captured step, which the current stream waits for
-    (:meth:`mixprec.graph_capture.cuda_graphs.CupyGraphs.on_stream`).
+    Only labels of WebDataset go through the host. The host does not wait for the GPU: CuPy's current stream waits for
+    DALI's work on the batch. DALI reuses memory as soon as its last array is gone, while the GPU may still have work
+    queued that reads it. So each batch is kept here until no other code holds an array of it and, after that, the work
+    is done that was in the current stream when the next batch was requested. This includes the copy into the input of a
+    captured step, which the current stream waits for (:meth:`mixprec.graph_capture.cuda_graphs.CupyGraphs.on_stream`).
 
     Args:
         device_id (int): Number of the GPU.
-        most (int): Batches that are kept though no other code holds them. A host that is so far ahead waits for the
-            oldest of them, and for nothing that was asked for later.
+        most (int): Maximum number of batches that are kept though no other code holds them. A host that is further ahead
+            waits for the oldest of them, and for no later work.
     """
 
     def __init__(self, device_id, most):
@@ -40,7 +39,7 @@ class DeviceBatches:
         """Returns the pipeline's next batch.
 
         Args:
-            pipeline (nvidia.dali.Pipeline): With outputs (images, labels).
+            pipeline (nvidia.dali.Pipeline): Pipeline with outputs (images, labels).
 
         Returns:
             ``(x, t)``: x (B, H, W, C), t int32 (B,), both on the device.
@@ -60,12 +59,12 @@ class DeviceBatches:
         return x, t[:, 0]
 
     def leave_out(self, pipeline):
-        """Runs the pipeline for a batch that is not used."""
+        """Runs the pipeline for an unused batch."""
         with self._device:
             pipeline.run(self._cupy.cuda.get_current_stream())
 
     def finish(self):
-        """Waits until the GPU has done what was asked for in the current stream; no batch is kept any more."""
+        """Waits until the GPU has done the work in the current stream; no batch is kept any more."""
         with self._device:
             event = self._cupy.cuda.Event(disable_timing=True)
             event.record(self._cupy.cuda.get_current_stream())
@@ -87,7 +86,7 @@ class DeviceBatches:
 
 
 def _is_held(arrays):
-    """Returns ``True`` if an array, or a view with it as ``base``, is held by more than the tuple that is given."""
+    """Returns ``True`` if an array, or a view with it as ``base``, is held by more than the given tuple."""
     return _references(arrays) > _references((object(),))
 
 

@@ -1,7 +1,7 @@
-"""Encoded images for a DALI pipeline that is one of several shards, read ahead in threads.
+"""Encoded images for a DALI pipeline of one of several shards, read ahead in threads.
 
-DALI's own readers shuffle in an order of their own, and divide it into runs: batches of all shards together would not
-be those of one process. Here the order is that of :class:`~mixprec.data.loaders.order.Order`.
+DALI's own readers have their own order, and divide it into runs: batches of all shards together would differ from the
+batches of one process. Here the order is :class:`~mixprec.data.loaders.order.Order`.
 """
 
 import collections
@@ -14,8 +14,8 @@ class EncodedBatches:
     """Two sources for DALI's ``external_source``, called with the number of DALI's iteration once for each batch.
 
     Args:
-        images (ImageFiles or ImageShards): What to read.
-        order (Order): Which images.
+        images (ImageFiles or ImageShards): Source of the images.
+        order (Order): Order of the images.
         first (int): Number of the batch of DALI's first iteration.
         threads (int): Threads that read.
         ahead (int): Batches that are read ahead.
@@ -28,7 +28,7 @@ class EncodedBatches:
         self._began = None  # DALI's first iteration, which after a resume is not 0
         self._ahead = ahead
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, "mixprec-encoded")
-        self._coming = collections.deque()  # futures of each batch, from that of the next iteration on
+        self._coming = collections.deque()  # futures of each batch, from the next iteration on
 
     def encoded(self, iteration):
         """Returns the encoded images, a list of uint8 arrays.

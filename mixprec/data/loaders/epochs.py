@@ -10,13 +10,13 @@ LAST_BATCH = ("partial", "drop", "pad")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard(Typed):
-    """The part of the batches that one of several processes has, and what came before.
+    """The part of the batches that one of several processes has, and the earlier stages.
 
     Attributes:
         shard (int): i, 0 to num_shards - 1.
         num_shards (int): n.
         epochs_before (int): Epochs of earlier stages of training, which had batches of another size.
-        batches_before (int): Batches of these.
+        batches_before (int): Batches of those stages.
     """
 
     shard: int = 0
@@ -30,18 +30,18 @@ class Epochs(Shard):
     """The batches of one shard of a data set.
 
     All shards deliver together, batch for batch, what one shard alone delivers with n times the batch size: batch b of
-    an epoch has the images from ``n * batch_size * b`` on of the epoch's order. Of these R images shard i has those
-    from floor(R i / n) to floor(R (i + 1) / n). So all shards have equally many batches, and all but the last batch
-    are full. How an epoch ends is said by ``last_batch``:
+    an epoch has the images from ``n * batch_size * b`` on of the epoch's order. Of these R images shard i has the
+    images from floor(R i / n) to floor(R (i + 1) / n). So all shards have equally many batches, and all except the last
+    are full. ``last_batch`` determines the end of an epoch:
 
     - partial: each image comes exactly once; the last batch may be smaller, and has none in some shards if there are
       more shards than images left.
     - drop: images that do not fill a batch in all shards are left out of this epoch.
-    - pad: all batches are of full size; what is missing are padding images, which do not count.
+    - pad: all batches have full size; padding images, which do not count, fill the last one.
 
     Attributes:
         images (int): N, images in the whole data set.
-        batch_size (int): Images a batch.
+        batch_size (int): Images per batch.
         last_batch (str): ``'partial'``, ``'drop'`` or ``'pad'``.
     """
 
@@ -55,7 +55,7 @@ class Epochs(Shard):
         full, rest = divmod(self.images, self._of_all)
         return full + (rest > 0 and self.last_batch != "drop")
 
-    def places(self, number):
+    def positions(self, number):
         """Returns begin and end, in the order of an epoch, of the images of batch ``number`` that count.
 
         Batches are numbered from 0, for ever.
@@ -66,16 +66,16 @@ class Epochs(Shard):
         return begin + first, begin + last
 
     def count(self, number):
-        """Returns how many images of batch ``number`` count, 0 to batch_size."""
-        begin, end = self.places(number)
+        """Returns the number of images of batch ``number`` that count, 0 to batch_size."""
+        begin, end = self.positions(number)
         return end - begin
 
     def count_of_all(self, number):
-        """Returns how many images of batch ``number`` count in all shards together, 1 or more."""
+        """Returns the number of images of batch ``number`` that count in all shards together, 1 or more."""
         return min(self._of_all, self.images - self._place(number)[1] * self._of_all)
 
     def epoch(self, delivered):
-        """Returns the number of epochs that are complete after ``delivered`` batches."""
+        """Returns the number of complete epochs after ``delivered`` batches."""
         return self._place(delivered)[0]
 
     def detail(self, delivered):
@@ -87,11 +87,11 @@ class Epochs(Shard):
         return epoch + batch * self._of_all / self.images
 
     def is_new(self, delivered):
-        """Returns whether the last one of ``delivered`` batches has completed an epoch."""
+        """Returns whether the last of ``delivered`` batches has completed an epoch."""
         return delivered > 0 and self._place(delivered)[1] == 0
 
     def delivered(self, other, delivered):
-        """Returns after how many batches these shards have had the images of other shards of the same data set.
+        """Returns the number of batches here after which the images of another division of the data set are delivered.
 
         Args:
             other (Epochs): The other division.
@@ -124,10 +124,10 @@ class Epochs(Shard):
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-    """Training in stages, each with batches of another size.
+    """Training in stages with different batch sizes.
 
     Attributes:
-        epochs (tuple of Epochs): Of each stage; the last one has no end.
+        epochs (tuple of Epochs): Epochs of each stage; the last one has no end.
     """
 
     epochs: tuple

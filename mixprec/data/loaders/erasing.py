@@ -31,24 +31,24 @@ def impossible(settings):
 
 
 def described(settings):
-    """Returns in words what is done."""
+    """Returns a description of the erasing."""
     return f"a rectangle is erased with probability {settings.erase:g}"
 
 
-def draw(spec, epoch, place):
-    """Draws the rectangle of an image that is erased, as ``torchvision.transforms.v2.RandomErasing`` does by default.
+def draw(spec, epoch, position):
+    """Draws the rectangle of an image to erase, as ``torchvision.transforms.v2.RandomErasing`` does by default.
 
     The area is uniform, the aspect ratio log-uniform, the position uniform.
 
     Args:
-        spec (BatchSpec): With the probability ``erase``, the size of the images and the seed.
+        spec (BatchSpec): Its probability ``erase``, image size and seed are used.
         epoch (int): Number of the epoch.
-        place (int): Of the image in the order of the epoch.
+        position (int): Position of the image in the order of the epoch.
 
     Returns:
         tuple of int: top, left, height, width in pixels; all 0 if nothing is erased.
     """
-    chance, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, COUNTER, place)
+    chance, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, COUNTER, position)
     return box(spec.crop.size, attempts) if chance < spec.augmentation.erase else (0, 0, 0, 0)
 
 

@@ -1,4 +1,4 @@
-"""The image that DALI could not decode: its error does not name it.
+"""Finds the image that DALI could not decode, as DALI's error does not name it.
 
 :class:`~mixprec.data.loaders.dali.DaliIterator` calls this after an error of DALI, before it raises its own.
 """
@@ -14,16 +14,16 @@ from mixprec.data.sources.tfrecord import read_varint
 
 
 def failed_images(images, spec, window, checkpoint):
-    """Reads the batch once more that comes after a checkpoint, and looks at each of its images.
+    """Reads the batch after a checkpoint again, and checks each of its images.
 
     Args:
-        images (ImageFiles or ImageShards): What is read.
-        spec (BatchSpec): As of the pipeline that failed.
-        window (int): Likewise.
-        checkpoint (bytes or None): Of that pipeline, before the batch; None: the first one.
+        images (ImageFiles or ImageShards): Source of the images.
+        spec (BatchSpec): Specification of the pipeline that failed.
+        window (int): Shuffle window of that pipeline.
+        checkpoint (bytes or None): Checkpoint of that pipeline before the batch; None for the first batch.
 
     Returns:
-        list: ``(name, problem)`` of each image; what is wrong with it in one line, or None.
+        list: ``(name, problem)`` of each image; the problem is one line, or None.
 
     Raises:
         RuntimeError: The images cannot even be read.
@@ -50,15 +50,15 @@ def failed_images(images, spec, window, checkpoint):
 
 
 def images_of(images, indices):
-    """Looks at images of known indices; returns the same list as :func:`failed_images`."""
+    """Checks images of known indices; returns the same list as :func:`failed_images`."""
     return [(images.name(index), image_problem(io.BytesIO(images.read(index)))) for index in indices]
 
 
 def _with_state(checkpoint, other, operator):
     """Returns a checkpoint with the state of one operator from another pipeline's.
 
-    DALI refuses a checkpoint with other operators. It is a message of Protocol Buffers in which field 1, repeated, is
-    an operator, and field 1 of that the name (DALI, dali/pipeline/dali.proto: Checkpoint).
+    DALI refuses a checkpoint with other operators. It is a message of Protocol Buffers whose repeated field 1 is an
+    operator, with the name in field 1 (DALI, dali/pipeline/dali.proto: Checkpoint).
     """
 
     def is_wanted(number, content):
@@ -69,12 +69,12 @@ def _with_state(checkpoint, other, operator):
 
 
 def _fields(message):
-    """Yields (number, content, the whole field) of a message's fields, which all are of variable length."""
+    """Yields (number, content, the whole field) of a message's fields, which all have variable length."""
     start = 0
     while start < len(message):
         number, kind = divmod(message[start], 8)
         if kind != 2:
             raise ValueError(f"a field of kind {kind}")
-        size, place = read_varint(message, start + 1, len(message))
-        yield number, message[place : place + size], message[start : place + size]
-        start = place + size
+        size, begin = read_varint(message, start + 1, len(message))
+        yield number, message[begin : begin + size], message[start : begin + size]
+        start = begin + size

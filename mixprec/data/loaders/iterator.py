@@ -12,31 +12,31 @@ from mixprec.data.loaders.spec import defaults, validate
 
 
 class ImageIterator(Position):
-    """Batches of decoded, augmented and normalized images; the part that all loaders have in common.
+    """Batches of decoded, augmented and normalized images; the base of all loaders of images.
 
     A batch is ``(x, t)``: x (B, size, size, 3), RGB, ``(pixel - mean) / std`` with pixels in 0..255, C-contiguous; with
     ``pad_channels`` a view of the first three channels of (B, size, size, 4), the fourth being zero. t int32 (B,).
-    Both stay valid for as long as they are kept. Images are turned upright as their EXIF orientation says.
+    Both stay valid for as long as they are kept. Images are turned upright by their EXIF orientation.
 
     - Training repeats for ever; each epoch has a new order, new random crops (Szegedy et al. 2015, resized to size x
       size) and flips. Shards of one data set with one seed are disjoint in each epoch, and together complete.
     - Validation resizes the shorter side to ``resize``, takes the centre crop, and stops after one pass;
       ``reset()`` rewinds it.
 
-    The batches depend on ``spec``, not on ``delivery``, but that ``dtype`` rounds them. A snapshot holds the
-    exact position: a fresh iterator with the same images and settings that loads it goes on with bit-identical batches.
-    What is made ahead is no part of the position.
+    The batches depend on ``spec``; of ``delivery`` only ``dtype`` affects them, by rounding. A snapshot holds the exact
+    position: a fresh iterator with the same images and settings that loads it continues with bit-identical batches.
+    Batches made ahead are not part of the position.
 
     A subclass makes the batches, see :meth:`_make`.
 
     Args:
-        images: What to read: a source such as :func:`~mixprec.data.sources.folders.scan_folders` returns.
-        spec (BatchSpec): What is in the batches.
-        delivery (Delivery): How they are delivered.
+        images: Source of the images, for example from :func:`~mixprec.data.sources.folders.scan_folders`.
+        spec (BatchSpec): Contents of the batches.
+        delivery (Delivery): Delivery of the batches.
 
     Raises:
-        DataError: An argument is impossible, what the loader needs is missing, or, from ``next()``, an image cannot be
-            decoded.
+        DataError: An argument is impossible, a package that the loader needs is missing, or, from ``next()``, an image
+            cannot be decoded.
     """
 
     def __init__(self, images, spec, delivery):
@@ -46,38 +46,38 @@ class ImageIterator(Position):
         self.batch_size, self.repeat = spec.batch_size, spec.train
         super().__init__(spec.epochs(len(images)))
 
-    # What subclasses do.
+    # The interface of subclasses.
 
     def _make(self, number):
-        """Returns batch ``number`` (from 0, for ever), which is the one after the last one asked for.
+        """Returns batch ``number`` (from 0, for ever), which follows the last one requested.
 
-        Unless :meth:`_restart` has been called: then that one is the first. Batch ``number`` of validation is batch
-        ``number % self._epochs.batches``. When an exception leaves it, the same batch is asked for again, if any.
+        After :meth:`_restart` any number may come first. Batch ``number`` of validation is batch
+        ``number % self._epochs.batches``. After an exception, the next request is for the same batch.
 
         Returns:
-            ``(x, t)``: the ``self._epochs.count(number)`` images that count, then anything, padding included, up to
-            the batch size; at least one image; with pad, of full size. x as in the class's description, or its four
+            ``(x, t)``: the ``self._epochs.count(number)`` images that count, then possibly others, such as padding, up to
+            the batch size; at least one image; with pad, the full size. x as in the class's description, or its four
             channels. t (B,).
         """
         raise NotImplementedError
 
     def _restart(self):
-        """Forgets what was made ahead: the position is another one, ``self._delivered`` and the loader's state."""
+        """Discards batches made ahead: the position has changed to ``self._delivered`` and the loader's state."""
         raise NotImplementedError
 
     def finalize(self):
-        """Ends threads and processes. The position is kept: ``next()`` or ``serialize()`` go on from there."""
+        """Ends threads and processes. The position is kept: ``next()`` or ``serialize()`` continue from it."""
         raise NotImplementedError
 
     def _get_state(self):
-        """Returns in bytes what it takes, besides the number of batches, to go on behind the last one delivered."""
+        """Returns the state, as bytes, needed beside the number of batches to continue after the last one delivered."""
         return b""
 
     def _set_state(self, state):
-        """Takes what :meth:`_get_state` has returned; ``b""`` is the very beginning."""
+        """Restores a state of :meth:`_get_state`; ``b""`` is the very beginning."""
 
     def _loader_settings(self):
-        """Returns a dict of what else a snapshot must agree with: the name of the loader at least."""
+        """Returns a dict of further settings that a snapshot must agree with: at least the name of the loader."""
         raise NotImplementedError
 
     # Chainer's interface.
@@ -85,7 +85,7 @@ class ImageIterator(Position):
     def reset(self):
         """Rewinds to the very beginning: the same batches come again."""
         if not self.repeat and self._delivered == self._epochs.batches:
-            self._delivered = 0  # the next pass of validation is the same: what was made ahead is of use
+            self._delivered = 0  # the next pass of validation is the same: batches made ahead can be used
         else:
             self._rewind(self._epochs.batches_before, b"")
 
@@ -127,7 +127,7 @@ class ImageIterator(Position):
         self._restart()
 
     def _settings(self):
-        """The settings that a snapshot must agree with. Not the dtype: a FP32 snapshot goes on in FP16, and back."""
+        """The settings that a snapshot must agree with. Not the dtype: an FP32 snapshot may continue in FP16, and back."""
         return {
             **self._spec.settings(),
             "number of images": len(self._images),

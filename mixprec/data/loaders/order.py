@@ -9,9 +9,9 @@ import numpy as np
 class Order:
     """The images of each batch of a shard.
 
-    With ``repeats`` place p of an epoch has image number floor(p / repeats) of its permutation: an epoch has as many
-    places as there are images, and each image that it has comes so often, one copy behind the other (Hoffer et al.
-    2020, arXiv:1901.09335; Berman et al. 2019, arXiv:1902.05509).
+    With ``repeats``, position p of an epoch has image number floor(p / repeats) of its permutation: an epoch has as
+    many positions as there are images, and each of its images comes ``repeats`` times in sequence (Hoffer et al. 2020,
+    arXiv:1901.09335; Berman et al. 2019, arXiv:1902.05509).
 
     Args:
         spec (BatchSpec): Seed, batch size, shard.
@@ -27,19 +27,19 @@ class Order:
     def indices(self, number):
         """Returns the epoch of batch ``number`` and the indices of its images.
 
-        With pad there are as many as the batch has places, and at least one in any case: those behind the images that
-        count are padding.
+        With pad there are as many as the batch has positions, and at least one in any case: indices after the images
+        that count are padding.
         """
-        epoch, places = self.places(number)
+        epoch, positions = self.positions(number)
         if not self._spec.train:
-            return epoch, places
+            return epoch, positions
         if self._last[0] != epoch:
             # RandomState: its numbers never change from a version of NumPy to the next.
             self._last = epoch, np.random.RandomState([self._spec.seed, epoch]).permutation(self._images)
-        return epoch, self._last[1][places // self._spec.augmentation.repeats]
+        return epoch, self._last[1][positions // self._spec.augmentation.repeats]
 
-    def places(self, number):
-        """Returns the epoch of batch ``number`` and the places of its images in the order of the epoch."""
-        begin, end = self._epochs.places(number)
+    def positions(self, number):
+        """Returns the epoch of batch ``number`` and the positions of its images in the order of the epoch."""
+        begin, end = self._epochs.positions(number)
         end = begin + self._spec.batch_size if self._spec.last_batch == "pad" else max(end, begin + 1)
         return self._epochs.epoch(number) if self._spec.train else 0, np.arange(begin, end) % self._images

@@ -1,4 +1,4 @@
-"""Pillow in processes of its own as a Chainer iterator: for where there is no DALI."""
+"""A Chainer iterator that decodes by Pillow in separate processes, for machines without DALI."""
 
 import collections
 import contextlib
@@ -30,13 +30,13 @@ pillow_worker.main({work}, {memory})
 class PillowIterator(ImageIterator):
     """Batches of decoded, augmented and normalized images, by Pillow on the CPU; see :class:`ImageIterator`.
 
-    The same as :class:`~mixprec.data.loaders.dali.DaliIterator` on a CPU, with the same arguments, but for rounding and
-    the border of resized crops (DALI repeats the last pixel, Pillow leaves out what is beyond it), and with random
-    numbers of its own: the crops and the order of a seed are others. Decoded pixels are the same.
+    The arguments are the same as for :class:`~mixprec.data.loaders.dali.DaliIterator` on a CPU, and decoded pixels are
+    the same. Rounding differs, and the border of resized crops (DALI repeats the last pixel, Pillow ignores pixels
+    beyond it). Random numbers differ, too: a seed gives other crops and another order.
 
-    ``threads`` is the number of processes; there are at most as many as a batch has images. They inherit nothing and
-    don't run the user's script again, leave Ctrl-C and SIGTERM to the trainer, and end with it, however it ends. The
-    images of an epoch are shuffled as a whole, whatever the source; ``shuffle_window`` has no meaning.
+    ``threads`` is the number of processes, at most one for each image of a batch. They inherit nothing, do not run the
+    user's script again, leave Ctrl-C and SIGTERM to the trainer, and always end with it. The images of an epoch are
+    shuffled as a whole for any source; ``shuffle_window`` is ignored.
 
     Raises:
         DataError: As for :class:`ImageIterator`; also if a process is killed. The next ``next()`` starts new ones.
@@ -46,17 +46,17 @@ class PillowIterator(ImageIterator):
     _ahead = ()  # number of each batch that is being made, and indices of its images
 
     def __getstate__(self):
-        """Copies go on from the same position, with processes of their own."""
+        """Copies continue from the same position, with their own processes."""
         return {**vars(self), "_workers": None, "_ahead": ()}
 
     def finalize(self):
-        """Ends the processes. The position is kept: a later ``next()`` or ``serialize()`` goes on from there."""
+        """Ends the processes. The position is kept: a later ``next()`` or ``serialize()`` continues from it."""
         if self._workers is not None:
             self._workers.stop()
             self._workers = None
             self._ahead = ()
 
-    _restart = finalize  # all that they hold was made ahead
+    _restart = finalize  # they hold only batches made ahead
 
     def _loader_settings(self):
         return {"loader": f"Pillow {PIL.__version__}"}
@@ -75,7 +75,7 @@ class PillowIterator(ImageIterator):
             for ahead in range(number + len(self._ahead), last + 1):
                 epoch, indices = self._order.indices(ahead)
                 self._ahead.append((ahead, indices))
-                self._workers.begin(epoch, self._order.places(ahead)[1], indices)
+                self._workers.begin(epoch, self._order.positions(ahead)[1], indices)
             x = self._workers.end()
             _, indices = self._ahead.popleft()
             return x, self._images.labels[indices]
@@ -91,16 +91,16 @@ class PillowIterator(ImageIterator):
 
 
 class _Workers:
-    """The processes, and the memory that they share with this one: some batches of it, as many as are in use."""
+    """The processes, and the memory that they share with this one, which holds several batches."""
 
     def __init__(self, work, count):
         self._work = work
         self._making = collections.deque()  # (slot, images, processes) of each batch
         self._slots = []  # mmaps
-        self._lent = []  # (reference, slot): those that were handed out, each free again when its array is gone
+        self._lent = []  # (reference, slot): slots that were handed out, each free again when its array is gone
         processes = []
         memory, pickled = _unnamed_file("batches"), _unnamed_file("work")
-        # Called once: by stop(), when this object is no longer used, or at the end of the interpreter.
+        # Called once: by stop(), when this object becomes unused, or at the end of the interpreter.
         self.stop = weakref.finalize(self, _stop, processes, memory, os.getpid())
         self._memory, self._processes = memory, processes
         with pickled:
@@ -108,7 +108,7 @@ class _Workers:
             pickled.flush()
             files = memory.fileno(), pickled.fileno()
             code = _COMMAND.format(path=[*map(str, sys.path)], work=files[1], memory=files[0])
-            # One thread each for what NumPy is linked to: many processes with many threads, unused, cost memory.
+            # One thread each for NumPy's libraries: unused threads of many processes cost memory.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
             try:
                 for _ in range(count):
@@ -125,13 +125,13 @@ class _Workers:
             except OSError as error:
                 raise DataError(f"threads {count}: cannot start so many processes ({error.strerror})") from error
 
-    def begin(self, epoch, places, indices):
-        """Gives each process its share of a batch to do."""
+    def begin(self, epoch, positions, indices):
+        """Gives each process its share of a batch."""
         slot = self._free_slot()
         shares = [share for share in np.array_split(np.arange(len(indices)), len(self._processes)) if len(share)]
         for process, share in zip(self._processes, shares, strict=False):
             try:
-                images = list(zip(indices[share].tolist(), places[share].tolist(), strict=True))
+                images = list(zip(indices[share].tolist(), positions[share].tolist(), strict=True))
                 pickle.dump((slot, int(share[0]), epoch, images), process.stdin)
                 process.stdin.flush()
             except BrokenPipeError:
@@ -150,19 +150,20 @@ class _Workers:
                 raise DataError(problem)
         shape = self._work.shape(images)
         array = np.frombuffer(self._slots[slot], self._work.dtype, math.prod(shape))
-        # All views of it hold it: its memory can be written again when the last one is gone. That is looked up, as a
-        # Ctrl-C that came during a callback would be lost.
+        # All views hold the array: its memory can be reused when the last one is gone. This is polled, as a Ctrl-C
+        # during
+# a callback would be lost.
         self._lent.append((weakref.ref(array), slot))
         return array.reshape(shape)
 
     def _free_slot(self):
-        for place, (array, slot) in enumerate(self._lent):
+        for index, (array, slot) in enumerate(self._lent):
             if array() is None:
-                del self._lent[place]
+                del self._lent[index]
                 return slot
         slot, stride = len(self._slots), self._work.stride
         try:
-            # Now, and with an error: memory that is not there when it is written ends a process by SIGBUS.
+            # Allocated now, with an error: memory that is missing when it is written ends a process by SIGBUS.
             os.posix_fallocate(self._memory.fileno(), slot * stride, stride)
             self._slots.append(mmap.mmap(self._memory.fileno(), stride, offset=slot * stride))
         except OSError as error:
@@ -171,7 +172,7 @@ class _Workers:
 
 
 def _unnamed_file(name):
-    """A file in memory that is gone when all processes that have it open are, even by SIGKILL."""
+    """A file in memory that disappears with the last process that has it open, even by SIGKILL."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create(f"mixprec-{name}"), "w+b")
     return tempfile.TemporaryFile(dir="/dev/shm")  # Pythons that are built for old systems
@@ -187,7 +188,7 @@ def _ended(process):
 def _stop(processes, memory, owner):
     for process in processes:
         if os.getpid() == owner:
-            process.kill()  # there is nothing that it could lose
+            process.kill()  # it has nothing to lose
         else:
             process.returncode = 0  # a fork, at its end: it is not its child, and goes on
     for process in processes:

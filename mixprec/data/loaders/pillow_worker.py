@@ -1,7 +1,7 @@
-"""A process of the Pillow loader: it decodes its share of each batch into memory that it shares with the trainer.
+"""A worker process of the Pillow loader: it decodes its share of each batch into memory shared with the trainer.
 
-It takes nothing from the trainer's process but what is handed to :func:`main`: no state is inherited, as by a fork, and
-the user's script is not run again, as by ``multiprocessing``, which would need a guard around its main part.
+It gets only the arguments of :func:`main` from the trainer's process: no state is inherited, as by a fork, and the
+user's script is not run again, as by ``multiprocessing``, which would need a guard around its main part.
 """
 
 import functools
@@ -28,14 +28,14 @@ _ATTEMPTS = 10  # at a random crop, as in DALI and torchvision
 
 @dataclass(frozen=True)
 class Work:
-    """The part that all tasks have in common.
+    """The settings that all tasks share.
 
     Attributes:
-        images: What to read, see :mod:`mixprec.data.sources.folders`.
+        images: Source of the images, see :mod:`mixprec.data.sources.folders`.
         spec (BatchSpec): Shapes, augmentation, seed.
         dtype (str): ``'float16'`` or ``'float32'``.
-        channels (int): Of the batches in memory: 3, or 4 of which the last one is left alone.
-        stride (int): Bytes from the memory of one batch to that of the next.
+        channels (int): Channels of the batches in memory: 3, or 4, whose last is not written.
+        stride (int): Bytes from one batch in memory to the next.
     """
 
     images: object
@@ -44,13 +44,13 @@ class Work:
     channels: int
     stride: int
 
-    def pixels(self, index, epoch, place=0):
+    def pixels(self, index, epoch, position=0):
         """Decodes an image, crops, resizes, flips and augments it.
 
         Args:
-            index (int): Of the image.
-            epoch (int): Training: with the seed, the index and the place, what all random numbers follow from.
-            place (int): Training: of the image in the order of the epoch.
+            index (int): Index of the image.
+            epoch (int): Training: with the seed, the index and the position, it determines all random numbers.
+            position (int): Training: position of the image in the order of the epoch.
 
         Returns:
             numpy.ndarray: uint8, (size, size, 3), RGB.
@@ -60,28 +60,28 @@ class Work:
         """
         encoded = self.images.read(index)
         try:
-            return self._decode(io.BytesIO(encoded), index, epoch, place)
+            return self._decode(io.BytesIO(encoded), index, epoch, position)
         except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error... for broken images
             reason = image_problem(io.BytesIO(encoded)) or str(error).partition("\n")[0] or type(error).__name__
             raise DataError(f"{self.images.name(index)}: {reason}") from error
 
-    def _decode(self, encoded, index, epoch, place):
+    def _decode(self, encoded, index, epoch, position):
         spec, crop = self.spec, self.spec.crop
         with Image.open(encoded, formats=FORMATS) as image:
-            for xmp in ("xmp", "XML:com.adobe.xmp"):  # where Pillow looks for an orientation, too, but DALI does not
+            for xmp in ("xmp", "XML:com.adobe.xmp"):  # Pillow looks for an orientation here, too, DALI does not
                 image.info.pop(xmp, None)
             ImageOps.exif_transpose(image, in_place=True)
             if not spec.train:
                 return np.asarray(_centre(image, crop.size, crop.resize))
-            # Of the image, not of the place: so a seed has had them since before there were copies of images.
-            copy = place % spec.augmentation.repeats
+            # By the image, not the position: seeds have had these crops since before there were copies of images.
+            copy = position % spec.augmentation.repeats
             mirror, *attempts = uniforms(1 + 4 * _ATTEMPTS, spec, epoch, CROP, index, copy)
             box = random_crop(image.width, image.height, crop.crop_area, crop.aspect, attempts)
             found = _rgb(image.crop(box)).resize((crop.size, crop.size), Image.Resampling.BILINEAR)
         if crop.flip and mirror < 0.5:
             found = ImageOps.mirror(found)
         for part in parts_of(spec.augmentation, of_pixels=True):
-            found = part.pillow(found, part.draw(spec, epoch, place))
+            found = part.pillow(found, part.draw(spec, epoch, position))
         return np.asarray(found)
 
     def normalize(self, pixels, out):
@@ -92,24 +92,24 @@ class Work:
             out (numpy.ndarray): (size, size, 3 or 4); a fourth channel is left as it is.
         """
         table, first = self._normalized
-        # Three times as fast as arithmetic, as there are but 256 values a channel.
-        values = table.take(pixels.reshape(len(pixels), -1) + first, mode="clip")  # clip: what needs no check is faster
+        # Three times as fast as arithmetic, as there are only 256 values a channel.
+        values = table.take(pixels.reshape(len(pixels), -1) + first, mode="clip")  # clip: faster, as it needs no check
         out[..., :3] = values.reshape(pixels.shape)
 
-    def augment(self, out, epoch, place):
+    def augment(self, out, epoch, position):
         """Augments a normalized image in place.
 
         Args:
             out (numpy.ndarray): (size, size, 3 or 4).
-            epoch (int): As of :meth:`pixels`.
-            place (int): Likewise.
+            epoch (int): As for :meth:`pixels`.
+            position (int): As for :meth:`pixels`.
         """
         for part in parts_of(self.spec.augmentation, of_pixels=False):
-            part.pillow(out[..., :3], part.draw(self.spec, epoch, place))
+            part.pillow(out[..., :3], part.draw(self.spec, epoch, position))
 
     @functools.cached_property
     def _normalized(self):
-        """The normalized values of red, green and blue, one after the other, and where those of each subpixel begin."""
+        """The tables of normalized values of red, green and blue, concatenated, and the start of each subpixel's table."""
         exact = (np.arange(256)[:, None] - self.spec.normalization.mean) / self.spec.normalization.std
         table = exact.T.astype(np.float32).astype(self.dtype).ravel()
         return table, np.tile(np.array([0, 256, 512], np.uint16), self.spec.crop.size)
@@ -126,8 +126,8 @@ def random_crop(width, height, area, aspect, attempts):
     image, it is the largest crop at the centre that the ranges allow.
 
     Args:
-        width (int): Of the image.
-        height (int): Of the image.
+        width (int): Width of the image.
+        height (int): Height of the image.
         area (pair of float): Smallest and largest area, as a fraction of the image's.
         aspect (pair of float): Smallest and largest ratio of width to height.
         attempts: Numbers in [0, 1), four an attempt: area, aspect ratio, horizontal and vertical position.
@@ -148,7 +148,7 @@ def random_crop(width, height, area, aspect, attempts):
 
 
 def _centre(image, size, resize):
-    """Resizes the shorter side and cuts out the centre, both as DALI does: only what is cut out is computed."""
+    """Resizes the shorter side and crops the centre, both as DALI does; only the crop is computed."""
     scale = 1 if resize is None else resize / min(image.size)
     # DALI rounds the size of the resized image, but not its scale: a fraction of a pixel is left out at each border.
     sides = [max(1, math.floor(side * scale + 0.5)) for side in image.size]
@@ -169,19 +169,19 @@ def _rgb(image):
 def main(work, memory):
     """Does tasks from standard input until it ends.
 
-    A task is a pickled ``(slot, row, epoch, images)``, the last being index and place of each: they go to consecutive
-    rows, from ``row`` on, of the batch whose memory is number ``slot``. The answer, on standard output, is a pickled
-    None, or what is wrong.
+    A task is a pickled ``(slot, row, epoch, images)``, the last being index and position of each image: they go to
+    consecutive rows, from ``row`` on, of the batch in slot ``slot``. The answer, on standard output, is a pickled None
+    or error message.
 
     Args:
         work (int): Descriptor of a file that holds the pickled :class:`Work`.
         memory (int): Descriptor of the file in which the batches lie.
     """
-    # They come to all processes of a job, and it is the trainer who decides: this process ends when its input does.
+    # Signals come to all processes of a job, and the trainer handles them: this process ends with its input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever prints must not do so among the answers
+    os.dup2(2, 1)  # printed text must not mix with the answers
     with mmap.mmap(work, 0, access=mmap.ACCESS_READ) as pickled:
         work = pickle.loads(pickled)
     batches = {}
@@ -198,11 +198,11 @@ def main(work, memory):
 
 
 def _do(work, rows, epoch, images):
-    """Returns None, or what is wrong in one line."""
+    """Returns None, or the error in one line."""
     try:
-        for row, (index, place) in zip(rows, images, strict=False):
-            work.normalize(work.pixels(index, epoch, place), row)
-            work.augment(row, epoch, place)
+        for row, (index, position) in zip(rows, images, strict=False):
+            work.normalize(work.pixels(index, epoch, position), row)
+            work.augment(row, epoch, position)
     except DataError as error:
         return str(error)
     return None

@@ -62,17 +62,17 @@ def define_pipeline(images, spec, device, delivery, *, checkpoint=None, encoded=
     switching it changes DALI's order from the second epoch on.
 
     Args:
-        images (ImageFiles or ImageShards): What is read.
+        images (ImageFiles or ImageShards): Source of the images.
         spec (BatchSpec): Shapes, augmentation, order.
-        device (DaliDevice): Where it is done.
-        delivery (Delivery): How they are delivered.
-        checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to go on from there.
-        encoded (EncodedBatches or None): Reads the images; None leaves that to DALI.
-        drawn (DrawnBatches or None): Draws what is done to images by ``spec.augmentation``, if anything.
+        device (DaliDevice): Device that computes.
+        delivery (Delivery): Delivery of the batches.
+        checkpoint (bytes or None): ``pipeline.checkpoint()`` of an equal pipeline, to continue from it.
+        encoded (EncodedBatches or None): Reads the images; with None DALI reads them.
+        drawn (DrawnBatches or None): Draws the augmentations of ``spec.augmentation``, if any.
 
     Returns:
-        nvidia.dali.Pipeline: Not yet built. Outputs are on the device, but for labels from WebDataset, which are texts
-        on the host.
+        nvidia.dali.Pipeline: Not yet built. Outputs are on the device, except labels from WebDataset, which are texts on
+        the host.
     """
     dali = require_dali()
     fn, types, crop, window = dali.fn, dali.types, spec.crop, delivery.shuffle_window
@@ -88,10 +88,10 @@ def define_pipeline(images, spec, device, delivery, *, checkpoint=None, encoded=
     decoder = {"name": "decode", "output_type": types.RGB, **device.decoder()}
     smooth = {"name": "resize", "interp_type": types.INTERP_LINEAR, "antialias": True}
 
-    # Every operator that has a state has a name: a checkpoint finds them by it.
+    # Every operator with a state has a name, by which a checkpoint finds it.
     def graph():
         files, labels = read(dali, images, spec, window) if encoded is None else _external(dali, encoded)
-        if spec.train:  # of which only what the random crop (Szegedy et al. 2015) needs is decoded
+        if spec.train:  # only the random crop (Szegedy et al. 2015) is decoded
             area, aspect = list(crop.crop_area), list(crop.aspect)
             pixels = fn.decoders.image_random_crop(files, random_area=area, random_aspect_ratio=aspect, **decoder)
         else:  # the centre crop comes with the normalization
@@ -143,7 +143,7 @@ def new_pipeline(graph, spec, **arguments):
         # Other crops and flips in each shard. Of this seed DALI takes the lower 32 bits; the steps between shards, of
         # 2^32 divided by the golden ratio, lead far away from the seeds that people choose.
         seed=(spec.dali_seed + spec.shard.shard * 0x9E3779B1) % 2**32,
-        # The batches are handed out as views of DALI's buffers: only the dynamic executor leaves those alone.
+        # The batches are handed out as views of DALI's buffers: only the dynamic executor does not overwrite them.
         exec_dynamic=True,
         enable_checkpointing=True,
         **arguments,

@@ -4,10 +4,10 @@ from chainer import dataset
 
 
 class Position(dataset.Iterator):
-    """The position of an iterator: all of it follows from the number of batches delivered.
+    """The position of an iterator, which follows from the number of batches delivered.
 
     Args:
-        epochs (Epochs or Stages): How batches make epochs.
+        epochs (Epochs or Stages): Division of batches into epochs.
     """
 
     def __init__(self, epochs):
@@ -15,7 +15,7 @@ class Position(dataset.Iterator):
         self._delivered = epochs.batches_before  # since the very beginning
 
     def make_way(self):
-        """Ends for good, while the last batches may still be in use; another iterator goes on."""
+        """Ends for good, while the last batches may still be in use; another iterator continues."""
         self.finalize()
 
     @property
@@ -38,7 +38,7 @@ class Position(dataset.Iterator):
 
     @property
     def images_of_all(self):
-        """Number of images in the last batch of all shards together, those that count."""
+        """Number of images that count in the last batch of all shards together."""
         last = self._delivered - 1
         return self._epochs.at(last).count_of_all(last)
 

@@ -1,7 +1,8 @@
-"""RandAugment and TrivialAugment: which operations an image gets, and how strongly.
+"""RandAugment and TrivialAugment: the operations that an image gets, and their magnitudes.
 
-RandAugment (Cubuk et al. 2020, arXiv:1909.13719) does a few operations of one strength, TrivialAugment Wide (Mueller
-and Hutter 2021, arXiv:2103.10158) one of any strength. :mod:`mixprec.data.loaders.operations` has the operations.
+RandAugment (Cubuk et al. 2020, arXiv:1909.13719) applies a few operations of one strength, TrivialAugment Wide (Mueller
+and Hutter 2021, arXiv:2103.10158) one operation of random strength. :mod:`mixprec.data.loaders.operations` has the
+operations.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ _NUMBERS = 5  # for each operation: which, whether at all, sign, and two for the
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys(Typed):
-    """The policy, and what RandAugment has beside it."""
+    """The policy, and the further settings of RandAugment."""
 
     augment: str = key(
         "Training, after crop and flip: rand is RandAugment (Cubuk et al. 2020), trivial is TrivialAugment Wide "
@@ -31,7 +32,7 @@ class Keys(Typed):
         aliases=("auto_augment", "aa"),
     )
     augment_operations: int = key(
-        "Only for augment rand: operations that an image gets.",
+        "Only for augment rand: number of operations that an image gets.",
         2,
         limit=between(1, len(OPERATIONS)),
         aliases=("num_ops",),
@@ -40,7 +41,7 @@ class Keys(Typed):
         "Only for augment rand: strength of the operations.", 9, limit=between(0, LAST_BIN), aliases=("magnitude",)
     )
     augment_deviation: float = key(
-        "Only for augment rand: standard deviation of the strength, which each operation draws anew.",
+        "Only for augment rand: standard deviation of the strength, which is drawn for each operation.",
         0.0,
         limit=between(0, LAST_BIN),
     )
@@ -60,11 +61,11 @@ RAND_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Keys)
 
 
 class Step(NamedTuple):
-    """What is done to an image.
+    """One operation on an image.
 
     Attributes:
-        kind: of operations.
-        value: as :meth:`~mixprec.data.loaders.operations.image_operation.Operation.value` returns it.
+        kind: kind of the operation.
+        value: from :meth:`~mixprec.data.loaders.operations.image_operation.Operation.value`.
     """
 
     kind: str
@@ -72,14 +73,14 @@ class Step(NamedTuple):
 
 
 def impossible(settings):
-    """Yields what is wrong with settings that exclude each other, in words."""
+    """Yields a message for each setting that excludes another."""
     for name, default in {**RAND_DEFAULTS, "extra_operations": ()}.items():
         if settings.augment != "rand" and getattr(settings, name) != default:
             yield f"{name} {getattr(settings, name)}: only with augment 'rand'"
 
 
 def described(settings):
-    """Returns in words what is done."""
+    """Returns a description of the policy."""
     if settings.augment == "trivial":
         return "TrivialAugment Wide"
     deviation = f" +- {settings.augment_deviation:g}" if settings.augment_deviation else ""
@@ -90,19 +91,19 @@ def described(settings):
     )
 
 
-def draw(spec, epoch, place):
-    """Draws what is done to an image.
+def draw(spec, epoch, position):
+    """Draws the operations on an image.
 
     Args:
-        spec (BatchSpec): With the policy, the size of the images and the seed.
+        spec (BatchSpec): Its policy, image size and seed are used.
         epoch (int): Number of the epoch.
-        place (int): Of the image in the order of the epoch.
+        position (int): Position of the image in the order of the epoch.
 
     Returns:
         list of Step: ``augment_operations`` of them; one with TrivialAugment.
     """
     settings, found = spec.augmentation, []
-    numbers = iter(uniforms(_NUMBERS * _count(settings), spec, epoch, COUNTER, place))
+    numbers = iter(uniforms(_NUMBERS * _count(settings), spec, epoch, COUNTER, position))
     names = tuple(available(settings.extra_operations))
     for which, skipped, sign, *strength in zip(*[numbers] * _NUMBERS, strict=True):
         operation = names[int(which * len(names))]
@@ -115,7 +116,7 @@ def draw(spec, epoch, place):
 
 
 def step(policy, operation, number, sign, size):
-    """Returns the step of an operation.
+    """Returns the :class:`Step` of an operation.
 
     Args:
         policy (str): ``'rand'`` or ``'trivial'``.
@@ -159,8 +160,8 @@ def dali(dali, pixels, rows, spec):
     Args:
         dali (module): ``nvidia.dali``.
         pixels (DataNode): uint8 (size, size, 3), RGB.
-        rows (DataNode): What is done to each image.
-        spec (BatchSpec): How many steps, and the size.
+        rows (DataNode): Steps of each image.
+        spec (BatchSpec): Number of steps, and the size.
 
     Returns:
         DataNode: As ``pixels``.
@@ -183,7 +184,7 @@ def _count(settings):
 
 
 def _bin(settings, first, second):
-    """The bin of the magnitude: of TrivialAugment uniform, of RandAugment normal about the one that is asked for."""
+    """The bin of the magnitude: uniform for TrivialAugment, normal around the setting for RandAugment."""
     if settings.augment == "trivial":
         return int(first * (LAST_BIN + 1))
     normal = math.sqrt(-2 * math.log(1 - first)) * math.cos(2 * math.pi * second)  # Box and Muller 1958

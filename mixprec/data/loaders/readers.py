@@ -1,4 +1,4 @@
-"""DALI's readers of each source, with the order of the images and the place of their labels."""
+"""DALI's readers for each source, with the order of the images and the source of their labels."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def read(dali, images, spec, window):
 
     Args:
         dali (module): ``nvidia.dali``.
-        images (ImageFiles or ImageShards): What is read.
+        images (ImageFiles or ImageShards): Source of the images.
         spec (BatchSpec): Training or validation, seed.
         window (int): Images among which the next one from shard files is drawn.
 
@@ -57,10 +57,10 @@ def read(dali, images, spec, window):
 
 
 def labels_of(batch):
-    """Returns the labels, int32 (B,), of what a reader gave on the host.
+    """Returns the labels, int32 (B,), from a reader's output on the host.
 
     Args:
-        batch (TensorListCPU): int32 (1,) each; from WebDataset the bytes of a decimal number.
+        batch (TensorListCPU): int32 (1,) each; for WebDataset the bytes of a decimal number.
     """
     from nvidia.dali import types
 
@@ -70,7 +70,7 @@ def labels_of(batch):
 
 
 def name_of(images, source_info):
-    """Returns the name for messages of the image about which DALI says ``source_info``.
+    """Returns the name for messages of the image with DALI's ``source_info``.
 
     That is the path of a file; ``path:offset:member`` in an archive; ``path at index offset`` in a TFRecord file.
     """

@@ -1,4 +1,4 @@
-"""What loaders take: the contents of their batches, and how these are delivered."""
+"""Settings of loaders: the contents of their batches, and the delivery."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ DTYPES = ("float16", "float32")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Crop(Typed):
-    """The part of an image that a batch has.
+    """The crop of an image that a batch contains.
 
     Attributes:
         size (int): Height and width of the output, in pixels.
@@ -51,19 +51,19 @@ class Normalization(Typed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchSpec(Typed):
-    """Everything that fixes the content of the batches.
+    """Everything that determines the content of the batches.
 
     Attributes:
-        batch_size (int): Images a batch, 1 to the number of images in the smallest shard.
+        batch_size (int): Images per batch, 1 to the number of images in the smallest shard.
         train (bool): Training or validation.
-        crop (Crop): Size, and which part of an image.
+        crop (Crop): Size, and the part of an image.
         normalization (Normalization): Mean and standard deviation.
         seed (int): 0 to 2^32 - 1; fixes order and augmentation.
-        last_batch (str): How an epoch ends, see :class:`~mixprec.data.loaders.epochs.Epochs`: ``'partial'`` has a
-            smaller last batch, ``'drop'`` leaves images out, ``'pad'`` repeats images, with labels of -1. A shard that
-            has no image in the last batch gets one with the label -1.
-        shard (Shard): Which part of each batch.
-        augmentation (Augmentation): Training: what is done to images after crop and flip, and copies.
+        last_batch (str): The end of an epoch, see :class:`~mixprec.data.loaders.epochs.Epochs`: ``'partial'`` has a
+            smaller last batch, ``'drop'`` leaves images out, ``'pad'`` repeats images, with labels of -1. A shard
+            without an image in the last batch gets one with the label -1.
+        shard (Shard): The part of each batch.
+        augmentation (Augmentation): Training: augmentation after crop and flip, and copies.
     """
 
     batch_size: int
@@ -77,27 +77,27 @@ class BatchSpec(Typed):
 
     @property
     def dali_seed(self):
-        """The seed in a stage of training, for DALI, which begins with its epoch 0 in each stage."""
+        """The seed in a stage of training, for DALI, whose epochs begin with 0 in each stage."""
         return (self.seed + self.shard.epochs_before * 0x85EBCA6B) % 2**32
 
     def epochs(self, images):
-        """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set of so many images."""
+        """Returns the :class:`~mixprec.data.loaders.epochs.Epochs` of a data set with this number of images."""
         return Epochs(
             images=images, batch_size=self.batch_size, last_batch=self.last_batch, **dataclasses.asdict(self.shard)
         )
 
     def settings(self):
-        """Returns all settings by name, as they come back from JSON."""
+        """Returns all settings by name, in the form that JSON restores."""
         return _flat(self)
 
 
 def defaults():
-    """Returns a dict of the settings that snapshots of earlier versions may lack, as those were made with."""
+    """Returns a dict of the settings that snapshots of earlier versions may lack, with the values of those versions."""
     return {**_flat(Shard()), **_flat(Augmentation())}
 
 
 def _flat(settings):
-    """All settings by name, without empty lists: snapshots of versions that did not know them are alike."""
+    """All settings by name, without empty lists, so that snapshots of versions without these settings agree."""
     found = {}
     for name, value in json.loads(json.dumps(dataclasses.asdict(settings))).items():
         found |= value if isinstance(value, dict) else {name: value}
@@ -106,7 +106,7 @@ def _flat(settings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoding(Typed):
-    """How batches are made. Only ``shuffle_window`` changes what is in them."""
+    """Settings for making batches. Only ``shuffle_window`` changes their contents."""
 
     shuffle_window: int = key(
         "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
@@ -115,8 +115,8 @@ class Decoding(Typed):
         limit=between(1, INT32),
     )
     threads: int = key(
-        "Number of CPU threads that decode images; with loader pillow of processes, at most one for each image of a "
-        "batch.",
+        "Number of CPU threads that decode images. With loader pillow they are processes, at most one for each image "
+        "of a batch.",
         4,
         limit=between(1, SEVERAL),
         aliases=("workers", "num_workers"),
@@ -128,11 +128,11 @@ class Decoding(Typed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delivery(Decoding):
-    """How batches are made and handed out.
+    """Settings for making and delivering batches.
 
     Attributes:
-        dtype (str): ``'float16'`` or ``'float32'``, to which they are rounded.
-        pad_channels (bool): A fourth channel of zeros in memory.
+        dtype (str): ``'float16'`` or ``'float32'``, the dtype of the images.
+        pad_channels (bool): Whether there is a fourth channel of zeros in memory.
     """
 
     dtype: str
@@ -143,10 +143,10 @@ def validate(spec, images, delivery, whose=None):
     """Raises :class:`DataError` for the first argument that is impossible.
 
     Args:
-        spec (BatchSpec): What is wanted.
+        spec (BatchSpec): Contents of the batches.
         images (int): Number of images in the data set.
-        delivery (Delivery): How it is wanted.
-        whose (str or None): What the largest batch is, in words, if not as here.
+        delivery (Delivery): Delivery of the batches.
+        whose (str or None): Words for the limit of the batch size; None for the words of this function.
     """
     crop, shard, shards = spec.crop, spec.shard.shard, spec.shard.num_shards
     low, high = crop.crop_area

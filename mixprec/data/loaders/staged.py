@@ -1,4 +1,4 @@
-"""Training in stages, whose images and batches have other sizes: one loader after the other."""
+"""Training in stages with different image and batch sizes: one loader after the other."""
 
 from chainer.serializer import Deserializer
 
@@ -6,13 +6,13 @@ from mixprec.data.loaders.position import Position
 
 
 class StagedIterator(Position):
-    """The batches of several iterators, each of which goes on where the one before ends; it repeats for ever.
+    """The batches of several iterators, each of which continues where the previous one ends; it repeats for ever.
 
-    One of them is there at a time. The position counts batches of all of them, and a snapshot holds what that of the
-    stage holds.
+    Only one exists at a time. The position counts batches of all of them, and a snapshot has the form of the stage's
+    own iterator.
 
     Args:
-        stages (Stages): Which batches are whose.
+        stages (Stages): Assignment of batches to stages.
         make (list of callable): Makes the iterator of each stage, with the same ``before`` as its ``Epochs``.
     """
 
@@ -21,7 +21,7 @@ class StagedIterator(Position):
     def __init__(self, stages, make):
         super().__init__(stages)
         self._make = make
-        self._made = None, None  # the stage whose iterator is there, and that
+        self._made = None, None  # a stage and its iterator
 
     @property
     def stage(self):
@@ -40,12 +40,12 @@ class StagedIterator(Position):
         self.skip_to(0)
 
     def skip_to(self, delivered):
-        """Goes to a position; the loader of its stage begins anew, as far as it has a state of its own."""
+        """Goes to a position; the loader of its stage starts again if it has its own state."""
         self.finalize()
         self._delivered, self._made = delivered, (None, None)
 
     def finalize(self):
-        """Ends threads and processes; a later ``next()`` or ``serialize()`` goes on from the position."""
+        """Ends threads and processes; a later ``next()`` or ``serialize()`` continues from the position."""
         if self._made[1] is not None:
             self._made[1].finalize()
 

@@ -1,4 +1,4 @@
-"""Random numbers in place of images, on the device from the start, to train without a loader."""
+"""Random numbers instead of images, on the device from the start, to train without a loader."""
 
 import chainer
 import numpy as np
@@ -21,7 +21,7 @@ class SyntheticIterator(Position):
         spec (BatchSpec): Size and number of images in a batch, the seed, and what makes epochs.
         delivery (Delivery): The dtype, and whether there is a fourth channel of zeros in memory.
         classes (int): Labels are 0 to classes - 1.
-        device: Chainer's device or what :func:`chainer.get_device` takes.
+        device: Chainer's device, or an argument of :func:`chainer.get_device`.
 
     Raises:
         DataError: An argument is impossible.
@@ -46,7 +46,7 @@ class SyntheticIterator(Position):
         device = chainer.get_device(device)
         self._x = device.send(x)[..., :3]
         self._t = device.send(t)
-        # The only batch of an epoch that may differ.
+        # Only the last batch of an epoch may differ.
         last = self._epochs.count(spec.shard.batches_before + self._epochs.batches - 1)
         padded = np.where(np.arange(batch_size) < last, t, np.int32(-1))
         kept = batch_size if spec.last_batch == "pad" else max(1, last)

@@ -1,4 +1,4 @@
-"""Frozen settings of loaders, each of the type that is declared: they are written into snapshots as JSON."""
+"""Frozen settings of loaders, converted to their declared types: snapshots hold them as JSON."""
 
 import dataclasses
 import types
@@ -6,7 +6,7 @@ import typing
 
 
 class Typed:
-    """Base of a frozen dataclass: numbers, flags and tuples are converted to the types that are declared."""
+    """Base of a frozen dataclass: numbers, flags and tuples are converted to their declared types."""
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -14,7 +14,7 @@ class Typed:
 
     @classmethod
     def of(cls, section, **others):
-        """Returns these settings from a section of a config, whose keys have the same names, and from others."""
+        """Returns these settings from an object with attributes of the same names, and from further arguments."""
         names = {field.name for field in dataclasses.fields(cls)} - others.keys()
         return cls(**{name: getattr(section, name) for name in names}, **others)
 
@@ -28,7 +28,7 @@ def _as(kind, value):
 
 
 def impossible(settings, kind=""):
-    """Yields what is wrong by the choices and limits of the fields that were declared as keys.
+    """Yields a message for each value outside the choices and limits of its field.
 
     Args:
         settings (Typed): The settings.

@@ -1,6 +1,8 @@
 """Sources of images: the files on disk, checked once, as a list of images with labels.
 
-``opening`` finds out what is there: class folders (``folders``), a list (``file_list``), or shards (``shards``, of
-``tfrecord`` or ``webdataset``, which ``pack`` makes). ``scan`` and ``image_check`` look for bad images, ``classes`` for
-labels that do not fit. ``progress`` has the threads and progress bars of them all.
+Reading order. ``opening`` detects the format: class folders (``folders``), a list (``file_list``), or shards
+(``shards``). ``scan`` and ``image_check`` look for bad images, ``classes`` for labels that do not fit. Shards:
+``shard_folder`` finds them, ``shard_index`` caches the positions of their images, ``tfrecord`` (with ``crc32c``) and
+``webdataset`` read and write the formats, and ``pack`` makes shards of any source. ``progress`` has the threads and
+progress bars of all.
 """

@@ -1,4 +1,4 @@
-"""Labels and the names of classes, which must agree between a model, its data, and an earlier run."""
+"""Checks that labels and class names agree between a model, its data, and an earlier run."""
 
 import collections
 import os
@@ -11,15 +11,15 @@ from mixprec.data.data_error import DataError, and_more, printable
 
 
 def label_problem(label):
-    """Returns the fault of a label that was found (int), in one line, or None; a name is made for each up to it."""
+    """Returns the fault of a label (int), in one line, or None; the limit is needed as each label below gets a name."""
     return None if 0 <= label < MANY else f"label {label}: must be 0 to {MANY - 1}"
 
 
 def check_labels(source, classes):
-    """Raises :class:`DataError` unless the labels of a source are those of a model.
+    """Raises :class:`DataError` unless the labels of a source fit a model.
 
-    Class folders and packed shards have names for their classes: there must be as many as the model has. Labels of
-    lists and foreign shards must be below that number.
+    Class folders and packed shards have names for their classes: their number must equal the model's. Labels of lists
+    and foreign shards must be below that number.
 
     Args:
         source: :class:`~mixprec.data.sources.folders.ImageFiles` or :class:`~mixprec.data.sources.shards.ImageShards`.
@@ -40,10 +40,10 @@ def check_labels(source, classes):
 
 
 def check_same_classes(train, val):
-    """Raises :class:`DataError` if a label means one class in one source and another in the other.
+    """Raises :class:`DataError` if a label means different classes in two sources.
 
-    Where both have names for their classes, these must be the same. A list has none, but its class folders may: if
-    each folder of it has one label, and each label one folder, a folder must have the same label in both.
+    If both have names for their classes, the names must be the same. A list has none, but its class folders may: if
+    each of its folders has one label, and each label one folder, a folder must have the same label in both.
     """
     if train.named and val.named:
         for one, other in ((train, val), (val, train)):
@@ -88,7 +88,7 @@ def write_classes(path, source):
 
 
 def read_classes(path):
-    """Returns the list of names in a file of :func:`write_classes`, as they are there, or raises :class:`DataError`."""
+    """Returns the list of names in a file of :func:`write_classes`, unchanged, or raises :class:`DataError`."""
     try:
         return read(path, 1 << 28).decode().split("\n")[:-1]
     except (OSError, UnicodeDecodeError) as error:
@@ -97,7 +97,7 @@ def read_classes(path):
 
 
 def check_classes(path, source):
-    """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes that a source has."""
+    """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes of a source."""
     there = read_classes(path)
     here, root, file = [printable(name) for name in source.classes], printable(source.root), os.path.basename(path)
     for label, (old, new) in enumerate(zip(there, here, strict=False)):
@@ -108,11 +108,11 @@ def check_classes(path, source):
 
 
 def class_folders(files, labels):
-    """Labels of the folders of a list, if these are class folders but for a few lines.
+    """Labels of the folders of a list, if they are class folders, with few exceptions.
 
-    They are if every image lies in one, if there is more than one, if no two have the same label, by majority, and if
-    all but a tenth of the images (or but one image) have the label of their folder. Otherwise, such as when all images
-    lie in one folder, folders say nothing about labels.
+    They are if every image lies in a folder, there is more than one folder, no two folders have the same majority
+    label, and all images except a tenth (or except one image) have the label of their folder. Otherwise, for example
+    when all images lie in one folder, folders are unrelated to labels.
 
     Args:
         files (sequence of str): Paths.

@@ -13,8 +13,8 @@ _PLACES = np.arange(0, 256 * _BLOCK, 256, dtype=np.intp)  # the type that NumPy 
 def crc32c(data):
     """Returns the CRC-32C of ``data`` (bytes) as an int: RFC 3720, appendix B.4.
 
-    A CRC is linear over GF(2): that of a block is the XOR of what each of its bytes, all others being 0, contributes.
-    The contributions of 256 values at 1,024 places are a table of 1 MiB.
+    A CRC is linear over GF(2): the CRC of a block is the XOR of the contributions of its bytes, each computed with all
+    other bytes 0. The contributions of 256 values at 1,024 positions are a table of 1 MiB.
     """
     if len(data) < _SHORT:
         crc = 0xFFFFFFFF
@@ -44,7 +44,7 @@ def _bytewise():
 
 @functools.cache
 def _blockwise():
-    """Contributions (1024 * 256,) of each value at each place of a block; those at the first four places as lists.
+    """Contributions (1024 * 256,) of each value at each position of a block; lists for the first four positions.
 
     The four bytes of the CRC so far act like the first four bytes of the block.
     """

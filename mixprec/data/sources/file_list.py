@@ -19,14 +19,14 @@ _LONGEST = 8192  # characters of a line: twice as many as a path may have
 def scan_list(path, root=None, on_error="stop"):
     """Reads a list and decodes each image once, completely (:func:`mixprec.data.sources.scan.check`).
 
-    The label is the last word of a line, and all before it the path, in which there may be spaces. Empty lines are
-    left out. An image may be listed more than once, but with one label. The classes are the labels, as text: 0 up to
-    the largest.
+    The label is the last word of a line; everything before it is the path, which may contain spaces. Empty lines are
+    ignored. An image may be listed more than once, but with one label. The classes are the labels, as text: 0 up to the
+    largest.
 
     Args:
         path (path): The list, UTF-8.
-        root (path or None): The folder that its paths are relative to; None means that of the list.
-        on_error (str): ``'stop'``, or ``'skip'`` to leave out what is not an intact image.
+        root (path or None): The folder that its paths are relative to; None means the folder of the list.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out files that are not intact images.
 
     Returns:
         ImageFiles: The images in the order of the list.
@@ -58,7 +58,7 @@ def _read(path):
     files, labels, numbers = [], [], []
     with file_errors(path, "cannot be read as a list of images"), open_regular(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
-        # A line has an end: what has none may be of any size.
+        # The length is limited: a file without line ends may have any size.
         lines = iter(lambda: text.readline(_LONGEST + 1), "")
         for number, line in enumerate(lines, start=1):
             if len(line) > _LONGEST:

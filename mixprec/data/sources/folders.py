@@ -1,4 +1,4 @@
-"""Images in files of their own, and ImageNet's layout: ``root/<class>/<image>``."""
+"""Images in separate files, and ImageNet's layout: ``root/<class>/<image>``."""
 
 import contextlib
 import dataclasses
@@ -19,17 +19,17 @@ from mixprec.data.sources.progress import bar
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Images that are files of their own, and their labels.
+    """Images in separate files, and their labels.
 
     Attributes:
-        root (str): Absolute path of what was scanned: the folder of class folders, or the list.
+        root (str): Absolute path of the scanned source: the folder of class folders, or the list.
         classes (tuple of str): Names of the classes; the index is the label.
         files (tuple of str): Paths relative to ``folder``.
         labels (numpy.ndarray): int32, shape (len(files),).
-        skipped (tuple of pairs of str): Bad images that were left out, and what is wrong with them.
-        folder (str or None): What ``files`` are relative to; None means ``root``.
+        skipped (tuple of pairs of str): Bad images that were left out, and the fault of each.
+        folder (str or None): Folder that ``files`` are relative to; None means ``root``.
         line_numbers (numpy.ndarray or None): The line of the list that each image comes from; None for folders.
-        sizes (numpy.ndarray or None): int64, (len(files),): bytes of each file; None if nothing has looked.
+        sizes (numpy.ndarray or None): int64, (len(files),): bytes of each file; None if unknown.
     """
 
     root: str
@@ -46,7 +46,7 @@ class ImageFiles:
 
     @property
     def named(self):
-        """Whether ``classes`` are names that the data have, and not merely the labels."""
+        """Whether ``classes`` are names from the data, and not merely the labels."""
         return self.line_numbers is None
 
     def path(self, index):
@@ -58,11 +58,11 @@ class ImageFiles:
         return [self.path(index) for index in range(len(self))]
 
     def name(self, index):
-        """Returns the absolute path of an image for messages: in one line, with escapes where need be."""
+        """Returns the absolute path of an image for messages: in one line, with escapes if necessary."""
         return printable(self.path(index))
 
     def where(self, index):
-        """Returns what gives an image its label, for messages: its path, or ``"<list>:<line>"``."""
+        """Returns the origin of an image's label, for messages: its path, or ``"<list>:<line>"``."""
         if self.line_numbers is None:
             return self.name(index)
         return f"{printable(self.root)}:{self.line_numbers[index]}"
@@ -74,7 +74,7 @@ class ImageFiles:
 
     @functools.cached_property
     def fingerprint(self):
-        """SHA-256 (hex) of the class names, relative paths and labels; it does not depend on where they lie."""
+        """SHA-256 (hex) of the class names, relative paths and labels; it does not depend on ``root``."""
         digest = hashlib.sha256()
         for name in (*self.classes, "", *self.files):
             digest.update(os.fsencode(name) + b"\0")
@@ -83,7 +83,7 @@ class ImageFiles:
 
     @functools.cached_property
     def size_fingerprint(self):
-        """SHA-256 (hex) of the sizes of the files: other images under the same names nearly always have others."""
+        """SHA-256 (hex) of the sizes of the files: other images under the same names nearly always differ in size."""
         return None if self.sizes is None else sha256_of(self.sizes)
 
 
@@ -95,11 +95,11 @@ def sha256_of(numbers):
 def scan_folders(root, on_error="stop"):
     """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
 
-    Hidden files and folders, and files that lie beside the class folders, are left out.
+    Hidden files and folders, and files beside the class folders, are left out.
 
     Args:
         root (path): Folder of class folders. Their names, sorted, are the classes.
-        on_error (str): ``'stop'``, or ``'skip'`` to leave out what is not an intact image.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out files that are not intact images.
 
     Returns:
         ImageFiles: What was found, sorted by class, then by name.
@@ -124,9 +124,9 @@ def scan_folders(root, on_error="stop"):
 
 
 def with_sizes(images):
-    """Looks at every file: returns the :class:`ImageFiles` with their sizes, and the digests for the check.
+    """Reads the status of every file: returns the :class:`ImageFiles` with sizes, and the digests for the check.
 
-    What cannot be looked at has a size of -1 and a digest of 0: the check says what it is.
+    A file that cannot be accessed has a size of -1 and a digest of 0: the check reports the reason.
     """
     digests, sizes = np.zeros(len(images), np.uint64), np.full(len(images), -1, np.int64)
     for index, path in enumerate(bar("Listing", images.root, images.paths(), delay=2)):

@@ -11,9 +11,9 @@ from mixprec.base.messages import encoding_hint, one_line
 # Part of every digest: raise it when the check becomes stricter.
 CHECK_VERSION = 3
 
-# What Pillow's convert("RGB") and DALI 2.4 agree about, bit for bit (CMYK: to one level of 255, which DALI cuts off and
-# Pillow rounds); the modes are Pillow's. Not in the list: TIFF with a palette, gray with alpha, one bit or CMYK, which
-# DALI decodes differently or not at all; JPEG 2000, of which Pillow does not tell how many bits a channel has.
+# Modes of Pillow for which its convert("RGB") and DALI 2.4 agree bit for bit (CMYK: to one level of 255, which DALI
+# truncates and Pillow rounds). Not in the list: TIFF with a palette, gray with alpha, one bit or CMYK, which DALI
+# decodes differently or not at all; and JPEG 2000, for which Pillow does not report the number of bits a channel.
 _MODES = {
     "JPEG": {"L", "RGB", "CMYK"},
     "PNG": {"1", "L", "LA", "P", "RGB", "RGBA"},
@@ -28,12 +28,13 @@ _ORIENTATION = 0x112  # the tag in EXIF data
 
 
 def image_problem(image):
-    """Decodes one image completely and returns what is wrong with it in one line, or None.
+    """Decodes one image completely and returns its fault in one line, or None.
 
-    Bad are: a file that is empty, cut off, no image or in another format; more than 8 bits a channel; 1x1 pixels; and
-    what DALI and Pillow decode to different pixels, or DALI not at all (``_MODES``; JPEGs with a damaged header or with
-    CMYK of unknown polarity; an EXIF orientation that is no number). Gray, palette and CMYK pictures are good; both
-    loaders convert them to RGB and ignore alpha.
+    Faults are: a file that is empty, cut off, not an image or in another format; more than 8 bits a channel; 1x1
+        pixels;
+    and images that DALI and Pillow decode to different pixels, or that DALI cannot decode (``_MODES``; JPEGs with a
+    damaged header or with CMYK of unknown polarity; an EXIF orientation that is not a number). Gray, palette and CMYK
+    pictures are good; both loaders convert them to RGB and ignore alpha.
 
     Args:
         image (str or binary file): Path, or an open file with ``read`` and ``seek``.
@@ -66,7 +67,7 @@ def _file_problem(file):
                 image.load()
                 turned = image.getexif().get(_ORIENTATION, 1)
                 if not isinstance(turned, (int, str)) and turned not in (1, b"\1"):  # such as bytes, or a fraction
-                    return "an EXIF orientation that is no number, which DALI and Pillow read differently; remove it"
+                    return "an EXIF orientation that is not a number, which DALI and Pillow read differently; remove it"
                 if image.format == "PNG":
                     _check_chunks(file)
             return problem
@@ -79,7 +80,7 @@ def _file_problem(file):
 
 
 def _check_chunks(file):
-    """Raises an error if a checksum of a PNG is wrong or its end is missing, which DALI minds and ``load`` does not."""
+    """Raises an error if a checksum of a PNG is wrong or its end is missing: DALI checks this, ``load`` does not."""
     file.seek(0)
     with Image.open(file, formats=("PNG",)) as image:
         image.verify()
@@ -87,7 +88,7 @@ def _check_chunks(file):
 
 def _content_problem(image):
     """The fault of an image that has been opened but not decoded yet, or None."""
-    kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG with more pictures behind it
+    kind = "JPEG" if image.format == "MPO" else image.format  # a JPEG followed by more pictures
     codec, arguments = (image.tile[0].codec_name, image.tile[0].args) if image.tile else ("", "")
     layout = arguments if isinstance(arguments, str) else str(arguments[0])  # such as "RGB;16B"
     bits = re.search(r";(\d+)", layout)
@@ -109,15 +110,15 @@ def _content_problem(image):
 def _jpeg_header_problem(file):
     """Walks the segments of a JPEG header, after its first two bytes.
 
-    libjpeg skips what does not belong there, DALI 2.4 does not; on a second EXIF segment that turns the picture in
-    another direction DALI crashes.
+    libjpeg skips bytes that do not belong there, DALI 2.4 does not; on a second EXIF segment with another orientation
+    DALI crashes.
     """
     exif = 0
     while True:
         marker = file.read(2)
         while marker == b"\xff\xff":  # fill bytes
             marker = b"\xff" + file.read(1)
-        if len(marker) < 2 or marker == b"\xff\xda":  # cut off, which Pillow says; or the pixels begin
+        if len(marker) < 2 or marker == b"\xff\xda":  # cut off, which Pillow reports; or the pixels begin
             return None
         length = int.from_bytes(file.read(2), "big")
         if marker[0] != 0xFF or marker[1] < 0xC0 or 0xD0 <= marker[1] <= 0xD9 or length < 2:

@@ -14,20 +14,20 @@ FORMATS = ("folders", "list", "tfrecord", "webdataset")
 
 
 def open_images(path, format="auto", root=None, on_error="stop"):
-    """Finds out what ``path`` is and scans it.
+    """Detects the format of ``path`` and scans it.
 
     Args:
         path (path): Folder of class folders, list, or folder of shards.
         format (str): ``'folders'``, ``'list'``, ``'tfrecord'``, ``'webdataset'``, or ``'auto'``: a file is a list; a
             folder without folders in it, but with files named like shards, has shards; any other has class folders.
-        root (path or None): Only for lists: what their paths are relative to; None means the folder of the list.
-        on_error (str): ``'stop'``, or ``'skip'`` to leave out what is not an intact image.
+        root (path or None): Only for lists: folder that their paths are relative to; None means the folder of the list.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out files that are not intact images.
 
     Returns:
         ImageFiles or ImageShards: See :mod:`mixprec.data.sources.folders` and :mod:`mixprec.data.sources.shards`.
 
     Raises:
-        DataError: There is nothing there, it has another format, or something in it is bad.
+        DataError: The path does not exist, it has another format, or something in it is bad.
     """
     path = working_folder.absolute(path)
     if format not in ("auto", *FORMATS):

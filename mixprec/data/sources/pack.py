@@ -1,4 +1,4 @@
-"""Writes the images of a source into shards: shuffled once, each shard complete or not there, resumed after a kill."""
+"""Writes the images of a source into shards: shuffled once, only complete shards, resumed after a kill."""
 
 import collections
 import contextlib
@@ -35,9 +35,9 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
     The images come in a random order that follows from ``seed``. A loader reads shards in their order and shuffles
     within a window only, so images that are sorted by class would give batches of one class.
 
-    Each shard is written to a temporary file and renamed. What is finished is noted in ``packing.json``, and when all
-    is, that becomes ``manifest.json``: a folder without it is not complete. The same call goes on where one that was
-    killed stopped, and the result is the same byte for byte. The source's images are taken for checked.
+    Each shard is written to a temporary file and renamed. Finished shards are noted in ``packing.json``, which becomes
+    ``manifest.json`` at the end: a folder without it is not complete. After a kill, the same call continues, and the
+    result is the same byte for byte. The source's images are assumed to be checked.
 
     Args:
         source (ImageFiles or ImageShards): What to pack.
@@ -124,7 +124,7 @@ def _plan(source, shard_mib, seed):
 
 
 def _settings(source, form, plan, shard_mib, seed):
-    """All that the shards follow from: the manifest, without the shards."""
+    """Everything that determines the shards: the manifest, without the shards."""
     return {
         "made by": MADE_BY,
         "format": form,
@@ -141,7 +141,7 @@ def _settings(source, form, plan, shard_mib, seed):
 
 @contextlib.contextmanager
 def _locked(out):
-    """Keeps a second process from writing to the same folder; the lock ends with the process, however that ends."""
+    """Prevents a second process from writing to the same folder; the lock ends with the process in any case."""
     path = os.path.join(out, _LOCK)
     with open(path, "w") as file:
         try:

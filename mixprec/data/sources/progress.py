@@ -1,4 +1,4 @@
-"""Threads on all cores, and progress bars, for what goes through a whole source."""
+"""Threads on all cores, and progress bars, for work over a whole source."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from mixprec.data.data_error import printable
 
 @contextlib.contextmanager
 def threads(per_core=1):
-    """Gives a pool of threads; what has not begun when the block ends, such as after an error, never does."""
+    """Gives a pool of threads; tasks that have not begun when the block ends, as after an error, are cancelled."""
     pool = ThreadPoolExecutor(per_core * len(os.sched_getaffinity(0)))
     try:
         yield pool
@@ -21,5 +21,5 @@ def threads(per_core=1):
 
 
 def bar(verb, root, items=None, **settings):
-    """Returns a progress bar of :mod:`tqdm` over ``items``, named by what is done with a source and where that lies."""
+    """Returns a progress bar of :mod:`tqdm` over ``items``, with a verb and the path of the source as its name."""
     return tqdm(items, desc=f"{verb} {printable(root)}", leave=False, disable=bars_are_off(), **settings)

@@ -1,4 +1,4 @@
-"""Every image is decoded once before training: good ones are remembered, others stop it or are left out."""
+"""Decodes every image once before training: good images are remembered, bad ones stop it or are left out."""
 
 import hashlib
 import os
@@ -16,12 +16,12 @@ _CHUNK = 64
 
 
 def digest(path, status, part=""):
-    """64 bits that change when a file's path, size or modification time does, for :func:`check`.
+    """64 bits that change with a file's path, size or modification time, for :func:`check`.
 
     Args:
         path (str): Absolute path.
-        status (os.stat_result): Of the file.
-        part (str): Which part of the file, if it holds several images.
+        status (os.stat_result): Status of the file.
+        part (str): The part of the file, if it holds several images.
 
     Returns:
         int: 0 to 2^64 - 1.
@@ -33,13 +33,13 @@ def digest(path, status, part=""):
 def check(root, digests, problem, name, on_error="stop"):
     """Checks the images that have not been found good before, on all cores.
 
-    An image that has been found good is not looked at again as long as its digest stays the same: the cache lies in
-    ``$XDG_CACHE_HOME/mixprec`` (``~/.cache/mixprec``), 8 bytes an image. Bad images are looked at every time.
+    A good image is not checked again as long as its digest stays the same: the cache lies in
+    ``$XDG_CACHE_HOME/mixprec`` (``~/.cache/mixprec``), 8 bytes an image. Bad images are checked every time.
 
     Args:
-        root (str): Where the images lie; there is one cache for each.
-        digests (array): uint64, (N,): one :func:`digest` an image; 0 is never taken for checked.
-        problem (callable): From an index to what is wrong with the image, in one line, or None; called by threads.
+        root (str): Path of the source; each has its own cache.
+        digests (array): uint64, (N,): one :func:`digest` an image; 0 never counts as checked.
+        problem (callable): From an index to the fault of the image in one line, or None; called by threads.
         name (callable): From an index to the name of the image for messages.
         on_error (str): ``'stop'`` or ``'skip'``.
 
@@ -60,7 +60,7 @@ def check(root, digests, problem, name, on_error="stop"):
 
 
 def _problems(root, digests, problem):
-    """Which images are good: bool (N,), and {index: what is wrong} of the others."""
+    """Returns which images are good, bool (N,), and {index: fault} of the others."""
     cache = _cache_file(root)
     known = _read_cache(cache)
     good = np.isin(digests, known)
@@ -86,7 +86,7 @@ def _problems(root, digests, problem):
                 problems.update(found)
                 progress.update(len(chunk))
     finally:
-        # Also after Ctrl-C or with broken images: what is known to be good need not be decoded again.
+        # Also after Ctrl-C or with broken images: known good images need not be decoded again.
         fresh = np.unique(digests[good & (digests != 0)])
         if not np.array_equal(fresh, known):
             _write_cache(cache, fresh)

@@ -10,9 +10,9 @@ from mixprec.data.data_error import DataError, and_more, file_errors, printable
 from mixprec.data.sources.folders import visible
 
 MANIFEST = "manifest.json"
-MADE_BY = "mixprec's pack_dataset.py"  # what tells our manifest from files of others
+MADE_BY = "mixprec's pack_dataset.py"  # distinguishes our manifest from foreign files
 LARGEST_MANIFEST = 1 << 28  # bytes: a million long names of classes
-UNFINISHED = "packing.json"  # stands for the manifest until all shards are written
+UNFINISHED = "packing.json"  # used instead of the manifest until all shards are written
 
 _OF = re.compile(r"(.*)-(\d+)-of-(\d+)(\.\w+)?")
 _ENDINGS = {"tfrecord": (".tfrecord", ".tfrecords"), "webdataset": (".tar",)}
@@ -37,10 +37,10 @@ def shard_paths(root, manifest):
 
     Args:
         root (str): Absolute path.
-        manifest (dict or None): Of a packed folder, from :func:`read_manifest`.
+        manifest (dict or None): Manifest of a packed folder, from :func:`read_manifest`.
 
     Raises:
-        DataError: There are none, or one is missing, of another size than the manifest says, not of this set, or its
+        DataError: There are none, or one is missing, differs in size from the manifest, belongs to another set, or its
             path is not UTF-8.
     """
     paths = [os.path.join(root, entry.name) for entry in visible(root, "shards") if _format_of(entry.name)]
@@ -71,7 +71,7 @@ def read_manifest(root):
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # without it the classes have no names, and a shard may be missing
+    except (ValueError, RecursionError) as error:  # an error: without a manifest classes have no names, and shards may be missing
         raise DataError(f"{printable(path)}: damaged: not JSON") from error
     if not _is_ours(manifest):
         return None

@@ -1,4 +1,4 @@
-"""The places of the images in one shard; read from the shard once, and then from a cache."""
+"""The positions of the images in one shard; read from the shard once, and then from a cache."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,7 @@ from mixprec.base.archives import Damaged, read_arrays, reading
 from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import printable
 
-# Part of every entry of the cache: raise it when indices of old shards would be made differently.
+# Part of every entry of the cache: raise it when the index of an unchanged shard would differ.
 _VERSION = 1
 
 _SEPARATOR = "\0"
@@ -27,7 +27,7 @@ class ShardIndex:
         offsets (numpy.ndarray): int64, (N,): first byte of the encoded image in the shard.
         sizes (numpy.ndarray): int64, (N,): its number of bytes.
         lines (list of str): The sample's line in DALI's index file.
-        problems (list of str): What is wrong with a sample, in one line, or ``""``.
+        problems (list of str): The fault of a sample in one line, or ``""``.
     """
 
     names: list
@@ -39,7 +39,7 @@ class ShardIndex:
 
     @classmethod
     def of(cls, samples):
-        """Makes one of tuples (name, label or None, offset, size, line, problem or None)."""
+        """Makes an index from tuples (name, label or None, offset, size, line, problem or None)."""
         names, labels, offsets, sizes, lines, problems = map(list, zip(*samples, strict=True)) if samples else [[]] * 6
         return cls(
             [printable(name) for name in names],
@@ -59,8 +59,8 @@ def cached_index(path, status, read):
 
     Args:
         path (str): Absolute path of the shard.
-        status (os.stat_result): Of the shard, before it is read.
-        read (callable): Reads the shard; a different one for each format.
+        status (os.stat_result): Status of the shard, before it is read.
+        read (callable): Function of the format that reads the shard.
     """
     cache = cache_folder() / f"shard-index-{_hash(path)}.npz"
     key = f"{_VERSION} {read.__module__} {status.st_size} {status.st_mtime_ns} {path}"

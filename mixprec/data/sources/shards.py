@@ -32,14 +32,14 @@ class ImageShards:
         classes (tuple of str): Names of the classes; the index is the label.
         labels (numpy.ndarray): int32, (N,).
         format (str): ``'tfrecord'`` or ``'webdataset'``.
-        shards (tuple of str): Absolute paths, sorted; those with an image that is not left out.
+        shards (tuple of str): Absolute paths of the shards that have an image left, sorted.
         parts (numpy.ndarray): int32, (N,): the index of each image's shard, ascending.
-        names (tuple of str): What the image is called in its shard.
+        names (tuple of str): Name of each image in its shard.
         offsets (numpy.ndarray): int64, (N,): first byte of the encoded image in its shard.
         sizes (numpy.ndarray): int64, (N,): its number of bytes.
         lines (tuple of str): The image's line in DALI's index file.
-        skipped (tuple of pairs of str): Bad samples that were left out, and what is wrong with them.
-        named (bool): Whether ``classes`` are names that the data have, and not merely the labels.
+        skipped (tuple of pairs of str): Bad samples that were left out, and the fault of each.
+        named (bool): Whether ``classes`` are names from the data, and not merely the labels.
     """
 
     root: str
@@ -85,14 +85,14 @@ class ImageShards:
 
     @functools.cached_property
     def size_fingerprint(self):
-        """SHA-256 (hex) of the sizes of the encoded images, as of :class:`~mixprec.data.sources.folders.ImageFiles`."""
+        """SHA-256 (hex) of the sizes of the encoded images, like :class:`~mixprec.data.sources.folders.ImageFiles`."""
         return sha256_of(self.sizes)
 
     def index_files(self):
         """Writes DALI's index files into the cache folder and returns the list of their paths, one for each shard.
 
-        What is left out is not in them. A file is named by its content, so that another process, with other samples
-        left out, has others.
+        They do not contain samples that are left out. A file is named by its content, so that another process, which
+        leaves out other samples, uses other files.
 
         Raises:
             DataError: The cache folder cannot be written.
@@ -126,9 +126,9 @@ def scan_shards(folder, on_error="stop"):
     sizes of its shards are compared; ``--verify`` compares everything.
 
     Args:
-        folder (path): Folder of shards of one set, and nothing below it.
-        on_error (str): ``'stop'``, or ``'skip'`` to leave out samples that are no intact image with a label. Damage
-            that hides how many samples there are, such as a truncated shard, is an error all the same.
+        folder (path): Folder of shards of one set; subfolders are ignored.
+        on_error (str): ``'stop'``, or ``'skip'`` to leave out samples that are not an intact image with a label. Damage
+            that hides the number of samples, such as a truncated shard, is always an error.
 
     Returns:
         ImageShards: What was found, sorted by name of the shard; within it, in its order.
@@ -156,7 +156,7 @@ def scan_shards(folder, on_error="stop"):
 
 
 def sample_problem(images, index):
-    """Decodes one image, compares the checksum of its record, and returns what is wrong in one line, or None."""
+    """Decodes one image, compares the checksum of its record, and returns its fault in one line, or None."""
     try:
         damage = FORMATS[images.format].damage(images.shards[images.parts[index]], images.lines[index])
         return damage or image_problem(io.BytesIO(images.read(index)))
@@ -167,7 +167,7 @@ def sample_problem(images, index):
 
 
 def _images(root, form, paths, manifest):
-    """All samples, what is wrong with them as far as their index tells, and the digests for the check."""
+    """All samples, their faults as far as the index shows them, and the digests for the check."""
     read = FORMATS[form].read_index
 
     def index(path):

@@ -1,7 +1,7 @@
 """TFRecord files of ``tf.train.Example`` messages with an image and its label, read and written without TensorFlow.
 
-A record is framed by its length (uint64, little-endian), the masked CRC-32C of these 8 bytes, and, behind the data,
-the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data are a message in the wire format of
+A record is framed by its length (uint64, little-endian), the masked CRC-32C of these 8 bytes, and, after the data, the
+masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data are a message in the wire format of
 Protocol Buffers, defined in tensorflow/core/example/{example,feature}.proto::
 
     Example { Features features = 1; }      Features { map<string, Feature> feature = 1; }
@@ -21,7 +21,7 @@ from mixprec.data.sources.shard_index import ShardIndex
 SUFFIX = ".tfrecord"
 END = b""
 
-# The names that TensorFlow's ImageNet scripts gave them, which DALI's examples use, too.
+# The names of TensorFlow's ImageNet scripts, which DALI's examples use, too.
 IMAGE, LABEL, NAME = "image/encoded", "image/class/label", "image/filename"
 
 _VARINT, _FIXED64, _SPAN, _FIXED32 = 0, 1, 2, 5
@@ -55,7 +55,7 @@ def index_text(lines):
 
 
 def read_index(path):
-    """Returns the :class:`ShardIndex` of a file; of its images it reads nothing.
+    """Returns the :class:`ShardIndex` of a file, without reading its images.
 
     Raises:
         DataError: It is not a TFRecord file, or truncated, or empty.
@@ -86,7 +86,7 @@ def read_index(path):
 
 
 def damage(path, line):
-    """Returns the fault of the record of a line of the index, in one line, or None; compares its checksum."""
+    """Checks the checksum of the record of an index line; returns its fault in one line, or None."""
     offset, size = map(int, line.split())
     with open_regular(path) as file:
         file.seek(offset)
@@ -97,7 +97,7 @@ def damage(path, line):
 
 
 def masked_crc(data):
-    """TensorFlow's mask (tensorflow/core/lib/hash/crc32c.h): a CRC of data that hold CRCs themselves is a bad one."""
+    """TensorFlow's mask (tensorflow/core/lib/hash/crc32c.h): plain CRCs of data that contain CRCs are problematic."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -139,7 +139,7 @@ def _features(pages, start, stop):
 
 
 def _spans(pages, start, stop, *numbers):
-    """Spans of the submessages, strings or bytes that one gets to by the fields ``numbers``, one within the other."""
+    """Spans of the submessages, strings or bytes at the end of a path of nested fields ``numbers``."""
     spans = [(start, stop)]
     for wanted in numbers:
         inner = (pair for span in spans for pair in _fields(pages, *span))
@@ -163,7 +163,7 @@ def _signed(number):
 
 
 def _fields(pages, start, stop):
-    """Pairs (number of the field, its value): an int for a varint, the span (start, stop) of what has a length."""
+    """Pairs (number of the field, its value): an int for a varint, the span (start, stop) for a field with a length."""
     place = start
     while place < stop:
         key, place = read_varint(pages, place, stop)
@@ -185,7 +185,7 @@ def _fields(pages, start, stop):
 
 
 def read_varint(pages, place, stop):
-    """An unsigned number in groups of 7 bits, the lowest first, and the place behind it."""
+    """An unsigned number in groups of 7 bits, the lowest first, and the position after it."""
     number = shift = 0
     while place < stop and shift < 70:
         byte = pages[place]
@@ -198,7 +198,7 @@ def read_varint(pages, place, stop):
 
 
 class _Pages:
-    """Single bytes of a file, read in pages: what lies between, as the images do, is not read."""
+    """Single bytes of a file, read in pages: bytes between, such as images, are not read."""
 
     def __init__(self, descriptor):
         self._descriptor, self._start, self._page = descriptor, 0, b""

@@ -1,7 +1,7 @@
 """WebDataset shards: tar archives in which the files of a sample follow each other and share their name up to a dot.
 
-A sample is an image (``000000012.jpg``) and its label in decimal digits (``000000012.cls``); other files beside them
-are ignored. See https://github.com/webdataset/webdataset.
+A sample is an image (``000000012.jpg``) and its label in decimal digits (``000000012.cls``); other files are ignored.
+See https://github.com/webdataset/webdataset.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from mixprec.data.sources.shard_index import ShardIndex
 SUFFIX = ".tar"
 END = bytes(2 * tarfile.BLOCKSIZE)
 
-# Extensions of what image_problem reads.
+# Extensions of the formats that image_problem reads.
 _IMAGES = frozenset(("bmp", "jp2", "jpeg", "jpg", "pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp"))
 _EXTENSIONS = (
     (b"\xff\xd8\xff", "jpg"),
@@ -39,12 +39,12 @@ _LONGEST_LABEL = 32  # bytes
 def encode(number, image, label, name):
     """Returns the bytes of one sample, and a function from its offset in the shard to its line in DALI's index.
 
-    Its key is ``<number>-<stem of name>``: unique, and the image can be found again where it came from. The headers
-    hold no times or owners.
+    Its key is ``<number>-<stem of name>``: it is unique and shows the image's origin. The headers hold no times or
+    owners.
 
     Args:
-        number (int): Of the sample in the whole set.
-        image (bytes): The encoded image; its extension is that of its content.
+        number (int): Number of the sample in the whole set.
+        image (bytes): The encoded image; the content determines its extension.
         label (int): >= 0.
         name (str): Name of the image's file.
     """
@@ -69,7 +69,7 @@ def index_text(lines):
 
 
 def read_index(path):
-    """Returns the :class:`ShardIndex` of a shard; of its images it reads nothing.
+    """Returns the :class:`ShardIndex` of a shard, without reading its images.
 
     In the lines for DALI every image has the extension ``jpg``, whatever it is: DALI looks at the content.
 
@@ -90,12 +90,12 @@ def read_index(path):
 
 
 def damage(path, line):
-    """None: a tar archive has no checksums of what it holds; decoding the image has to do."""
+    """Returns None: a tar archive has no checksums of its contents; decoding the image is the only check."""
     del path, line
 
 
 def _members(path, file, size):
-    """The regular files of an archive. Unlike :mod:`tarfile` it does not take damage for the end."""
+    """The regular files of an archive. Unlike :mod:`tarfile` it does not mistake damage for the end."""
     try:
         with reading(), tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
@@ -115,7 +115,7 @@ def _members(path, file, size):
 
 
 def _split(name):
-    """Key and extension: the dot is the first one of the file's name."""
+    """Key and extension, divided by the first dot in the file's name."""
     dot = name.find(".", name.rfind("/") + 1)
     return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :].lower())
 
@@ -134,7 +134,7 @@ def _sample(file, key, components):
     label = int(text) if is_number else None
     said = text.decode("utf-8", "replace")
     problem = label_problem(label) if is_number else f"its label (.cls) is {said!r}; must be a number"
-    # DALI splits lines at spaces, and what it says of a sample is split at colons; the names are for messages only.
+    # DALI splits lines at spaces, and its messages are split at colons; the names are for messages only.
     line = " ".join(
         f"{extension} {member.offset_data} {member.size} {re.sub(r'[^!-9;-~]', '_', member.name)}"
         for extension, member in (("jpg", image), ("cls", cls))

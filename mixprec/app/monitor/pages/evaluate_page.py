@@ -70,9 +70,9 @@ class Evaluation:
 
     def _clear(self):
         self._turn += 1
-        for place in (self.result, self._worst):
-            self._work.leave(place)
-            place.clear()
+        for slot in (self.result, self._worst):
+            self._work.leave(slot)
+            slot.clear()
 
     def _wanted(self):
         return {"run": self._run.folder, "weights": self._weights.value}

@@ -115,13 +115,13 @@ def _report(run, title, file):
 
     async def show(event):
         text = await asyncio.to_thread(run.text, file) if event.value else None
-        place.clear()
+        slot.clear()
         if text is not None and expansion.value:
-            with place:
+            with slot:
                 frame.plain(text)
 
     with inputs.Expansion(title, on_value_change=show).classes("full-width") as expansion:
-        place = ui.element("div")
+        slot = ui.element("div")
 
 
 async def page(monitor, query):

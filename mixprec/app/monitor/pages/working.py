@@ -17,24 +17,24 @@ class Work:
 
     def __init__(self, monitor):
         self._tasks = monitor.tasks
-        self._running = {}  # place -> what is to be shown there; what it replaces is ended
+        self._running = {}  # slot -> what is to be shown there; what it replaces is ended
         ui.context.client.on_delete(self._end)
 
-    async def into(self, place, task, arguments, show, *, shared=False):
-        """Fills a place of the page.
+    async def into(self, slot, task, arguments, show, *, shared=False):
+        """Fills a slot of the page.
 
         Args:
-            place: element, whose content is replaced.
+            slot: element, whose content is replaced.
             task: name of the work, see :meth:`mixprec.app.monitor.task_runner.Tasks.run`.
             arguments: dict for it.
-            show: called with what it answers, inside of the place.
+            show: called with what it answers, inside of the slot.
             shared: whether it goes on without the page, see :meth:`mixprec.app.monitor.task_runner.Tasks.share`.
 
         Returns:
             What it answers; ``None`` if it failed, or something else is to be shown there by now.
         """
-        place.clear()
-        with place:
+        slot.clear()
+        with slot:
             bar = inputs.Progress(0, show_value=False).props("indeterminate")
             says = ui.label("working").classes("faint")
 
@@ -44,28 +44,28 @@ class Work:
                 bar.value, says.text = share, text
 
         run = self._tasks.share if shared else self._tasks.run
-        self.leave(place)
-        work = self._running[place] = asyncio.ensure_future(run(task, arguments, progress))
+        self.leave(slot)
+        work = self._running[slot] = asyncio.ensure_future(run(task, arguments, progress))
         await asyncio.wait([work])
-        if self._running.get(place) is not work:
+        if self._running.get(slot) is not work:
             return None
-        del self._running[place]
-        if place.is_deleted:
+        del self._running[slot]
+        if slot.is_deleted:
             return None
         problem = "ended" if work.cancelled() else work.exception()
         if problem is not None and not isinstance(problem, (str, TaskError)):
             raise problem
-        place.clear()
-        with place:
+        slot.clear()
+        with slot:
             if problem is not None:
                 ui.label(str(problem)).props("role=alert")
                 return None
             show(work.result())
         return work.result()
 
-    def leave(self, place):
-        """Ends what is to be shown in a place; what is shared goes on elsewhere."""
-        work = self._running.pop(place, None)
+    def leave(self, slot):
+        """Ends what is to be shown in a slot; what is shared goes on elsewhere."""
+        work = self._running.pop(slot, None)
         if work is not None:
             work.cancel()
 

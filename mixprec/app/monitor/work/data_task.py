@@ -28,8 +28,8 @@ def describe_data(request, progress):
     """
     config = open_config(request.config, request.overrides)
     sources, problems = {}, []
-    for place, (part, text) in enumerate((("train", "training images"), ("val", "validation images"))):
-        progress(place / 3, f"checking the {text}")
+    for index, (part, text) in enumerate((("train", "training images"), ("val", "validation images"))):
+        progress(index / 3, f"checking the {text}")
         try:
             sources[part] = open_source(config, part)
         except DataError as error:

@@ -38,8 +38,8 @@ def bars(vector):
     values = np.array([part[np.abs(part).argmax()] if part.size else 0.0 for part in parts])
     low, high = min(0.0, values.min()), max(0.0, values.max())
     rows = np.rint((high - np.append(values, 0.0)) / (high - low or 1.0) * (_HEIGHT - 1)).astype(int)
-    places, zero = np.arange(_HEIGHT)[:, None], rows[-1]
-    strip = (np.minimum(rows[:-1], zero) <= places) & (places <= np.maximum(rows[:-1], zero))
+    lines, zero = np.arange(_HEIGHT)[:, None], rows[-1]
+    strip = (np.minimum(rows[:-1], zero) <= lines) & (lines <= np.maximum(rows[:-1], zero))
     return png_of_array(np.repeat(strip * np.uint8(255), max(1, _WIDTH // len(values)), axis=1))
 
 
@@ -93,7 +93,7 @@ def _grid(tiles, columns=None):
     rows = -(-len(tiles) // columns)
     height, width = (side + _GAP for side in tiles[0].shape[:2])
     grid = np.full((rows * height - _GAP, columns * width - _GAP, *tiles[0].shape[2:]), _BETWEEN, np.uint8)
-    for place, tile in enumerate(tiles):
-        top, left = place // columns * height, place % columns * width
+    for index, tile in enumerate(tiles):
+        top, left = index // columns * height, index % columns * width
         grid[top : top + tile.shape[0], left : left + tile.shape[1]] = tile
     return grid

@@ -109,8 +109,8 @@ def _top(logits, names):
 
 def _weights(network):
     """The filters and matrices of the links, in the order in which these were added."""
-    places = {path: place for place, (path, _) in enumerate(network.namedlinks())}
-    parameters = sorted(network.namedparams(), key=lambda pair: (places[pair[0].rpartition("/")[0] or "/"], pair[0]))
+    order = {path: index for index, (path, _) in enumerate(network.namedlinks())}
+    parameters = sorted(network.namedparams(), key=lambda pair: (order[pair[0].rpartition("/")[0] or "/"], pair[0]))
     found = []
     for path, parameter in parameters:
         if parameter.name == "W" and parameter.array is not None and parameter.ndim >= 2:

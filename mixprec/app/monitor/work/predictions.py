@@ -69,7 +69,7 @@ class Predictions:
     def _confused(self, right):
         pairs, counts = np.unique(self._labels[~right] * self._classes + self._found[~right], return_counts=True)
         order = np.argsort(-counts, kind="stable")[:_PAIRS]
-        return [[*divmod(int(pairs[place]), self._classes), int(counts[place])] for place in order]
+        return [[*divmod(int(pairs[index]), self._classes), int(counts[index])] for index in order]
 
     def _worst(self, name):
         order = np.argsort(-np.nan_to_num(self._losses, nan=np.inf), kind="stable")[:_WORST]

@@ -8,7 +8,7 @@ from mixprec.data.data_error import DataError
 
 _RANKS = 1  # a page does not know how many there will be
 _POINTS = 500
-_BENDS = 200  # points that may be spent on places where the rate jumps or bends
+_BENDS = 200  # points that may be spent on iterations where the rate jumps or bends
 
 
 def plan_schedule(request, progress):
@@ -34,10 +34,10 @@ def plan_schedule(request, progress):
         raise RequestError(f"'images' is {images}; wanted: at least {name} * ranks, {batch}, as for training")
     rates, steps = rates_of(config, images, _RANKS), Steps(config, images, _RANKS)
     total = round(steps.until(config.training.epochs))
-    places = _chosen(total, _bends(rates, steps, total))
-    starts = [steps.start(place) for place in places]
+    iterations = _chosen(total, _bends(rates, steps, total))
+    starts = [steps.start(iteration) for iteration in iterations]
     return {
-        "points": [[start, place + 1, rates.at(start)] for start, place in zip(starts, places, strict=True)],
+        "points": [[start, iteration + 1, rates.at(start)] for start, iteration in zip(starts, iterations, strict=True)],
         "peak": rates.peak,
         "images_per_step": images_per_step(config, _RANKS),
         "steps_per_epoch": steps.in_epoch(config.training.epochs),
@@ -58,12 +58,12 @@ def _count(config, progress):
 
 
 def _bends(rates, steps, total):
-    """Iterations beside the end of the warm-up, milestones and stages: a plot has its edges in the right place."""
+    """Iterations beside the end of the warm-up, milestones and stages: a plot has its edges in the right position."""
     settings = rates.settings
     edges = [settings.warmup_epochs, *(settings.milestones if settings.kind == "step" else ())]
     edges += [until for until, _, _ in rates.stages[:-1]]
     around = [int(steps.until(edge)) + offset for edge in edges for offset in (-1, 0, 1)]
-    return [place for place in around if 0 <= place < total][:_BENDS]
+    return [iteration for iteration in around if 0 <= iteration < total][:_BENDS]
 
 
 def _chosen(total, bends):
@@ -71,4 +71,4 @@ def _chosen(total, bends):
     if total <= _POINTS:
         return range(total)
     even = _POINTS - len(set(bends))
-    return sorted({*bends, *(place * (total - 1) // (even - 1) for place in range(even))})
+    return sorted({*bends, *(iteration * (total - 1) // (even - 1) for iteration in range(even))})

@@ -1,15 +1,16 @@
-"""The operations of RandAugment and TrivialAugment, a file each, or one for those that are alike.
+"""The operations of RandAugment and TrivialAugment, each in a file, or several similar ones in one.
 
-Operations and their ranges are those of ``torchvision.transforms.v2.RandAugment`` and ``TrivialAugmentWide`` with 31
-bins, as are directions, the nearest pixel where a place falls between several, and black where it falls outside of the
-image. Extra ones are drawn where ``extra_operations`` names them.
+Operations, ranges and directions follow ``torchvision.transforms.v2.RandAugment`` and ``TrivialAugmentWide`` with 31
+bins, with nearest-pixel interpolation and black outside the image. Extra operations are drawn where
+``extra_operations`` names them. Begin with ``image_operation``, the base class; then ``enhancements``, ``histograms``,
+``levels``, ``solarize_add`` and ``warps`` in any order.
 
-A config is checked by what is declared here: modules import Pillow and NumPy where they use them.
+Configs are checked by these declarations: modules import Pillow and NumPy only where they use them.
 """
 
 import importlib
 
-# In the order in which they are drawn, which the images of a seed follow from: new files come last.
+# The order determines the operations that a seed draws: new files come last.
 _FILES = (
     "image_operation",
     "warps",
@@ -30,5 +31,5 @@ def available(extra):
 
 
 def kinds(extra):
-    """Returns a dict from each of their kinds to one of them; all of a kind do the same with a value."""
+    """Returns a dict from each kind to one operation of it; all of a kind treat a value in the same way."""
     return {each.kind: each for each in available(extra).values()}

@@ -1,4 +1,4 @@
-"""Brightness, color, contrast and sharpness: an image times a factor, and the rest of an image that has none of it."""
+"""Brightness, color, contrast and sharpness: a blend of an image with a version that lacks the property."""
 
 from typing import ClassVar
 
@@ -55,7 +55,7 @@ class _Sharpness(_Enhancement):
 
 
 def _blend(graph, none, pixels, factor):
-    """Pixels times the factor, the rest being what an image has of which the factor is 0."""
+    """Blends pixels with the image for factor 0; the factor is the weight of the pixels."""
     return graph.levels(none + graph.beside(pixels, factor) * (graph.wide(pixels) - none))
 
 

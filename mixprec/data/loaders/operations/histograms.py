@@ -1,4 +1,4 @@
-"""Stretching and equalizing the levels of each channel, by the histogram that it has in the image."""
+"""Stretching and equalizing the levels of each channel, by its histogram in the image."""
 
 from mixprec.data.loaders.operations.image_operation import OfImageOps
 

@@ -1,4 +1,4 @@
-"""What an operation consists of: magnitudes, and the same thing done by Pillow and by DALI."""
+"""The base of operations: magnitudes, and the same operation by Pillow and by DALI."""
 
 from typing import ClassVar
 
@@ -6,13 +6,13 @@ LAST_BIN = 30
 
 
 class Operation:
-    """An operation on an image. This one leaves it as it is.
+    """An operation on an image. The base class leaves it as it is.
 
     Attributes:
         name (str): The name.
-        kind (str): The name, or what operations have in common that do the same with a value; DALI takes these at once.
+        kind (str): The name, or a shared name of operations that treat a value in the same way; DALI joins these.
         is_extra (bool): Whether it is drawn only where it is named.
-        strongest (dict): By policy, what the last bin means; 0 is none.
+        strongest (dict): Magnitude of the last bin by policy; 0 for none.
     """
 
     name = "identity"
@@ -24,7 +24,7 @@ class Operation:
         return self.name
 
     def value(self, policy, number, sign, size):
-        """Returns what is done in numbers.
+        """Returns the parameter of the operation.
 
         Args:
             policy (str): ``'rand'`` or ``'trivial'``.
@@ -38,30 +38,30 @@ class Operation:
         return
 
     def row(self, value):
-        """Returns the value as seven numbers for :meth:`dali`: one, and those of a matrix."""
+        """Returns the value as seven numbers for :meth:`dali`: one, and the six of a matrix."""
         return (value or 0, 0, 0, 0, 0, 0, 0)
 
     def pillow(self, image, value):
-        """Returns what Pillow makes of an image in RGB, of the same size."""
+        """Applies the operation by Pillow to an image in RGB; returns one of the same size."""
         return image
 
     def dali(self, graph, pixels, matrix, number):
         """Adds the operation to DALI's graph.
 
         Args:
-            graph (DaliArithmetic): DALI's functions, and what is made of them.
+            graph (DaliArithmetic): DALI's functions, and functions composed of them.
             pixels (DataNode): uint8 (size, size, 3), RGB.
-            matrix (DataNode): Of :meth:`row`, (2, 3), on the CPU.
-            number (DataNode): Likewise.
+            matrix (DataNode): Matrix from :meth:`row`, (2, 3), on the CPU.
+            number (DataNode): Number from :meth:`row`, on the CPU.
 
         Returns:
-            DataNode: As ``pixels``. Colours are those of Pillow within one level.
+            DataNode: As ``pixels``. Colours equal Pillow's within one level.
         """
         return pixels
 
 
 class OfImageOps(Operation):
-    """An operation that Pillow has under the same name."""
+    """An operation of Pillow with the same name."""
 
     def pillow(self, image, value):
         from PIL import ImageOps

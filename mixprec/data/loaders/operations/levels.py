@@ -1,4 +1,4 @@
-"""Posterizing, solarizing and inverting: each level of a channel becomes another one, whatever the image."""
+"""Posterizing, solarizing and inverting: a fixed map of the levels of a channel."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ class _Posterize(OfImageOps):
 
 
 class _Solarize(OfImageOps):
-    """Its value is the threshold, from which on levels are inverted."""
+    """Its value is the threshold from which levels are inverted."""
 
     name = "solarize"
 

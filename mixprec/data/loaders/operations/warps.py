@@ -1,4 +1,4 @@
-"""Shears, translations and rotations: each pixel gets the colour of the nearest one at another place.
+"""Shears, translations and rotations: each pixel gets the colour of the pixel nearest to its source position.
 
 Where a number falls on the border between two pixels, which is rare, DALI may take the other one.
 """
@@ -12,8 +12,8 @@ from mixprec.data.loaders.operations.image_operation import LAST_BIN, Operation
 class _Warp(Operation):
     """Its value is a matrix, six floats a, b, c, d, e, f.
 
-    The pixel of which the centre is (x, y) gets the colour at (a x + b y + c, d x + e y + f), in pixels from the upper
-    left corner.
+    The pixel with the centre (x, y) gets the colour at (a x + b y + c, d x + e y + f), in pixels from the upper left
+    corner.
     """
 
     kind = "warp"
@@ -43,7 +43,7 @@ class _Shear(_Warp):
 
 
 class _Translation(_Warp):
-    """By whole pixels; of RandAugment up to 150 of 331."""
+    """By whole pixels; with RandAugment up to 150 of 331."""
 
     def __init__(self, axis):
         self.name, self._axis = f"translate_{axis}", axis
@@ -67,12 +67,12 @@ class _Rotation(_Warp):
 
 
 def _moving(axis, own, other, always):
-    """The matrix along one axis: where from, in pixels, by this axis, by the other one, and always."""
+    """The matrix along one axis: coefficients of this axis and of the other, and a constant, in pixels."""
     return (own, other, always, 0.0, 1.0, 0.0) if axis == "x" else (1.0, 0.0, 0.0, other, own, always)
 
 
 def _as_pillow(x, y, moved):
-    """Rounds to multiples of 1/65536, as Pillow does: x and y, and what they have at the centre of the first pixel."""
+    """Rounds to multiples of 1/65536, as Pillow does: the coefficients, and the values at the centre of pixel 0."""
     first, x, y = (math.floor(value * 65536 + 0.5) / 65536 for value in (moved + (x + y) / 2, x, y))
     return x, y, first - (x + y) / 2
 
