@@ -1,6 +1,6 @@
-"""The training application: what reads a config, and the commands.
+"""The training application: everything that reads a config, and the commands.
 
 Nothing outside of this folder reads a config. In the order in which to read: ``config`` (the YAML file), ``parts``
 (network, optimizer, images and trainer that it describes), ``run`` (checks before a run, and the run itself),
-``finished`` (what can be done with a run), ``monitor`` (pages in a browser), ``commands`` (what a shell calls).
+``finished`` (work with a finished run), ``monitor`` (pages in a browser), ``commands`` (the shell commands).
 """

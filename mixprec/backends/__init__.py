@@ -1,6 +1,12 @@
 """Devices: the same primitives on NumPy and on CUDA, and the launcher of kernels.
 
-Functions of mixprec, the batched update and the bridge for plain Chainer find by array which device computes.
+:func:`primitives_of` finds the device of an array for the functions of mixprec, the batched update and the bridge.
+Reading order. ``primitives`` declares all arithmetic, with ``geometry`` and ``composed``; ``cpu``, ``cuda`` (with
+``cudnn``) and ``nchw`` (for plain Chainer) implement it. ``launch`` compiles and launches the files in ``kernels``,
+``stored`` caches them, ``wgrad_stream`` runs beside the main stream, ``device_log`` records. Several processes:
+``nccl``, ``mpi_duplicates``, ``joint_batch``. Offloading: ``copies``, ``copy_interface``, ``pinned_copies``,
+``file_copies``. Small parts: ``memory`` (order of axes), ``transfers`` (reads by the host), ``dropout_state``,
+``capture_error``.
 """
 
 import functools
@@ -10,14 +16,14 @@ import numpy as np
 
 from mixprec.native.native_library import library
 
-_OTHERS = {}  # primitives by the type of array, for arrays that are neither of NumPy nor of CuPy
+_OTHERS = {}  # primitives by the type of array, for arrays of neither NumPy nor CuPy
 
 
 def primitives_of(array):
     """Returns the :class:`~mixprec.backends.primitives.Primitives` for the device of an array.
 
     Raises:
-        TypeError: it is neither an array of NumPy nor of CuPy.
+        TypeError: it is not an array of NumPy or CuPy.
     """
     if type(array) in _OTHERS:
         return _OTHERS[type(array)]
@@ -43,7 +49,7 @@ def _on_numpy():
 
 
 def launcher_of(array):
-    """Returns what launches kernels on the device of an array, or ``None`` if NumPy computes with it."""
+    """Returns the launcher of kernels for the device of an array, or ``None`` if NumPy computes with it."""
     if type(array) in _OTHERS:
         return _OTHERS[type(array)].launcher
     device = chainer.backend.get_device_from_array(array)
@@ -55,17 +61,16 @@ def launcher_of(array):
 
 
 def is_of_numpy(array):
-    """Whether NumPy computes with an array: one of its own that is not registered for other primitives."""
+    """Whether NumPy computes with an array: an array of NumPy that is not registered for other primitives."""
     return isinstance(array, np.ndarray) and type(array) not in _OTHERS
 
 
 def register(array_type, primitives):
     """Makes :func:`primitives_of` return ``primitives`` for arrays of exactly this type.
 
-    Their attribute ``launcher`` is what :func:`launcher_of` returns, ``graphs`` what
-    :func:`mixprec.graph_capture.cuda_graphs.graphs_of` does, ``nccl_of`` is
-    :func:`mixprec.backends.nccl.nccl_of` of a communicator, and ``copies`` is called for
-    :func:`mixprec.backends.copies.copies_for`.
+    Their attribute ``launcher`` is the result of :func:`launcher_of`, ``graphs`` the result of
+    :func:`mixprec.graph_capture.cuda_graphs.graphs_of`, ``nccl_of`` replaces :func:`mixprec.backends.nccl.nccl_of` of a
+    communicator, and ``copies`` is called for :func:`mixprec.backends.copies.copies_for`.
     """
     _OTHERS[array_type] = primitives
 

@@ -1,5 +1,5 @@
-"""The error of what a CUDA graph cannot record."""
+"""The error for work that a CUDA graph cannot record."""
 
 
 class CaptureError(RuntimeError):
-    """While a CUDA graph captures, something would have to be built, measured or allocated: warm up first."""
+    """Something would have to be built, measured or allocated while a CUDA graph captures: warm up first."""

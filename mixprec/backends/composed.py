@@ -1,7 +1,7 @@
-"""The primitives that are composed of others, which every backend has; see :mod:`mixprec.backends.primitives`.
+"""Primitives composed of others, for every backend; see :mod:`mixprec.backends.primitives`.
 
-A backend that has a way with fewer passes over memory overrides them, and computes the same bits, unless a docstring
-says otherwise.
+A backend with an implementation in fewer passes over memory overrides them, with the same bits unless a docstring says
+otherwise.
 """
 
 
@@ -13,9 +13,9 @@ class Composed:
     def conv_form(self, x_shape, w_shape, dtype, convolution):
         """Returns the convolution of the same images in the form in which the device reads them fastest.
 
-        It is one of the backend's own for images of :meth:`conv_images`, or ``convolution`` itself for images as they
-        are. Either goes with images of its form to all that takes a convolution, and with filters (K, R, S, C) and
-        results as ever. Forms change nothing but the place of numbers in memory.
+        It is a backend-specific form for images of :meth:`conv_images`, or ``convolution`` itself for unchanged images.
+        All primitives with a convolution take it together with images in its form; filters (K, R, S, C) and results
+        are as usual. Forms only change the positions of numbers in memory.
 
         Args:
             x_shape: (N, H, W, C).
@@ -26,7 +26,7 @@ class Composed:
         return convolution
 
     def conv_images(self, x, form, dtype, *, channels_first=False):
-        """Returns images in the form of a convolution that :meth:`conv_form` has returned.
+        """Returns images in the form of a convolution from :meth:`conv_form`.
 
         Args:
             x: (N, H, W, C) in a storage dtype.
@@ -43,21 +43,21 @@ class Composed:
     def deconv_fprop(self, x, w, convolution, y_shape, b=None):
         """Returns the transposed convolution (N, OH, OW, C) = ``y_shape`` of x (N, H, W, K): :meth:`conv_dgrad`.
 
-        ``convolution`` is that from the output to the input. A bias (C,) is added after y was rounded, and the sum
+        ``convolution`` goes from the output to the input. A bias (C,) is added after y was rounded, and the sum
         rounded again. The gradients are :meth:`conv_fprop` of ``dy`` for the input, :meth:`conv_wgrad` of ``(dy, x)``
         for the filter.
         """
         y = self.conv_dgrad(x, w, convolution, y_shape)
         return y if b is None else self.add_bias(y, b)
 
-    # Batch normalizations with what is next to them in a ResNet: `one` and `other` are `geometry.Normalized`
+    # Batch normalizations with their neighbours in a ResNet: `one` and `other` are `geometry.Normalized`
 
     def dual_batch_norm(self, one, other):
         """Adds two batch normalizations, the second of which is rounded to the storage dtype first.
 
         Args:
             one: the first; its ``attributes.relu`` says whether a ReLU follows the addition.
-            other: the second, without a ReLU; its x is like the first one's, and its running statistics are others.
+            other: the second, without a ReLU; its x is like the first one's, and it has different running statistics.
 
         Returns:
             ``(y, saved)``: y like x, and a pair of Saved as of :meth:`batch_norm`: of one, with an addition, and of
@@ -68,17 +68,17 @@ class Composed:
         return y, (of_one, of_other)
 
     def dual_batch_norm_backward(self, dy, one, other, saved, *, plus=None):
-        """Returns the gradients of :meth:`dual_batch_norm`: ``(dx, dgamma, dbeta)`` twice, and the one of the sum.
+        """Returns the gradients of :meth:`dual_batch_norm`: ``(dx, dgamma, dbeta)`` twice, and the gradient of the sum.
 
         Args:
             dy: like x, the gradient of y, or the first of its two terms.
-            one: as there; running statistics and sums are not looked at.
+            one: as there; running statistics and sums are not used.
             other: as there, too.
             saved: from there.
             plus: ``None`` or the second term, see :meth:`batch_norm_backward`.
 
         Returns:
-            The tuples of one and of other, and the gradient of the sum, which is that behind the ReLU: like x.
+            The tuples of one and of other, and the gradient of the sum, after the ReLU: like x.
         """
         *of_one, g = self.batch_norm_backward(
             dy, one.x, one.gamma, one.beta, saved[0], one.attributes, add=True, plus=plus
@@ -102,12 +102,12 @@ class Composed:
     def batch_norm_max_pool_backward(self, dy, where, one, saved, pooling, *, plus=None):
         """Returns the gradients ``(dx, dgamma, dbeta)`` of :meth:`batch_norm_max_pool`.
 
-        The order in which dgamma and dbeta are summed is the backend's own.
+        The order in which dgamma and dbeta are summed depends on the backend.
 
         Args:
             dy: like y, its gradient, or the first of its two terms.
             where: from there, as is ``saved``.
-            one: as there; running statistics and sums are not looked at.
+            one: as there; running statistics and sums are not used.
             saved: see ``where``.
             pooling: as there.
             plus: ``None`` or the second term, see :meth:`batch_norm_backward`.

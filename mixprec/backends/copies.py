@@ -1,4 +1,4 @@
-"""Copies between the memory of a device and another memory, for what a round of training needs only later."""
+"""Copies between the memory of a device and another memory, for arrays that a round of training needs later."""
 
 import os
 
@@ -12,12 +12,12 @@ def copies_for(array, to):
     """Returns new :class:`~mixprec.backends.copy_interface.Copies` for the device of an array; to be closed.
 
     Args:
-        array: of NumPy or CuPy. For one of a stand-in the attribute ``copies`` of the primitives that
-            :func:`mixprec.backends.register` was given is called with ``to``.
+        array: array of NumPy or CuPy. For a stand-in, the attribute ``copies`` of its registered primitives
+            (:func:`mixprec.backends.register`) is called with ``to``.
         to: ``"host"`` for pinned memory of the host, or the path of a folder.
 
     Raises:
-        OneLineError: the memory does not go with the device, or the folder cannot be used.
+        OneLineError: the memory does not fit the device, or the folder cannot be used.
     """
     stand_in = registered(array)
     if stand_in is not None:

@@ -1,7 +1,7 @@
 """The interface of copies between the memory of a device and another memory.
 
-The work of the device is in the order in which it is asked for, on what is the current stream: the *main stream* here.
-Copies away from the device have a stream of their own, and so have copies back.
+The work of the device runs in order on its current stream, called the *main stream* here. Copies away from the device
+have their own stream, and so have copies back.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from mixprec.base.interface import Interface
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where an array lies in the memory of its root.
+    """The position of an array in the memory of its root.
 
     Attributes:
         offset: of its first element, bytes.
@@ -29,10 +29,10 @@ class Layout:
 class Copies(Interface):
     """Copies between a device and another memory.
 
-    A *root* is the object that owns a whole piece of memory of the device: as long as somebody has it, the memory is
-    there. A *slot* is a place in the other memory. A *mark* is the end of a copy.
+    A *root* is the object that owns a whole piece of device memory, which exists as long as the root. A *slot* is a
+    part of the other memory. A *mark* is the end of a copy.
 
-    A round of training ends with :meth:`join`, also after an error. All methods but :meth:`give` are called by one
+    A round of training ends with :meth:`join`, also after an error. All methods except :meth:`give` are called by one
     thread.
     """
 
@@ -45,11 +45,11 @@ class Copies(Interface):
         """Returns the number of bytes of a root."""
 
     def token_of(self, root):
-        """Returns what stands for a root weakly: always the same object, which is gone when the memory is.
+        """Returns a weak token of a root: always the same object, which disappears with the memory.
 
-        It does not keep the memory, and nothing but weak references to it may be kept. A weak reference to the root
-        itself is not possible on CuPy. It has a hash, as roots of NumPy have not, and :meth:`out` takes it for the root
-        as long as the memory is there.
+        It does not keep the memory alive, and callers may keep only weak references to it. CuPy does not allow weak
+        references to the root itself. Unlike roots of NumPy it has a hash, and :meth:`out` accepts it instead of the
+        root as long as the memory exists.
         """
 
     def layout_of(self, array):
@@ -61,46 +61,46 @@ class Copies(Interface):
     # The other memory
 
     def take(self, size):
-        """Returns a slot for so many bytes, one that was given back if there is one of that size.
+        """Returns a slot of this size, reusing one that was given back if possible.
 
         Raises:
-            OneLineError: there is no memory left for it.
+            OneLineError: the other memory is full.
         """
 
     def give(self, slot):
         """Gives a slot back, which may be taken again at once: copies are in order. Any thread may do it."""
 
     def trim(self):
-        """Frees the memory of slots that were given back, but of those that are part of a CUDA graph."""
+        """Frees the memory of slots that were given back, except slots that are part of a CUDA graph."""
 
     # Copies
 
     def out(self, root, slot):
         """Starts to copy a whole root, or its token, to a slot; returns a mark.
 
-        The copy comes after all that the main stream was asked so far, and after earlier copies to and from the slot.
-        Before the memory is written to or given back, :meth:`wait` has to be called.
+        The copy waits for all earlier work of the main stream, and for earlier copies to and from the slot. Before the
+        memory is written to or released, :meth:`wait` has to be called.
         """
 
     def back(self, slot):
         """Takes memory for the main stream and starts to copy a slot there; returns ``(root, mark)``.
 
-        That comes after all that the main stream was asked so far, and after the copy to the slot. Before the memory is
-        used or given back, :meth:`wait` has to be called.
+        It waits for all earlier work of the main stream, and for the copy to the slot. Before the memory is used or
+        released, :meth:`wait` has to be called.
 
         Raises:
             MemoryError: the device has no memory left; CuPy's exception for that.
         """
 
     def wait(self, mark):
-        """What the main stream is asked from now on comes after a copy.
+        """Makes later work of the main stream wait for a copy.
 
         Raises:
-            OneLineError: the copy has failed, as the disk is full.
+            OneLineError: the copy has failed, for example as the disk is full.
         """
 
     def join(self):
-        """What the main stream is asked from now on comes after all copies, which must be so at the end of a capture.
+        """Makes later work of the main stream wait for all copies; required at the end of a capture.
 
         No error of a copy is raised.
         """
@@ -111,22 +111,22 @@ class Copies(Interface):
         """A context in which :meth:`peak` works."""
 
     def peak(self):
-        """Returns how many bytes of the device were in use at most since the last call, or since the context began.
+        """Returns the peak of bytes of the device in use since the last call, or since the context began.
 
         On NumPy that is the memory that the process had when the context began, and what it has allocated since.
         """
 
     def allocated(self):
-        """Returns how many bytes of the device are in use now, also outside of :meth:`measuring`."""
+        """Returns the bytes of the device in use now, also outside :meth:`measuring`."""
 
     def tick(self):
-        """Returns a token of the time at which the main stream has done all that it was asked so far."""
+        """Returns a token of the time at which the main stream has done all earlier work."""
 
     def seconds(self, start, end):
         """Returns the seconds between two tokens of :meth:`tick`; the host waits for them."""
 
     def total(self):
-        """Returns the number of bytes of memory that the device has."""
+        """Returns the memory of the device in bytes."""
 
     def bus(self):
         """Returns ``(out, back, latency)``: bytes per second of both directions at once, seconds of a small copy.
@@ -135,4 +135,4 @@ class Copies(Interface):
         """
 
     def close(self):
-        """Waits for copies that are under way, and gives everything up."""
+        """Waits for running copies, and releases everything."""

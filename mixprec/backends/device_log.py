@@ -1,6 +1,6 @@
-"""A log of what mixprec asks a device for: launches, memory, uploads and reads.
+"""A log of mixprec's requests to a device: launches, memory, uploads and reads.
 
-Backends and launchers call :func:`record` at each of them. It does nothing outside of a :func:`recording`, which
+Backends and launchers call :func:`record` for each of them. It does nothing outside a :func:`recording`, which
 ``mixprec.capture`` opens to compare two steps, and the measuring tools to count one.
 """
 
@@ -13,16 +13,16 @@ from mixprec.base.scoped import scoped
 
 
 class Record(NamedTuple):
-    """One thing that a device was asked.
+    """One request to a device.
 
     Attributes:
         kind: ``"kernel"`` (of our own), ``"cudnn"``, ``"blas"`` (of cuBLAS), ``"array"`` (a function of
             NumPy or CuPy that launches), ``"function"`` (of Chainer's, whose kernels are not recorded), ``"memory"``
-            (new memory: address and bytes), ``"copy"`` (to another memory or back, in which nothing of the host's is
-            copied), ``"upload"`` (from the host) or ``"read"`` (the host waits for the device).
-        name: of the kernel, the kind of operation, the function.
-        arguments: what it was called with: numbers and addresses; the operation and addresses for cuDNN.
-        primitive: name of the primitive that asked, of the outermost one; empty outside of mixprec's primitives.
+            (new memory: address and bytes), ``"copy"`` (to another memory or back, without values of the host),
+            ``"upload"`` (from the host) or ``"read"`` (the host waits for the device).
+        name: name of the kernel, the kind of operation, or the function.
+        arguments: its arguments: numbers and addresses; the operation and addresses for cuDNN.
+        primitive: name of the outermost primitive that made the request; empty outside mixprec's primitives.
         line: file and line of the user's code that led to it; empty without ``locate``.
     """
 
@@ -44,7 +44,7 @@ _log = _Log()
 
 @contextlib.contextmanager
 def recording(locate=None):
-    """Collects the records of this thread in the list that it gives; an inner block has a list of its own.
+    """Collects the records of this thread in the list that it gives; an inner block has its own list.
 
     Args:
         locate: callable from the frame that records to the ``line`` of the record, or ``None``.
@@ -54,7 +54,7 @@ def recording(locate=None):
 
 
 def is_recording():
-    """Whether this thread is inside of a :func:`recording`."""
+    """Whether this thread is inside a :func:`recording`."""
     return _log.records is not None
 
 
@@ -67,6 +67,6 @@ def record(kind, name, *arguments):
 
 @contextlib.contextmanager
 def asked_by(primitive):
-    """Inside of the block records have the name of a primitive, unless they have that of an outer one."""
+    """Inside the block, records have the name of a primitive, unless an outer one applies."""
     with scoped(_log, primitive=_log.primitive or primitive):
         yield

@@ -1,4 +1,4 @@
-"""The random states of dropout: one array for each device, which a captured graph goes on using.
+"""The random states of dropout: one array for each device, which captured graphs keep using.
 
 :func:`mixprec.functions.dropout` and the dropout of plain Chainer on cuDNN (:mod:`mixprec.bridge.dropout`) draw from
 them; :class:`~mixprec.MixedPrecisionOptimizer` saves them with its own state.
@@ -16,13 +16,13 @@ from mixprec.backends.transfers import loaded
 from mixprec.base import arguments
 from mixprec.base.scoped import scoped
 
-# By the primitives of a device. An array stays where it is for good: a graph that was captured goes on using it.
+# By the primitives of a device. An array never moves: captured graphs keep using it.
 _states = {}
 _forgotten = set()  # primitives whose next dropout draws a new seed
 
 
 class _Tapes(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         recorded: tuple of the lists of :func:`recording_keys`.
@@ -39,14 +39,14 @@ _tapes = _Tapes()
 def reset_dropout():
     """Forgets the random states: the next dropout on each device draws a new seed from ``np.random``.
 
-    A graph that was captured before goes on with the old one until then.
+    A graph captured before uses the old state until then.
     """
     _forgotten.update(_states)
 
 
 @contextlib.contextmanager
 def keeping_dropout():
-    """After the block the random states are what they were before it."""
+    """Restores the random states after the block."""
     before = {primitives: state.copy() for primitives, state in _states.items()}
     forgotten = set(_forgotten)
     try:
@@ -58,14 +58,15 @@ def keeping_dropout():
 
 
 def serialize_dropout(serializer, devices):
-    """Saves or loads the random states of devices, so that a resumed run goes on with the zeros it would have had.
+    """Saves or loads the random states of devices, so that a resumed run has the same zeros as without a stop.
 
-    The file knows devices by their order, and loads on others, too. :class:`~mixprec.MixedPrecisionOptimizer` calls
-    this for the devices of its model, as does a trainer's snapshot of it.
+    The file identifies devices by their order, and loads on other devices, too.
+    :class:`~mixprec.MixedPrecisionOptimizer` calls this for the devices of its model, as does a trainer's snapshot of
+    it.
 
     Args:
-        serializer: of Chainer's. A state that does not exist is not saved; one that is not in a file stays as it is.
-        devices: of Chainer's, in the same order when saving and when loading.
+        serializer: Chainer's serializer. A state that does not exist is not saved; a state missing in the file stays.
+        devices: Chainer's devices, in the same order when saving and when loading.
     """
     arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
     known = _states.keys() - _forgotten
@@ -89,11 +90,11 @@ def dropout_state(array):
 
 
 def dropout_key(primitives, seed=None):
-    """Returns what the next random numbers on a device are made from, an array there; its random state moves on.
+    """Returns the key of the next random numbers on a device, an array there, and advances its random state.
 
     Args:
-        primitives: of the device.
-        seed: of its random state if it has none yet; ``None`` for one from ``np.random``.
+        primitives: primitives of the device.
+        seed: seed of its random state if it has none yet; ``None`` for a seed from ``np.random``.
     """
     if _tapes.repeated is None:
         draws = seed is None and _has_to_be_made(primitives)
@@ -111,14 +112,14 @@ def dropout_key(primitives, seed=None):
 
 @contextlib.contextmanager
 def recording_keys():
-    """Gives a list that gets what :func:`dropout_key` returns in this thread, for :func:`repeating_keys`."""
+    """Gives a list that collects the results of :func:`dropout_key` in this thread, for :func:`repeating_keys`."""
     tape = []
     with scoped(_tapes, recorded=(*_tapes.recorded, tape)):
         yield tape
 
 
 def repeating_keys(tape):
-    """Inside of the block dropout drops the elements again that it has dropped while the list was recorded.
+    """Inside the block, dropout drops the same elements as while the list was recorded.
 
     The random states do not move.
     """

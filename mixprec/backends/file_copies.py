@@ -1,7 +1,7 @@
 """Copies between arrays of NumPy and a file, by two threads; see :mod:`mixprec.backends.copy_interface`.
 
-The file has no name: it is gone when the process is, however that ends. It is read and written by system calls and not
-mapped into memory: on a full disk these fail, where a mapping ends the process, and are as fast.
+The file has no name: it always disappears with the process. It is read and written by system calls and not mapped into
+memory: on a full disk these fail, while a mapping would end the process, and they are as fast.
 """
 
 import collections
@@ -32,7 +32,7 @@ class FileCopies(Copies):
     """Copies to a file in a folder.
 
     Args:
-        folder: path; the file needs as much space there as all slots.
+        folder: path; the file needs the space of all slots.
 
     Raises:
         OneLineError: no file can be made there.
@@ -52,7 +52,7 @@ class FileCopies(Copies):
             concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=f"mixprec-copies-{way}")
             for way in ("out", "back")
         )
-        self._last = {}  # by thread: the future of what it was asked last
+        self._last = {}  # by thread: the future of its last task
         self._rates = None
         self._process = os.getpid()
         self._untraced = 0  # bytes of the process that tracemalloc does not know
@@ -103,7 +103,7 @@ class FileCopies(Copies):
                 self._free_space(slots.pop())
 
     def _free_space(self, slot):
-        """Makes a hole in the file, which is not used any more; there are file systems that cannot."""
+        """Makes a hole in an unused part of the file; some file systems cannot."""
         with contextlib.suppress(OSError):
             if os.fstat(self._fd).st_size < self._end:
                 os.ftruncate(self._fd, self._end)
@@ -170,7 +170,7 @@ class FileCopies(Copies):
         return host_memory()
 
     def bus(self):
-        """See :class:`Copies`; what fits into the page cache is faster than the disk."""
+        """See :class:`Copies`; copies that fit into the page cache are faster than the disk."""
         if self._rates is None:
             slots, small, memory = [self.take(_PROBE) for _ in range(2)], self.take(1), np.zeros(_PROBE, np.uint8)
             for slot in slots:  # in the first copy the file system looks for space
@@ -199,7 +199,7 @@ class _Slot:
         offset, capacity: bytes.
         size: bytes that are in use.
         last: future of the last copy to or from it, or ``None``.
-        written: that of the last copy to it.
+        written: future of the last copy to it.
     """
 
     def __init__(self, offset, capacity, size):
@@ -208,7 +208,7 @@ class _Slot:
 
 
 class _Token:
-    """Has no reference but that in ``_tokens``, which goes with the array.
+    """A token; its only reference, in ``_tokens``, disappears with the array.
 
     Attributes:
         array: weak reference to the root.
@@ -224,20 +224,20 @@ _tokens = {}  # by the id of a root, as long as there is one
 def _token_of(root):
     key = id(root)
     token = _tokens.get(key)
-    if token is None:  # if a root is gone, its token is, before another root can have its id
+    if token is None:  # a root's token disappears with it, before another root can have its id
         token = _tokens[key] = _Token(weakref.ref(root, lambda _: _tokens.pop(key, None)))
     return token
 
 
 def _copy(fd, folder, move, offset, box, before):
-    """Copies between memory and the file, in a thread; returns the seconds that it takes.
+    """Copies between memory and the file, in a thread; returns the seconds.
 
     Args:
-        fd: of the file.
-        folder: for messages.
+        fd: descriptor of the file.
+        folder: its folder, for messages.
         move: ``os.pwritev`` or ``os.preadv``.
-        offset: in the file.
-        box: list of an array of bytes, which is taken out: whoever waits for this wants to be the last that holds it.
+        offset: offset in the file.
+        box: list of an array of bytes, which is taken out, so that the waiting caller holds the last reference.
         before: ``(last, written)`` of the slot, see :class:`_Slot`.
     """
     last, written = before
@@ -269,7 +269,7 @@ def _move(fd, move, offset, box):
 
 
 def _give_back_freed_memory():
-    """Lets the C library give the memory of large arrays back to the system when they are gone; others cannot."""
+    """Makes the C library return the memory of freed large arrays to the system, if it can."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _OWN_PAGES)
 

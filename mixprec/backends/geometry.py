@@ -1,4 +1,4 @@
-"""The attributes of convolutions, poolings and normalizations, and what normalizations hand on."""
+"""The attributes of convolutions, poolings and normalizations, and results that normalizations save."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -12,8 +12,8 @@ class Convolution:
         stride: steps between two positions of the filter.
         pad: rows and columns of zeros on every side.
         dilation: steps between two elements of the filter; 1 is a dense one.
-        groups: number of groups of channels that are convolved apart.
-        channels: that images have in a form of the backend's own; ``None``: as many as the filter, or more.
+        groups: number of groups of channels that are convolved separately.
+        channels: number of channels of images in a backend-specific form; ``None``: as many as the filter, or more.
     """
 
     channels: ClassVar[int | None] = None
@@ -46,9 +46,9 @@ class Pooling:
     Attributes:
         window: rows and columns of the window.
         stride: steps between two positions of the window.
-        pad: rows and columns on every side that are not there for a maximum, and zeros for an average.
-        cover_all: also positions at which the window reaches beyond the padded input, as by default in Chainer's max
-            pooling; only for a maximum.
+        pad: rows and columns on every side that are ignored for a maximum, and zeros for an average.
+        cover_all: whether to include positions at which the window reaches beyond the padded input, as by default in
+            Chainer's max pooling; only for a maximum.
     """
 
     window: tuple[int, int]
@@ -70,7 +70,8 @@ class BatchNorm:
 
     Attributes:
         eps: added to the variance.
-        decay: what is kept of the running statistics in a step, Chainer's ``decay``; cuDNN's momentum is ``1 - decay``.
+        decay: share of the running statistics that is kept in a step, Chainer's ``decay``; cuDNN's momentum is
+            ``1 - decay``.
         relu: whether a ReLU follows, after the addition if there is one.
     """
 
@@ -88,7 +89,7 @@ class Normalized(NamedTuple):
         beta: (C,) float32.
         running: ``None`` or ``(mean, variance)``, which move.
         attributes: :class:`BatchNorm`.
-        sums: ``None``, or what the convolution that has computed ``x`` has returned with it.
+        sums: ``None``, or the sums that the convolution returned together with ``x``.
     """
 
     x: Any
@@ -118,7 +119,7 @@ class LocalResponseNorm:
 
     Attributes:
         n: channels of the window, which reaches ``n // 2`` to each side of its own channel.
-        k: what is added to the sum.
+        k: constant added to the sum.
         alpha: factor of the sum; it is not divided by ``n``.
         beta: the exponent.
     """
@@ -129,19 +130,19 @@ class LocalResponseNorm:
     beta: float = 0.75
 
     def reach(self, channels):
-        """Returns how many channels the window reaches to each side at most, of so many that there are."""
+        """Returns the number of channels that the window reaches to each side, limited by the number of channels."""
         return min(self.n // 2, max(channels - 1, 0))
 
 
 class Saved(NamedTuple):
-    """The backward pass of a batch normalization needs this from the forward pass, beside the input.
+    """The results of the forward pass that the backward pass of a batch normalization needs, beside the input.
 
     Attributes:
         mean: (C,) float32, of the batch.
         invstd: (C,) float32, 1 / sqrt(variance + eps), with the biased variance of the batch.
-        mask: where the ReLU after an addition was open, in a form of the backend's own; otherwise ``None``.
-        count: number of elements of a channel in all processes, in a form of the backend's own; ``None`` if the batch
-            is that of this process alone.
+        mask: where the ReLU after an addition was open, in a backend-specific form; otherwise ``None``.
+        count: number of elements of a channel in all processes, in a backend-specific form; ``None`` if the batch
+            belongs to this process alone.
     """
 
     mean: Any
@@ -156,7 +157,7 @@ def is_in_plane(node):
 
 
 def pooling_of(node, cover_all=False):
-    """Returns the :class:`~mixprec.backends.geometry.Pooling` of a node, if it has more than two axes with so many."""
+    """Returns the :class:`~mixprec.backends.geometry.Pooling` of a node, with any number of spatial axes."""
     if hasattr(node, "ksize"):
         numbers = node.ksize, node.stride, node.pad
     else:

@@ -1,4 +1,4 @@
-"""The processes whose batches are normalized as one, and what they send each other.
+"""The processes whose batches are normalized as one, and their messages.
 
 The rule of :mod:`mixprec.rewrite` makes one of these for a batch normalization of ChainerMN, and sends its statistics.
 The primitives take these, and send the sums of the backward pass.
@@ -20,13 +20,13 @@ _turns = weakref.WeakKeyDictionary()  # a count for each of ChainerMN's communic
 class JointBatch:
     """Exchanges small arrays of NumPy for one batch normalization in one step, between all processes.
 
-    Messages go through a duplicate of MPI's communicator: sums of gradients are under way on another one, and processes
-    do not start them at the same places. All processes have to make it together: they do so in their first exchange,
-    that is, in the first batch normalization of the first step.
+    Messages go through a separate duplicate of MPI's communicator, as processes may start sums of gradients at
+    different points of the step. All processes have to make it together: they do so in their first exchange, that is,
+    in the first batch normalization of the first step.
 
     Args:
-        communicator: one of ChainerMN.
-        name: of the link, for messages.
+        communicator: communicator of ChainerMN.
+        name: name of the link, for messages.
 
     Attributes:
         size: number of processes.
@@ -42,8 +42,8 @@ class JointBatch:
     def statistics(self, primitives, x):
         """Returns ``primitives.batch_norm_part(x)`` of all processes in the order of their ranks, (size, 3, C).
 
-        They are sent once. One process alone may want a result that was fused with a ReLU, to print it, and computes it
-        a second time: no other one would answer.
+        They are sent once. If a single process needs a result that was fused with a ReLU, for example to print it, it
+        computes it a second time, and no other process would answer.
 
         Raises:
             RuntimeError: another process is at another batch normalization.
@@ -57,7 +57,7 @@ class JointBatch:
         """Returns the sum of the arrays of all processes, the same bits in all of them.
 
         Raises:
-            RuntimeError: as of :meth:`statistics`.
+            RuntimeError: as for :meth:`statistics`.
         """
         return self._exchange("the gradient", array).sum(axis=0)
 
@@ -77,22 +77,22 @@ class JointBatch:
         return found
 
     def _compare(self, mpi, place):
-        """Looks whether all processes are here, as MPI would put together what does not belong together."""
+        """Checks that all processes are at the same point, as MPI would also combine unrelated messages."""
         mine, all_of_them = np.array([zlib.crc32(f"{place}, {self._turn}".encode())]), np.empty(self.size, np.int64)
         mpi.Allgather(mine, all_of_them)
         if (all_of_them != mine).any():
             places = ", ".join(f"process {rank} at {each}" for rank, each in enumerate(mpi.allgather(place)))
             raise RuntimeError(
                 f"batch normalizations of several processes are not computed in one order: {places}. If only one "
-                f"process looks at results or has function hooks, let all do so, or use convert(fuse=False)"
+                f"process reads results or has function hooks, let all do so, or use convert(fuse=False)"
             )
 
 
 class NcclJointBatch(JointBatch):
     """Exchanges float32 arrays of a device, in one order with sums of gradients, by :mod:`~mixprec.backends.nccl`.
 
-    Processes do not compare where they are, as the host would have to wait for that. An optimizer of mixprec with a
-    communicator compares it at the end of the step, and whether one of them has an empty batch, before it updates.
+    Processes do not compare their positions here, as the host would have to wait. An optimizer of mixprec with a
+    communicator compares them at the end of the step, together with empty batches, before it updates.
     """
 
     def sum(self, array):

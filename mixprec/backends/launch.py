@@ -1,7 +1,7 @@
 """Compiling and launching CUDA kernels of our own, through CuPy.
 
-Everything that the batched update and the primitives do on a device, but for cuDNN, goes through an object of this
-interface, so that tests can put one in its place that runs the same source on the host.
+All work of the batched update and the primitives on a device, except cuDNN, goes through an object of this interface,
+so that tests can replace it by one that runs the same source on the host.
 """
 
 import collections
@@ -22,10 +22,10 @@ from mixprec.backends.stored import Stored
 # Of arrays of CuPy. `flags` would be another object for each of them.
 _CONTIGUOUS, _DEVICE, _ADDRESS = map(operator.attrgetter, ("_c_contiguous", "data.device_id", "data.ptr"))
 _STRIDES = operator.attrgetter("strides")
-# No contraction into fused multiply-adds: results are then those of NumPy, and the same in every kernel.
+# No contraction into fused multiply-adds: results then equal NumPy's, and are the same in every kernel.
 OPTIONS = ("-std=c++17", "--fmad=false")
-# Bytes of pinned memory from which copies may be under way. A host that asks for steps faster than they are done would
-# otherwise pin a batch for each of them.
+# Limit of bytes of pinned memory in running copies. A host that queues steps faster than they are done would otherwise
+# pin a batch for each of them.
 _STAGED = 2**30
 _COUNTERS = 4096  # on a stream
 _PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there are threads
@@ -38,14 +38,14 @@ def text_of(package, name):
 
 
 def record_launch(name, blocks, arguments):
-    """Records a launch with all numbers, also those of structs; arguments as of :meth:`CupyLauncher.launch`."""
+    """Records a launch with all numbers, including structs; arguments as for :meth:`CupyLauncher.launch`."""
     if is_recording():
         numbers = ([x] if np.isscalar(x) else x.ravel().view(np.int64).tolist() for x in arguments)
         record("kernel", name, blocks, *itertools.chain.from_iterable(numbers))
 
 
 def _by_value(argument):
-    """Returns what CuPy takes for an argument of a kernel."""
+    """Returns an argument of a kernel in the form that CuPy takes."""
     if isinstance(argument, np.ndarray):
         return argument.reshape(-1).view(np.dtype((np.void, argument.nbytes)))  # an array of one element
     return np.float64(argument) if isinstance(argument, float) else np.int64(argument)
@@ -55,8 +55,8 @@ class Kernel(NamedTuple):
     """A compiled kernel.
 
     Attributes:
-        name: as in its source.
-        function: of CuPy, to be launched.
+        name: name in its source.
+        function: CuPy's function, to be launched.
     """
 
     name: str
@@ -82,7 +82,7 @@ class CupyLauncher:
 
         self._cupy = cupy
         self._device = cupy.cuda.Device(device)
-        # Of its own: CuPy's default pool may give out memory of which another upload is not done.
+        # A separate pool: CuPy's default pool may hand out memory that another upload still reads.
         self._pinned = cupy.cuda.PinnedMemoryPool()
         self._staging = collections.defaultdict(collections.deque)  # by size: (pinned memory, event after its copy)
         self._staged = 0  # bytes
@@ -123,7 +123,7 @@ class CupyLauncher:
             return None
 
     def orders(self, arrays):
-        """Returns what is the same for arrays of the same shapes and dtypes that lie in memory in the same way.
+        """Returns a value that is equal for arrays of the same shapes and dtypes with the same memory layout.
 
         Returns:
             ``()`` if all are C-contiguous, otherwise ``(contiguous, strides)``: for each array whether it is, and the
@@ -138,7 +138,7 @@ class CupyLauncher:
         return contiguous, list(map(_STRIDES, itertools.compress(arrays, map(operator.not_, contiguous))))
 
     def empty(self, shape, dtype):
-        """Returns a new array on the device, with anything in it."""
+        """Returns a new uninitialized array on the device."""
         with self._device:
             return self._cupy.empty(shape, dtype)
 
@@ -163,10 +163,11 @@ class CupyLauncher:
         They are always the same on the current stream, on which kernels run one after the other.
 
         Raises:
-            CaptureError: there are none yet, and the stream is capturing a CUDA graph, which would make them anew.
+            CaptureError: there are none yet, and the stream is capturing a CUDA graph, which would create them in each
+                launch.
         """
         if count > _COUNTERS:
-            raise ValueError(f"{count} counters are wanted, and there are {_COUNTERS}")
+            raise ValueError(f"{count} counters requested, and there are {_COUNTERS}")
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
             key = (stream.ptr, threading.get_ident()) if stream.ptr == _PER_THREAD else stream.ptr
@@ -188,15 +189,15 @@ class CupyLauncher:
             target: array on the device, at least as long.
 
         Raises:
-            CaptureError: the current stream is capturing a CUDA graph, every launch of which would copy what is there
-                now.
+            CaptureError: the current stream is capturing a CUDA graph, every launch of which would copy the present
+                bytes.
         """
         size = source.nbytes
         with self._device:
             stream = self._cupy.cuda.get_current_stream()
             if stream.is_capturing():
                 raise CaptureError(
-                    "what the host knows would be copied while a CUDA graph captures: it would be frozen"
+                    "values of the host would be copied while a CUDA graph captures: they would be frozen"
                 )
             capacity = 1 << (size - 1).bit_length()
             memory, event = self._free_staging(capacity)
@@ -207,7 +208,7 @@ class CupyLauncher:
             self._staging[capacity].append((memory, event))
 
     def _free_staging(self, capacity):
-        """Returns pinned memory from which nothing is still to be copied, and its event."""
+        """Returns pinned memory without pending copies, and its event."""
         staging = self._staging[capacity]  # the one that was used least recently comes first
         if staging:
             _, event = staging[0]

@@ -1,14 +1,14 @@
-"""The order of axes in memory: elementwise work on several arrays only needs that it is the same in all.
+"""The order of axes in memory: elementwise work on several arrays only needs the same order in all.
 
-An array is *dense* if it is C-contiguous but for the order of its axes, as a filter of shape (K, C, R, S) whose memory
-is (K, R, S, C). Strides of axes of length 1 do not count: those of a 1x1 filter may be anything.
+An array is *dense* if some permutation of its axes is C-contiguous, like a filter of shape (K, C, R, S) whose memory is
+(K, R, S, C). Strides of axes of length 1 do not count: a 1x1 filter may have any.
 """
 
 import functools
 
 
 def axes(array):
-    """Returns the axes of an array in the order of its memory, a tuple: those of length 1, then the outermost first."""
+    """Returns the axes of an array in memory order, a tuple: first axes of length 1, then from the outermost inwards."""
     return _axes(array.shape, array.strides)
 
 
@@ -22,7 +22,7 @@ def _axes(shape, strides):
 
 
 def is_dense(array):
-    """Whether an array is C-contiguous but for the order of its axes."""
+    """Whether some permutation of an array's axes is C-contiguous."""
     return array.flags.c_contiguous or array.transpose(axes(array)).flags.c_contiguous
 
 
@@ -46,7 +46,7 @@ def shaped(memory, model):
 
 
 def in_order_of(array, model):
-    """Returns a dense copy of an array, with its axes in the same order in memory as those of ``model``."""
+    """Returns a dense copy of an array, with the memory order of ``model``."""
     order = axes(model)
     return turned_back(array.transpose(order).copy(order="C"), order)
 

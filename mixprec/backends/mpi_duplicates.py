@@ -1,7 +1,7 @@
-"""Duplicates of MPI's communicators, so that messages of one part of mixprec do not meet those of another one.
+"""Duplicates of MPI's communicators, so that messages of different parts of mixprec do not mix.
 
-Whatever sends by MPI asks for one: sums of gradients, batch normalizations, the training command. An MPI library has a
-limited number, MPICH 2,048 for a process, and all processes would have to free one together: none is freed.
+Each user of MPI requests one: sums of gradients, batch normalizations, the training command. MPI libraries limit their
+number, MPICH to 2,048 for a process, and all processes would have to free one together: they are never freed.
 """
 
 _duplicates = {}  # identity of a communicator, use -> communicator, duplicate
@@ -22,10 +22,10 @@ def duplicate(comm, use):
 
 
 def lend(comm):
-    """Returns a duplicate that only the caller uses, and what gives it back.
+    """Returns a duplicate that only the caller uses, and a function to give it back.
 
-    A process gives it back when no message of its own is under way there. One that never does, since a step has failed
-    there, keeps it from all.
+    A process gives it back when it has no pending message there. If one process never does, because a step has failed,
+    no process can use it again.
 
     Args:
         comm: ``mpi4py.MPI.Intracomm``. All of its processes ask together.

@@ -1,11 +1,11 @@
-"""NCCL among the processes of a communicator of ChainerMN, on a stream of its own.
+"""NCCL among the processes of a communicator of ChainerMN, on its own stream.
 
 Sums of gradients (:mod:`mixprec.distributed`) and statistics of batch normalizations over several processes
-(:mod:`~mixprec.backends.joint_batch`) share one :class:`Nccl`. NCCL pairs what processes ask in the order in which they
-ask it; with two communicators, or two streams, two processes could wait for each other.
+(:mod:`~mixprec.backends.joint_batch`) share one :class:`Nccl`. NCCL pairs requests of processes in their order; with
+two communicators, or two streams, two processes could wait for each other.
 
-The host never waits. The stream of NCCL begins with what it is asked when the current one has done all that it was
-asked before, and the current one goes on after :meth:`Nccl.join`.
+The host never waits. The stream of NCCL waits for all earlier work of the current stream, which continues after
+:meth:`Nccl.join`.
 """
 
 import contextlib
@@ -24,14 +24,13 @@ _of_communicators = {}  # by the identity of MPI's communicators, as long as the
 def nccl_of(communicator, array):
     """Returns the :class:`Nccl` of a communicator, always the same one; all processes ask for it at the same time.
 
-    Communicators of ChainerMN over one of MPI share it, as those of an optimizer and of a network that made its own.
-
-    For an array of a stand-in it is what the attribute ``nccl_of`` of the primitives returns that
-    :func:`mixprec.backends.register` was given.
+    Communicators of ChainerMN over one communicator of MPI share it, for example the optimizer's and one that a network
+    made. For a stand-in array, the attribute ``nccl_of`` of its registered primitives returns it
+    (:func:`mixprec.backends.register`).
 
     Args:
-        communicator: one of ChainerMN, or any object with its attribute ``mpi_comm``.
-        array: on the device of this process.
+        communicator: communicator of ChainerMN, or any object with its attribute ``mpi_comm``.
+        array: array on the device of this process.
 
     Raises:
         ValueError: it was made for another device.
@@ -50,23 +49,23 @@ def nccl_of(communicator, array):
 
 
 class Asked:
-    """What a process has asked of NCCL, for the message if another one has asked something else."""
+    """The requests of a process to NCCL, for the message if another process has made different ones."""
 
     def __init__(self):
         self._places = []
 
     def add(self, place):
-        """Notes a place: what is asked by which line of the model, a short str."""
+        """Notes a short text with the request and the line of the model."""
         if len(self._places) < MOST:
             self._places.append(place)
 
     def taken(self):
-        """Returns all places since the last call, a list in their order; at most ``MOST``."""
+        """Returns all texts since the last call, a list in their order; at most ``MOST``."""
         places, self._places = self._places, []
         return places
 
 
-MOST = 10_000  # places that are noted: without an optimizer of mixprec they are never taken
+MOST = 10_000  # texts that are noted: without an optimizer of mixprec nothing reads them
 
 
 class Nccl:
@@ -81,7 +80,8 @@ class Nccl:
         asked: :class:`Asked`.
 
     Raises:
-        RuntimeError: CuPy has no NCCL in one of the processes, or two have one GPU; in all of them, naming the first.
+        RuntimeError: CuPy has no NCCL in one of the processes, or two have the same GPU; raised in all of them, naming
+            the first.
     """
 
     def __init__(self, mpi_comm, device):
@@ -96,23 +96,24 @@ class Nccl:
         _check_gpus(mpi_comm, self._device.pci_bus_id)
         with self._device:
             self._comm = library.NcclCommunicator(mpi_comm.size, unique, mpi_comm.rank)
-            # Never destroyed: that would wait for ever for a graph with its sums that is still there, as when Python
-            # ends in any order, and for the other processes of this machine.
+            # Never destroyed: that would wait for ever for an existing graph with its sums, for example when Python
+            # ends, and for the other processes of this machine.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._forked, self._joined = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
         self.asked = Asked()
-        self._held = []  # what the stream reads: memory of other streams, whose next work would get it
+        self._held = []  # memory of other streams that this one reads, and that their next work would reuse
         self._is_joined = True
 
     @contextlib.contextmanager
     def beside(self, *held):
-        """Inside of the block the stream of NCCL is the current one.
+        """Inside the block the stream of NCCL is the current one.
 
-        It comes after all that the current stream has been asked, and the second one of :mod:`mixprec.backends.wgrad_stream`.
+        It waits for all earlier work of the current stream, and of the side stream of
+        :mod:`mixprec.backends.wgrad_stream`.
 
         Args:
-            held: what is read or written on it, and was not allocated there.
+            held: arrays that are used on it, but were not allocated there.
         """
         with self._device:
             current = self._cuda.get_current_stream()
@@ -127,7 +128,7 @@ class Nccl:
                 yield
 
     def join(self):
-        """What the current stream is asked from now on comes after all that was asked :meth:`beside` it."""
+        """Makes later work of the current stream wait for all work started in :meth:`beside`."""
         if not self._is_joined:
             with self._device:
                 self._joined.record(self._stream)
@@ -136,7 +137,7 @@ class Nccl:
             self._is_joined = True
 
     def all_reduce(self, array, found=None):
-        """Adds up an array of all processes, the same bits everywhere; inside of :meth:`beside`.
+        """Adds up an array of all processes, the same bits everywhere; inside :meth:`beside`.
 
         Args:
             array: contiguous.
@@ -147,22 +148,22 @@ class Nccl:
         self._comm.allReduce(*arguments, self._types[array.dtype.name], self._sum, self._stream.ptr)
 
     def all_gather(self, array, found):
-        """Writes the arrays of all processes into ``found``, in the order of ranks; inside of :meth:`beside`."""
+        """Writes the arrays of all processes into ``found``, in the order of ranks; inside :meth:`beside`."""
         arguments = array.data.ptr, found.data.ptr, array.size
         record("nccl", "all_gather", *arguments, array.dtype.name)
         self._comm.allGather(*arguments, self._types[array.dtype.name], self._stream.ptr)
 
     def broadcast(self, array):
-        """Writes the array of rank 0 into those of all processes; inside of :meth:`beside`."""
+        """Writes the array of rank 0 into the arrays of all processes; inside :meth:`beside`."""
         arguments = array.data.ptr, array.size
         record("nccl", "broadcast", *arguments, array.dtype.name)
         self._comm.bcast(*arguments, self._types[array.dtype.name], 0, self._stream.ptr)
 
 
 def _library(mpi_comm):
-    """Returns CuPy's module, which all processes have, and the identity of a new communicator, that of rank 0."""
-    # Memory of a graph would be registered while it is captured: processes wait for each other there, where one may
-    # fail alone, and sums may be in another order than in eager steps.
+    """Returns CuPy's module, which all processes have, and the id of a new communicator, chosen by rank 0."""
+    # Memory of a graph would be registered while it is captured: processes would wait for each other, though one may
+    # fail alone, and the order of sums may differ from eager steps.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     library, unique, error = None, None, None
     try:
@@ -183,7 +184,7 @@ def _library(mpi_comm):
 
 
 def _check_gpus(mpi_comm, bus):
-    """Makes sure that each process has another GPU, by its address on the PCI bus; NCCL would not say which ones."""
+    """Checks that each process has a different GPU, by PCI addresses; NCCL's own error would not name the processes."""
     first = {}
     for rank, gpu in enumerate(mpi_comm.allgather((platform.node(), bus))):
         if first.setdefault(gpu, rank) != rank:

@@ -24,7 +24,7 @@ _pinned = collections.Counter()  # bytes, of all devices
 
 
 class PinnedCopies(Copies):
-    """Copies on two streams of their own.
+    """Copies on two separate streams.
 
     Args:
         device_id: number of the CUDA device.
@@ -41,7 +41,7 @@ class PinnedCopies(Copies):
         self._limit = int(_SHARE * host_memory())
         self._free = collections.defaultdict(list)  # by capacity
         self._last = {}  # by stream: the mark of its last copy, if the main stream has not waited for that
-        self._round = object()  # another one after each join()
+        self._round = object()  # replaced by each join()
         self._captures = False
         self._pool, self._peak = cupy.get_default_memory_pool(), 0
         self._rates = None
@@ -88,13 +88,13 @@ class PinnedCopies(Copies):
                 self.trim()
             if _pinned["bytes"] + capacity > self._limit:
                 raise OneLineError(
-                    f"offloading wants {(_pinned['bytes'] + capacity) / 1e9:.3g} GB of pinned memory, and may have "
+                    f"offloading needs {(_pinned['bytes'] + capacity) / 1e9:.3g} GB of pinned memory, and may use "
                     f"{self._limit / 1e9:.3g} GB: {_SHARE:.0%} of the memory of this machine"
                 )
             try:
                 memory = self._cupy.cuda.PinnedMemory(capacity)
             except self._runtime.CUDARuntimeError as error:
-                raise OneLineError(f"there is no pinned memory of {capacity / 1e9:.3g} GB: {error}") from None
+                raise OneLineError(f"cannot allocate {capacity / 1e9:.3g} GB of pinned memory: {error}") from None
         return _Slot(memory, capacity, size)
 
     def give(self, slot):
@@ -141,7 +141,7 @@ class PinnedCopies(Copies):
         return self._cupy.cuda.get_current_stream()
 
     def _begin(self, main):
-        """Returns whether the main stream captures. Where that begins the host waits: the stream could not do so."""
+        """Returns whether the main stream captures. When a capture begins, the host waits, as the stream cannot."""
         captures = main.is_capturing()
         if captures != self._captures:
             if captures:
@@ -258,9 +258,9 @@ class _Mark:
     """The end of a copy.
 
     Args:
-        event: of CUDA.
-        stream: on which it is.
-        round: object that is the same until the main stream waits for all copies.
+        event: event of CUDA.
+        stream: stream of the copy.
+        round: object that stays the same until the main stream waits for all copies.
     """
 
     __slots__ = ("event", "round", "stream")
@@ -273,8 +273,8 @@ class _Slot:
     """Pinned memory.
 
     Args:
-        memory: of CuPy.
-        capacity: bytes of it.
+        memory: memory of CuPy.
+        capacity: its size in bytes.
         size: bytes that are in use.
 
     Attributes:
@@ -290,7 +290,7 @@ class _Slot:
 
 
 class _Token:
-    """Stands for memory; see :meth:`PinnedCopies.token_of`."""
+    """A token of memory; see :meth:`PinnedCopies.token_of`."""
 
     def __init__(self, ptr, size):
         self.ptr, self.size = ptr, size

@@ -1,14 +1,14 @@
 """The primitives: all arithmetic that the functions of mixprec need, on NumPy or on a CUDA device.
 
-:mod:`mixprec.functions` calls them; :func:`mixprec.backends.primitives_of` returns those of an array's device. Unless
-a primitive says otherwise:
+:mod:`mixprec.functions` calls them; :func:`mixprec.backends.primitives_of` returns the primitives of an array's device.
+Unless a primitive says otherwise:
 
 * activations are (N, H, W, C), C-contiguous, in the *storage dtype*: float16, bfloat16 or float32;
 * filters are (K, R, S, C / groups), C-contiguous, in the storage dtype, and so are their gradients;
 * gamma, beta, mean, variance and their gradients are (C,) float32; a bias is in the storage dtype or float32;
-* ``convolution``, ``pooling`` and ``attributes`` and Saved are of classes of :mod:`mixprec.backends.geometry`;
+* ``convolution``, ``pooling``, ``attributes`` and Saved are classes of :mod:`mixprec.backends.geometry`;
 * a primitive widens to float32, accumulates in float32 and rounds each output once, to nearest even, to the storage
-  dtype. What does not fit becomes inf, without a warning: the loss scale watches for that.
+  dtype. Numbers that do not fit become inf, without a warning: the loss scale watches for that.
 
 Outputs are new arrays. Arguments are checked by the functions that call these, not here.
 """
@@ -76,12 +76,12 @@ class Primitives(Composed, Interface):
             running: ``None`` or ``(mean, variance)``, moved in place, ``decay * running + (1 - decay) * batch``, by the
                 unbiased variance, ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
             attributes: eps, decay, and whether there is a ReLU; ``add`` is ``None`` or an array like ``x``.
-            sums: ``None`` or those that :meth:`conv_fprop` has returned for ``x``. Exact enough while a channel's
+            sums: ``None`` or the sums that :meth:`conv_fprop` returned for ``x``. Exact enough while a channel's
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
             ranks: ``None``, or :class:`~mixprec.backends.joint_batch.JointBatch`: the batches of these processes are
                 normalized as one, by its ``statistics``. They have as many channels; numbers of rows may differ.
-            factors: ``None`` for 1, or those of :meth:`row_factors` (N,) float32, one for each of the N images of x,
-                which is (N, ..., C) then; only with ``add``. The statistics are those of the whole batch.
+            factors: ``None`` for 1, or (N,) float32 from :meth:`row_factors`, one for each of the N images of x, which is
+                then (N, ..., C); only with ``add``. The statistics cover the whole batch.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
@@ -101,9 +101,9 @@ class Primitives(Composed, Interface):
             plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, as the network
                 branches there. A backend that writes the sum to memory rounds it as :meth:`add` does, and then computes
                 the same bits as it would of that; one that does not may keep it in float32.
-            ranks: as there. dx is that of the sum of the losses of all processes; dgamma and dbeta are means over the
-                processes, and so the same in all of them, as ChainerMN has it.
-            factors: as there; dx, dgamma and dbeta are those of the product, dadd is without it.
+            ranks: as there. dx is the gradient of the sum of the losses of all processes; dgamma and dbeta are means over
+                the processes, and so the same in all of them, as in ChainerMN.
+            factors: as there; dx, dgamma and dbeta include them, dadd does not.
 
         Returns:
             ``(dx, dgamma, dbeta, dadd)``: dadd is ``None`` without an addition, otherwise like ``x`` - with no ReLU it
@@ -122,7 +122,7 @@ class Primitives(Composed, Interface):
     # Pooling
 
     def max_pool(self, x, pooling):
-        """Returns ``(y, where)`` for windows of at most 255 elements: y (N, OH, OW, C), and the places of the maxima.
+        """Returns ``(y, where)`` for windows of at most 255 elements: y (N, OH, OW, C), and the indices of the maxima.
 
         ``where`` is uint8 (N, OH, OW, C), ``row * columns + column`` in the window; the first of equal ones in that
         order. NaN is larger than everything.
@@ -147,7 +147,7 @@ class Primitives(Composed, Interface):
     # networks", section 3.3)
 
     def local_response_norm(self, x, attributes):
-        """Returns ``x / (k + alpha * s) ** beta``, like ``x`` (..., C), s the sum of squares of the channels around.
+        """Returns ``x / (k + alpha * s) ** beta``, like ``x`` (..., C), s the sum of squares of neighbouring channels.
 
         The window of channel i is from ``i - n // 2`` to ``i + n // 2``, cut at the first and the last channel: an even
         n gives n + 1 channels. Squares and sums beyond float32 are inf, and give 0. NaN or inf spoil no other row.
@@ -178,11 +178,11 @@ class Primitives(Composed, Interface):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
     # Second moments, for K-FAC (Martens and Grosse 2015, arXiv:1503.05671; Grosse and Martens 2016, arXiv:1602.01407).
-    # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. What does not fit becomes
-    # inf. Of symmetric matrices the lower triangle counts: the upper one may differ from it in the last bits.
+    # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. Numbers that do not fit
+    # become inf. Of symmetric matrices the lower triangle counts: the upper one may differ in the last bits.
 
     def patch_moments(self, x, convolution, filter_size, out, *, bias=False):
-        """Adds to ``out`` the second moments of what a filter sees: the sum of ``p p^T`` over its positions.
+        """Adds to ``out`` the second moments of a filter's patches p: the sum of ``p p^T`` over its positions.
 
         Args:
             x: (N, H, W, C). It may have more channels than the filter, if those are zeros. The input (B, C) of a linear
@@ -206,9 +206,8 @@ class Primitives(Composed, Interface):
         Args:
             dy: like ``x``, the gradient of the result of the batch normalization before any addition.
             x: (N, ..., C) in the storage dtype, the input; gamma, beta and saved as of :meth:`batch_norm_backward`.
-            out: sums over samples: of the squares of those of gamma, of products of both, of the squares of those of
-                beta.
-            relu: whether dy is that behind a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
+            out: sums over samples: of squares of gamma's gradients, of products of both, of squares of beta's gradients.
+            relu: whether dy is the gradient after a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
         """
 
     def inverses(self, moments, shifts, out):
@@ -245,8 +244,8 @@ class Primitives(Composed, Interface):
             ignore_label: rows with this label have a loss of 0.
             mixed: ``None``, or ``(second, share)``: second labels (M,) int32, from 0 to K - 1 where the first one
                 counts, and the share of the first, from 0 to 1, (M,) float32 or () for all rows.
-            divisor: ``None``, or what the sum of the losses is divided by for their mean; 0 for the number of rows that
-                count, or for 1 where none does.
+            divisor: ``None``, or the divisor of the sum of the losses for their mean; 0 for the number of rows that
+                count, or for 1 if none does.
 
         Returns:
             ``(losses, log_z, mean)``. The first two are (M,) float32: the loss of each row, and the logarithm of the
@@ -267,7 +266,7 @@ class Primitives(Composed, Interface):
     def binary_cross_entropy(self, x, t, *, smoothing=0.0, threshold=None, ignore_label=-1, mixed=None, divisor=None):
         """Mean over the classes of the cross entropies of the sigmoids of logits with labels, in float32.
 
-        The targets q of a row are those of :meth:`softmax_cross_entropy`, each that of a class by itself; its loss is
+        The targets q of a row are the same as for :meth:`softmax_cross_entropy`, one for each class; its loss is
         the mean of ``max(x, 0) - x * q + log(1 + exp(-|x|))``.
 
         Args:
@@ -297,17 +296,18 @@ class Primitives(Composed, Interface):
             x: (M, K) logits.
             t: (M,) int32 labels; one that is not from 0 to K - 1 is never predicted.
             top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
-                A number: all that no more than so many logits, itself among them, are not below; all are not below NaN.
-            ignore_label: rows with it do not count; ``None``: all do.
+                A number k: all logits with at most k logits, itself included, that are not smaller; NaN counts as larger
+                than all numbers.
+            ignore_label: rows with this label do not count; ``None``: all rows count.
         """
 
     # Mixed images
 
     def mix_images(self, x, share, box):
-        """Returns images mixed with those of the same batch in reversed order: image n with image N - 1 - n.
+        """Returns the images of a batch mixed with the batch in reversed order: image n with image N - 1 - n.
 
-        A pixel is ``share`` times that of the image plus ``1 - share`` times that of the other one, in float32 and
-        rounded once; within the box it is that of the other one.
+        A pixel is ``share`` times the image's pixel plus ``1 - share`` times the other image's, in float32 and rounded
+        once; within the box it is the other image's pixel.
 
         Args:
             x: (N, H, W, C) in a storage dtype.
@@ -340,7 +340,7 @@ class Primitives(Composed, Interface):
     # Dtype and layout
 
     def cast(self, x, dtype):
-        """Returns ``x`` (any shape, any of the storage dtypes) rounded to ``dtype``; ``x`` itself if it has it."""
+        """Returns ``x`` (any shape, any storage dtype) rounded to ``dtype``; ``x`` itself if it has this dtype."""
 
     def to_nhwc(self, x, dtype, channels=None):
         """Returns x (N, C, H, W) as (N, H, W, C) in ``dtype``, with zeros up to ``channels`` if that is more."""

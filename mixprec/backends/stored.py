@@ -8,15 +8,15 @@ from mixprec.base.announcements import announce
 
 
 class Stored:
-    """Bytes by the text that says what they were made from, each in a file of its own, with a checksum.
+    """Bytes by a text that describes their source, each in a separate file with a checksum.
 
-    A file that is damaged is as good as none, and is replaced; where none can be written, nothing is kept. Both are
-    announced once.
+    A damaged file counts as missing, and is replaced; if files cannot be written, nothing is stored. Both are announced
+    once.
 
     Args:
-        folder: where the files are, or ``None`` for no files.
-        what: what they are, in the plural, for announcements.
-        made_by: what else they depend on, with all versions; a part of each text.
+        folder: folder of the files, or ``None`` for no files.
+        what: plural noun for them, for announcements.
+        made_by: everything else that they depend on, with all versions; a part of each text.
     """
 
     def __init__(self, folder, what, made_by):
@@ -58,5 +58,5 @@ class Stored:
 
 
 def _checksum(key, content):
-    """Returns 32 bytes; they depend on the text too, whose digest is only a part of the name."""
+    """Returns 32 bytes, which depend on the text, too, as the name has only a part of its digest."""
     return hashlib.sha256(key.encode() + b"\0" + content).digest()

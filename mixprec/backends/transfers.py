@@ -1,8 +1,8 @@
-"""The one place where the host reads a value that a device computed.
+"""All reads of device values by the host.
 
-A read waits until the device has done all that was asked of it before, and until then nothing new can be asked: on a
-fast GPU that costs more than the computation. ``docs/numerics.md`` lists all reads. A number that is wanted soon,
-but not at once, is copied by :func:`to_host_async` instead: the host goes on, and reads it when it has arrived.
+A read waits until the device has done all earlier work, and until then no new work is queued: on a fast GPU that costs
+more than the computation. ``docs/numerics.md`` lists all reads. A number that is not needed at once is copied by
+:func:`to_host_async` instead: the host continues, and reads it when it has arrived.
 """
 
 import collections
@@ -11,33 +11,33 @@ import functools
 import chainer
 import numpy as np
 
-# Copies with the memory that they read and write, also if the number is not wanted any more; the oldest first.
+# Copies with the memory that they read and write, kept even if the number is not needed any more; the oldest first.
 _under_way = collections.deque()
 
 
 def on_host(value):
-    """Whether the host can look at ``value`` without waiting: a Python or NumPy number, or a NumPy array."""
+    """Whether the host can read ``value`` without waiting: a Python or NumPy number, or a NumPy array."""
     return type(value) is np.ndarray or isinstance(value, (bool, int, float, np.generic))
 
 
 def to_host(value):
-    """Returns a number or an array of shape () as a Python number, waiting for its device if need be."""
+    """Returns a number or an array of shape () as a Python number, waiting for its device if necessary."""
     return value.item() if hasattr(value, "item") else value
 
 
 def stored(serializer, name, value):
-    """Saves a number, or loads it, also from a file in which it need not be.
+    """Saves or loads a number; it may be missing in a file.
 
     Args:
-        serializer: of Chainer's.
+        serializer: Chainer's serializer.
         name: name of the number.
-        value: what to save, a number or an array of shape (), which is read if it is on a device.
+        value: number to save, or an array of shape (), which is read if it is on a device.
 
     Returns:
         The number, as it was saved or loaded.
 
     Raises:
-        KeyError: it is not in the file; a deserializer that is not strict gives back what it is given.
+        KeyError: it is not in the file; a deserializer that is not strict returns its argument instead.
     """
     if not isinstance(serializer, chainer.Deserializer):
         return serializer(name, to_host(value))
@@ -48,15 +48,15 @@ def stored(serializer, name, value):
 
 
 def loaded(serializer, name):
-    """Returns what a deserializer of Chainer's has by a name, or ``None``."""
+    """Returns the value of a name in a Chainer deserializer, or ``None``."""
     try:
         return serializer(name, None)
-    except (KeyError, ValueError):  # what Chainer's npz and HDF5 serializers raise for a name they do not find
+    except (KeyError, ValueError):  # Chainer's npz and HDF5 serializers raise these for a missing name
         return None
 
 
 def to_host_async(value):
-    """Starts to copy a number to the host, as it is when the device comes to it; returns a :class:`Fetched`.
+    """Starts to copy a number to the host, in order with the device's work; returns a :class:`Fetched`.
 
     Args:
         value: a number, or an array of shape () on any device.
@@ -67,7 +67,7 @@ def to_host_async(value):
 
 
 class HostCopy:
-    """A number that is on its way to the host, or there.
+    """A number that is being copied to the host, or has arrived.
 
     Args:
         value: a number, or an array of shape (), that can be read without waiting.
@@ -80,7 +80,7 @@ class HostCopy:
 
     @property
     def value(self):
-        """The number as a NumPy scalar; waits until it is there, and for nothing that was asked for later."""
+        """The number as a NumPy scalar; waits for its arrival, and for no later work."""
         return self._value[()]
 
 
@@ -107,7 +107,7 @@ class _Copied(HostCopy):
 
     @property
     def done(self):
-        """Whether it is there; never waits."""
+        """Whether it has arrived; never waits."""
         return self._event.done
 
     @property

@@ -1,7 +1,7 @@
-"""The compiled library, or why it is not there.
+"""The compiled library, or the reason why it is missing.
 
-``MIXPREC_NATIVE=0`` leaves it out, ``MIXPREC_NATIVE=avx512`` does without instructions for BF16, and
-``MIXPREC_NATIVE=avx2`` without AVX-512.
+``MIXPREC_NATIVE=0`` disables it, ``MIXPREC_NATIVE=avx512`` avoids instructions for BF16, and ``MIXPREC_NATIVE=avx2``
+avoids AVX-512.
 """
 
 import functools
@@ -28,14 +28,14 @@ _BUILD = (
 _INSTALL = "to have it, install mixprec again where there is a C++ compiler; pip's -v shows what that says"
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}  # of the C library: see man mallopt
 _LOGGER = logging.getLogger("mixprec")
-is_stored = STORAGE_DTYPES.__contains__  # of a dtype of NumPy; those are in the processor's order of bytes
+is_stored = STORAGE_DTYPES.__contains__  # of a dtype of NumPy, in native byte order
 
 
 def load():
     """Loads the library.
 
     Returns:
-        tuple: ``(module, reason)``: the module ``_library``, or ``None`` and in one line why it is not used.
+        tuple: ``(module, reason)``: the module ``_library``, or ``None`` and one line with the reason.
 
     Raises:
         mixprec.base.variables.VariableError: ``MIXPREC_NATIVE`` has another value.
@@ -71,7 +71,7 @@ def library():
     module, reason = load()
     if module is None and variables.value(SWITCH) != "0":
         _LOGGER.warning(
-            "NumPy computes in place of mixprec's native library, float16 at half the speed, and Chainer's own loop "
+            "NumPy computes instead of mixprec's native library, float16 at half the speed, and Chainer's own loop "
             "updates parameters: %s",
             reason,
         )
@@ -79,7 +79,7 @@ def library():
 
 
 def raw(array):
-    """Returns an array as the library takes it: C-contiguous and aligned; bfloat16, which has no buffers, as uint16.
+    """Returns an array in the form of the library: C-contiguous and aligned; bfloat16, which has no buffers, as uint16.
 
     It is ``array`` itself or a view, if that is contiguous and aligned, otherwise a copy; ``None`` stays ``None``.
     """

@@ -1,7 +1,9 @@
-"""The YAML files that describe a training run: a strict loader, the schema, and the way back to YAML.
+"""The YAML files that describe a training run: a strict loader, the schema, and a writer.
 
-The training command and the benchmarks load one each, first of all. Loading needs nothing but PyYAML, so that a mistake
-in a config is reported before anything heavy is imported.
+Reading order. ``run``, ``arithmetic`` and ``data`` declare the keys of their sections; ``schema`` joins them to a
+:class:`Config`, and has the rules for several keys together. ``loader`` reads a file by ``yaml_source``, ``writer``
+writes it and the reference in ``docs/config.md``, ``config_error`` has the error. Loading needs only PyYAML, so that a
+mistake in a config is reported before anything heavy is imported.
 """
 
 from mixprec.app.config.config_error import ConfigError, shown

@@ -13,25 +13,25 @@ _WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The number formats of the network and of what processes exchange."""
+    """The number formats of the network and of the exchange between processes."""
 
     compute: str = key(
-        "Activations and weights in the forward and backward pass. Master weights, optimizer state, statistics and "
-        "the loss are float32 in any case.",
+        "Dtype of activations and weights in the forward and backward pass. Master weights, optimizer state, "
+        "statistics and the loss are always float32.",
         "float16",
         choices=COMPUTE_DTYPES,
         aliases=("dtype",),
     )
     allreduce: str | None = key(
-        "Gradients in float16 and bfloat16 are added over processes in it; null is their own dtype on GPUs, float32 on "
-        "CPUs.",
+        "Dtype in which gradients in float16 and bfloat16 are summed over processes; null means their own dtype on "
+        "GPUs, float32 on CPUs.",
         None,
         choices=COMPUTE_DTYPES,
         aliases=("allreduce_dtype",),
     )
     keep_float32: tuple[str, ...] = key(
-        "Patterns for names of links of the network that stay in float32, with all below them; * stands for slashes, "
-        "too.",
+        "Patterns for names of links of the network that stay in float32, with all links below them; * matches "
+        "slashes, too.",
         (),
     )
 
@@ -41,23 +41,23 @@ class LossScale:
     """The factor that keeps small gradients from vanishing in float16."""
 
     mode: str = key(
-        "dynamic adapts the scale to the overflows; static keeps it at init_scale; none is a scale of 1.",
+        "dynamic adapts the scale to overflows; static keeps it at init_scale; none means a scale of 1.",
         "dynamic",
         choices=("dynamic", "static", "none"),
     )
     init_scale: float = key(
-        "First scale, or the scale itself in static mode.",
+        "Initial scale; in static mode the scale itself.",
         65536.0,
         limit=power_of_two(),
         aliases=("scale", "value", "init"),
     )
     growth_factor: float = key(
-        "The scale is multiplied by it after growth_interval steps in a row without an overflow.",
+        "Factor of the scale after growth_interval steps in a row without an overflow.",
         2.0,
         limit=power_of_two("from 2 to 2^126", low=2.0),
     )
     backoff_factor: float = key(
-        "The scale is multiplied by it on an overflow.",
+        "Factor of the scale on an overflow.",
         0.5,
         limit=power_of_two("from 2^-126 to 0.5", high=0.5),
     )
@@ -67,19 +67,19 @@ class LossScale:
         limit=between(1, INT32),
     )
     min_scale: float | None = key(
-        "The scale never falls below it; null switches that off.",
+        "Lower limit of the scale; null for none.",
         2.0**-14,
         limit=power_of_two(),
         aliases=("min", "min_loss_scale", "floor"),
     )
     max_scale: float | None = key(
-        "The scale never rises above it; null switches that off.",
+        "Upper limit of the scale; null for none.",
         2.0**24,
         limit=power_of_two(),
         aliases=("max", "max_loss_scale", "cap"),
     )
     hysteresis: int = key(
-        "Number of overflows, since the scale last grew, from which on it backs off.", 1, limit=between(1, INT32)
+        "The scale backs off after this many overflows since it last grew.", 1, limit=between(1, INT32)
     )
     patience: int = key(
         "Number of overflows in a row, in any mode, after which training stops with an error.",
@@ -87,8 +87,8 @@ class LossScale:
         limit=between(1, INT32),
     )
     search: bool = key(
-        "In dynamic mode, until gradients are finite for the first time, an overflow runs the backward pass again at a "
-        "quarter of the scale, at most 8 times in a step, and the step is not lost.",
+        "In dynamic mode, until gradients are finite for the first time, an overflow repeats the backward pass at a "
+        "quarter of the scale, at most 8 times in a step, so that the step is not lost.",
         False,
     )
 
@@ -98,71 +98,71 @@ class Optimizer:
     """How the weights are updated."""
 
     name: str = key(
-        f"Optimizer of chainer.optimizers; {_OWN} are of mixprec.",
+        f"Name of an optimizer of chainer.optimizers; {_OWN} belong to mixprec.",
         "CorrectedMomentumSGD",
         choices=OPTIMIZERS,
         aliases=("type", "kind"),
     )
     lr: float = key(
-        "Learning rate at its peak; alpha of Adam and its variants, eta of AdamW.",
+        "Peak learning rate; alpha of Adam and its variants, eta of AdamW.",
         limit=RATE,
         aliases=("learning_rate", "alpha"),
     )
     base_batch_size: int | None = key(
-        "Number of images in a step that lr and schedule.end_lr are for; with another number they are scaled in "
-        "proportion (Goyal et al. 2017). null takes them as they are.",
+        "Number of images in a step for which lr and schedule.end_lr are given; for other numbers they are scaled "
+        "in proportion (Goyal et al. 2017). null uses them unscaled.",
         None,
         limit=between(1, INT32),
         aliases=("lr_batch_size", "lr_images"),
     )
     momentum: float | None = key(
-        f"Only for {_WITH['momentum']}; null means 0.9 for those.",
+        f"Only for {_WITH['momentum']}; null means 0.9 for these.",
         None,
         limit=between(0, LARGEST_DECAY),
     )
     trust_coefficient: float | None = key(
-        f"Only for {_WITH['trust_coefficient']}: length of a step in that of the parameter, before lr; null means "
-        "0.001.",
+        f"Only for {_WITH['trust_coefficient']}: norm of a step relative to the norm of the parameter, before lr; null "
+        "means 0.001.",
         None,
         limit=RATE,
         aliases=("eta",),
     )
     nesterov: bool = key(
-        f"Only for {_WITH['nesterov']}: a step looks ahead, as with nesterov of torch.optim.SGD.", False
+        f"Only for {_WITH['nesterov']}: Nesterov momentum, as nesterov of torch.optim.SGD.", False
     )
     weight_decay: float = key(
         "Factor of the L2 penalty; LARS and LAMB have it in their own formula. It is decoupled with "
-        f"{_DECOUPLED}: a step takes lr times this share from a parameter (Loshchilov and Hutter 2019).",
+        f"{_DECOUPLED}: a step subtracts lr times this share from a parameter (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
     )
     clip_norm: float | None = key(
-        "Gradients are scaled down together so that their L2 norm stays at or below it, before weight decay and the "
-        "optimizer; null does not.",
+        "Upper limit of the L2 norm of all gradients together: they are scaled down to it, before weight decay and the "
+        "optimizer; null for none.",
         None,
         limit=RATE,
         aliases=("clip_grad", "max_grad_norm", "gradient_clipping"),
     )
     decay_norm_and_bias: bool = key(
-        "Weight decay, and the trust ratio of LARS and LAMB, also on parameters of at most one dimension: biases, "
-        "scales and shifts of normalizations.",
+        "Whether weight decay, and the trust ratio of LARS and LAMB, also apply to parameters of at most one dimension: "
+        "biases, scales and shifts of normalizations.",
         False,
     )
     rates: Pairs = key(  # noqa: RUF009  (Pairs is a tuple)
-        "What lr is multiplied by for parts of the network, by patterns for names as in model.npz; * stands for "
-        "slashes, too, and of the patterns that fit a name the last one counts. 0 freezes.",
+        "Factors of lr for parts of the network, by patterns for names as in model.npz; * matches slashes, too. The "
+        "last pattern that fits a name counts. 0 freezes.",
         Pairs(),
         limit=between(0, LARGEST_RATE),
         aliases=("lr_mult", "param_groups"),
     )
     freeze: tuple[str, ...] = key(
-        "Patterns likewise of parts that stay as they are, whatever rates says; their gradients are not computed.",
+        "Patterns, as in rates, for frozen parts, which take precedence over rates; their gradients are not computed.",
         (),
         aliases=("frozen",),
     )
     preconditioner: str = key(
-        "none; or kfac, by which gradients are multiplied before weight decay and the optimizer, see section kfac.",
+        "none; or kfac, which is applied to gradients before weight decay and the optimizer, see section kfac.",
         "none",
         choices=("none", "kfac"),
     )
@@ -173,44 +173,44 @@ class Kfac:
     """K-FAC, a preconditioner with curvature, for large batches; see docs/kfac.md."""
 
     damping: float = key(
-        "What is added to the diagonal of its matrices; with more a step is nearer to the plain gradient.",
+        "Number added to the diagonal of its matrices; larger values bring a step nearer to the plain gradient.",
         0.01,
         limit=RATE,
     )
     end_damping: float | None = key(
-        "The damping at the end of training, to which it goes by the same factor in each step; null keeps it.",
+        "Damping at the end of training, reached by the same factor in each step; null keeps it constant.",
         None,
         limit=RATE,
     )
     norm_damping: float = key(
-        "What damping is multiplied by for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",)
+        "Factor of damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",)
     )
     ema_decay: float = key(
-        "What is kept of the moving averages of its matrices when they are refreshed.",
+        "Share of the moving averages of its matrices that is kept when they are refreshed.",
         0.95,
         limit=between(0, LARGEST_DECAY),
         aliases=("factor_decay", "cov_ema_decay"),
     )
     kl_clip: float | None = key(
-        "Gradients are scaled down so that lr^2 times their products before and after stay at or below it; null does "
-        "not.",
+        "Upper limit of lr^2 times the inner product of the gradients before and after: gradients are scaled down to "
+        "it; null for none.",
         None,
         limit=RATE,
     )
     factor_every: int = key(
-        "The matrices are refreshed in every step of this number.",
+        "Number of steps from one refresh of the matrices to the next.",
         1,
         limit=between(1, INT32),
         aliases=("factor_update_steps", "fac_update_freq"),
     )
     inverse_every: int = key(
-        "They are inverted in every step of this number.",
+        "Number of steps from one inversion of the matrices to the next.",
         1,
         limit=between(1, INT32),
         aliases=("inv_update_steps", "kfac_update_freq"),
     )
     largest: int = key(
-        "Layers with a larger matrix, of so many rows, go on with their gradients.", 8192, limit=between(1, INT32)
+        "Largest number of rows of a matrix; layers with a larger one use their plain gradients.", 8192, limit=between(1, INT32)
     )
 
 
@@ -219,7 +219,7 @@ class Update:
     """How the optimizer updates many parameters."""
 
     fused: bool = key(
-        "true updates all parameters together, on a GPU by two launches; false is Chainer's own loop over them.",
+        "true updates all parameters together, on a GPU by two launches; false uses Chainer's own loop over them.",
         True,
         aliases=("batched",),
     )
@@ -230,35 +230,35 @@ class Cudnn:
     """Convolutions and batch normalizations by cuDNN on a GPU; on a CPU these keys have no effect."""
 
     autotune: str = key(
-        "How the engine for a layer is chosen: off takes the first that cuDNN proposes, heuristic asks it to look more "
-        "closely, measure times ten on the first batch and keeps the fastest on disk, in the user's cache folder.",
+        "Choice of the engine for a layer: off takes the first that cuDNN proposes, heuristic uses its slower heuristic, "
+        "measure times ten on the first batch and stores the fastest in the user's cache folder.",
         "measure",
         choices=("off", "heuristic", "measure"),
     )
     search_seconds: float | None = key(
-        "The most that a process may spend on measuring, with autotune measure; when it is used up, engines are chosen "
-        "as with heuristic. 0 measures nothing, null has no limit.",
+        "Limit of the time that a process spends on measuring, with autotune measure; after it, engines are chosen as "
+        "with heuristic. 0 measures nothing, null means no limit.",
         None,
         limit=between(0, DAY),
         aliases=("autotune_seconds",),
     )
     compile_seconds: float = key(
-        "Seconds of compiling that an operation may cost, with autotune measure, where cuDNN compiles engines as they "
-        "are built. With more than 0 those of batch normalizations, a second each, are measured beside own kernels.",
+        "Limit of the seconds of compiling for an operation, with autotune measure, where cuDNN compiles engines as they "
+        "are built. Above 0, engines of batch normalizations, a second each, are measured beside own kernels.",
         0.0,
         limit=between(0, DAY),
     )
     workspace_mib: int = key(
-        "Temporary memory that an engine may need at most, in MiB.",
+        "Largest temporary memory of an engine, in MiB.",
         512,
         limit=between(0, MIB),
         aliases=("workspace", "max_workspace_size"),
     )
     deterministic: bool = key(
-        "Only engines that give the same bits each time.", False, aliases=("cudnn_deterministic",)
+        "Whether to use only engines that give the same bits each time.", False, aliases=("cudnn_deterministic",)
     )
     allow_tf32: bool = key(
-        "Convolutions with precision.compute float32 may round their inputs to 10 bits, as Tensor cores want.",
+        "Whether convolutions with precision.compute float32 may round their inputs to 10 bits, for Tensor cores.",
         False,
         aliases=("tf32",),
     )
@@ -269,29 +269,30 @@ class Capture:
     """The whole training step as one CUDA graph; on a CPU steps are eager, and mode required is an error."""
 
     mode: str = key(
-        "off: every step is eager. auto: steps are captured; if that cannot be, a warning says why and the run goes on "
-        "eagerly. required: it stops with an error then.",
+        "off: every step is eager. auto: steps are captured; if that is impossible, a warning states the reason and the "
+        "run continues eagerly. required: the run stops with an error instead.",
         "off",
         choices=("off", "auto", "required"),
         switch=("off", "auto"),
     )
     max_graphs: int = key(
-        "Largest number of graphs in memory, one for each combination of shapes; the one that was used least recently "
-        "goes.",
+        "Largest number of graphs in memory, one for each combination of shapes; the least recently used one is "
+        "released.",
         4,
         limit=between(1, SEVERAL),
         aliases=("cache_size", "graphs"),
     )
     dynamic_shapes: str = key(
-        "Steps of other shapes than the first, such as those of a smaller last batch: capture gives them graphs of "
-        "their own; eager runs them without.",
+        "Steps of other shapes than the first, such as a smaller last batch: capture gives each shape its own graph; "
+        "eager runs them without.",
         "capture",
         choices=("capture", "eager"),
         aliases=("dynamic", "other_shapes"),
     )
-    evaluation: bool = key("The evaluation is captured, too.", True, aliases=("validation", "evaluate"))
+    evaluation: bool = key("Whether the evaluation is captured, too.", True, aliases=("validation", "evaluate"))
     second_stream: bool = key(
-        "Gradients of convolution filters are computed on a second stream, beside the rest of the backward pass.",
+        "Whether gradients of convolution filters are computed on a side stream, in parallel with the rest of the "
+        "backward pass.",
         False,
         aliases=("side_stream", "streams"),
     )

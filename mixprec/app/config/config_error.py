@@ -1,4 +1,4 @@
-"""The error about a config that cannot be used, and the parts of its message."""
+"""The error for a config that cannot be used, and the parts of its message."""
 
 import reprlib
 
@@ -8,8 +8,8 @@ from mixprec.base.messages import OneLineError
 class ConfigError(OneLineError):
     """A config that cannot be used.
 
-    The message is one line: the file with the line number, or ``--set``; the dotted key; what was found; what is
-    allowed; and the nearest name where there is one.
+    The message is one line: the file with the line number, or ``--set``; the dotted key; the value found; the allowed
+    values; and the nearest name if there is one.
     """
 
     def __init__(self, *parts):

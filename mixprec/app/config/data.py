@@ -1,4 +1,4 @@
-"""Config sections about the images: their place, their decoding, their augmentation, and their sizes over time."""
+"""Config sections about the images: source, decoding, augmentation, and sizes over time."""
 
 import operator
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ FORMATS = ("auto", "folders", "list", "tfrecord", "webdataset", "synthetic")
 
 @dataclass(frozen=True, kw_only=True)
 class _Images:
-    """The images, and which part of them is used."""
+    """The images, and the part of them that is used."""
 
     format: str = key(
         "folders: a folder with one folder per class; list: a text file with 'path label' in each line; tfrecord and "
-        "webdataset: a folder of shards; synthetic: random numbers on the device, for benchmarks; auto looks.",
+        "webdataset: a folder of shards; synthetic: random numbers on the device, for benchmarks; auto detects it.",
         "auto",
         choices=FORMATS,
         aliases=("kind", "type", "source"),
     )
     train: str | None = key(
-        "The training images, relative to the working directory; null with format synthetic.",
+        "Path of the training images, relative to the working directory; null with format synthetic.",
         None,
         limit=PATH,
         aliases=("train_dir",),
     )
-    val: str | None = key("The validation images, likewise.", None, limit=PATH, aliases=("validation", "test"))
+    val: str | None = key("Path of the validation images, as for train.", None, limit=PATH, aliases=("validation", "test"))
     root: str | None = key(
-        "Only for format list: the folder that the paths in the lists are relative to; null means that of the list.",
+        "Only for format list: the folder that the paths in the lists are relative to; null means the folder of the list.",
         None,
         limit=PATH,
     )
@@ -40,26 +40,26 @@ class _Images:
         limit=between(1, INT32),
     )
     on_error: str = key(
-        "For a file that is no intact image: stop names it before training starts; skip leaves it out, and lists it in "
-        "skipped.txt.",
+        "For a file that is not an intact image: stop names it before training starts; skip leaves it out, and lists it "
+        "in skipped.txt.",
         "stop",
         choices=("stop", "skip"),
     )
     loader: str = key(
-        "The library that decodes: dali; pillow, slower, in processes of its own; auto is DALI if it is installed.",
+        "The library that decodes: dali; pillow, slower, in separate processes; auto means DALI if it is installed.",
         "auto",
         choices=("auto", "dali", "pillow"),
         aliases=("backend",),
     )
     size: int = key(
-        "Height and width, in pixels, of what the network sees in training.",
+        "Height and width of the network's input in training, in pixels.",
         224,
         limit=between(8, SIDE),
         aliases=("crop_size", "train_size"),
     )
     val_size: int | None = key(
-        "The same in validation; null means size. A larger one makes up for random crops that enlarge objects (Touvron "
-        "et al. 2019).",
+        "The same in validation; null means size. A larger one compensates for random crops that enlarge objects "
+        "(Touvron et al. 2019).",
         None,
         limit=between(8, SIDE),
     )
@@ -78,17 +78,17 @@ class _Images:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    """What batches are like, apart from the pixels."""
+    """Properties of batches, apart from the pixels."""
 
     pad_channels: bool = key(
-        "A fourth channel of zeros in memory, behind the three that the network sees: rows of pixels that Tensor cores "
-        "read aligned.",
+        "Whether there is a fourth channel of zeros in memory, after the three that the network sees: Tensor cores then "
+        "read aligned rows of pixels.",
         False,
     )
     last_batch: str = key(
-        "Training, when the images of an epoch do not fill the last batch: partial is a smaller batch; drop leaves "
+        "Training, if the images of an epoch do not fill the last batch: partial makes a smaller batch; drop leaves "
         "these images out of this epoch; pad repeats one, with labels of -1, which the loss ignores. Gradients of a "
-        "few images are large, and may overflow: drop them.",
+        "few images are large, and may overflow: then use drop.",
         "partial",
         choices=("partial", "drop", "pad"),
     )
@@ -96,17 +96,17 @@ class _Batches:
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Decoding, _Batches, Normalization, Augmentation, _Images):  # keys of the last base come first
-    """The images, and what is done to them."""
+    """The images, and their augmentation."""
 
     decode: str = key(
-        "Only with a GPU and DALI: whether JPEGs are decoded there or on the CPU. Everything else is done there.",
+        "Only with a GPU and DALI: whether JPEGs are decoded on the GPU or on the CPU. Everything else runs on the GPU.",
         "gpu",
         choices=("gpu", "cpu"),
     )
 
 
 def _list_of(low, high):
-    """Returns the limit of a list of at most so many numbers, each from ``low`` to ``high``."""
+    """Returns the limit of a list of numbers, each from ``low`` to ``high``, of limited length."""
     each = between(low, high)
     return Limit(f"{each.text}, at most {SEVERAL} of them", lambda value: len(value) <= SEVERAL and each.holds(value))
 
@@ -119,7 +119,7 @@ class Progressive:
     """
 
     until: tuple[int, ...] = key(
-        "The epoch at which each of the earlier stages ends; an empty list is training without them.",
+        "The epoch at which each of the earlier stages ends; an empty list means no earlier stages.",
         (),
         limit=Limit(
             f">= 1 and <= {MANY}, each larger than the one before, at most {SEVERAL} of them",
@@ -133,7 +133,7 @@ class Progressive:
         aliases=("size", "resolutions"),
     )
     batch_sizes: tuple[int, ...] = key(
-        "training.batch_size in each of these stages; an empty list leaves it as it is.",
+        "training.batch_size in each of these stages; an empty list leaves it unchanged.",
         (),
         limit=_list_of(1, MANY),
         aliases=("batch_size",),

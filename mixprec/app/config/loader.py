@@ -26,10 +26,11 @@ class _Setting:
 def load(path, overrides=(), choices=None):
     """Loads a config file.
 
-    ``base: other.yaml`` at the top of a file inherits from another one, whose path is relative to the file that says
-    it. If there is no such file, it is a config that comes with mixprec, see :func:`mixprec.recipes.config_path`. Keys
-    of the inheriting file win one by one; lists are replaced as a whole. ``overrides`` win over all files. Every value
-    of every file is checked, also one that is overridden.
+    ``base: other.yaml`` at the top of a file inherits from another file; the path is relative to the inheriting file.
+        If
+    there is no such file, it names a config that comes with mixprec, see :func:`mixprec.recipes.config_path`. Keys of
+    the inheriting file take precedence one by one; lists are replaced as a whole. ``overrides`` take precedence over
+    all files. Every value of every file is checked, also overridden ones.
 
     Args:
         path: path of the YAML file.
@@ -79,12 +80,12 @@ def _chain(path):
             raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{reason}")
         if os.path.realpath(path) in seen:
             cycle = " -> ".join([*seen.values(), path])
-            raise ConfigError(base.where, f"'base' goes round in a circle: {cycle}; allowed: a file not in it")
+            raise ConfigError(base.where, f"'base' forms a cycle: {cycle}; allowed: a file outside it")
     return chain
 
 
 def _shipped(path):
-    """Returns the end of a message about a missing file: the configs of mixprec, and which of them may be meant."""
+    """Returns the end of a message about a missing file: the configs of mixprec, and the nearest name among them."""
     names = {os.path.basename(name).removesuffix(".yaml"): name for name in config_names()}
     near = nearest(os.path.splitext(os.path.basename(path))[0], names)
     return f"; mixprec comes with {', '.join(names.values())}{hint(near and names[near])}"
@@ -127,7 +128,7 @@ def _override(override, known):
 
 
 def _switched(section, known, others=()):
-    """Returns the setting that a value in the place of a section means; ``others`` may stand there, too, in words."""
+    """Returns the setting that a value given for a section means; ``others`` names further allowed values."""
     key, value = switch_of(section.key, known), section.value()
     if key is not None:
         try:
@@ -170,7 +171,7 @@ def _build(path, settings, known):
 def _impossible(rule, values, settings, path):
     origins = {name: settings[name].where if name in settings else "default" for name in rule.keys}
     found = ", ".join(f"{name!r} is {shown(values[name])} ({origin})" for name, origin in origins.items())
-    # The message starts with the place where the user most likely wants to change something: the last one written.
+    # The message starts with the location that the user most likely wants to change: the last one written.
     written = [name for name in settings if name in origins]
     where = settings[written[-1]].where if written else path
     return ConfigError(where, f"impossible combination: {found}; allowed: {rule.text}")

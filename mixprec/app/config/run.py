@@ -19,23 +19,23 @@ class Model:
     """The network."""
 
     arch: str = key(
-        "Name of the network, one of those the script knows; or the import path of one of yours, "
-        "package.module:function, see docs/own-network.md.",
+        "Name of a network that comes with mixprec, or the import path of your own, package.module:function, see "
+        "docs/own-network.md.",
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     weights: str | None = key(
         "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
-        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer "
-        "starts afresh. null takes the weights that the network makes.",
+        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer is "
+        "initialized anew. null uses the network's own initial weights.",
         None,
         limit=PATH,
         aliases=("pretrained", "checkpoint"),
     )
     memory_format: str = key(
-        "How images lie in memory in the network: nhwc, also called channels_last, which Tensor cores want, with "
-        "functions of mixprec; nchw, also called contiguous, with Chainer's own.",
+        "Memory layout of images in the network: nhwc, also called channels_last, which Tensor cores prefer, with "
+        "functions of mixprec; nchw, also called contiguous, with Chainer's own functions.",
         "nhwc",
         choices=LAYOUTS,
         synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
@@ -43,13 +43,13 @@ class Model:
     )
     fuse: bool | None = key(
         "Compute a batch normalization together with the addition and the ReLU after it. Only with memory_format nhwc; "
-        "null does it there.",
+        "null means true there.",
         None,
     )
     conv_statistics: bool | None = key(
-        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, on an H100 by "
-        "rule and elsewhere unless cudnn.autotune measures that to be slower. Only with memory_format nhwc; null does "
-        "it where batch normalizations are fused.",
+        "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, on an H100 "
+        "always, elsewhere unless cudnn.autotune measures that to be slower. Only with memory_format nhwc; null means "
+        "the value of fuse.",
         None,
     )
     zero_init_residual: bool = key(
@@ -78,8 +78,8 @@ class Schedule:
     """The learning rate over time."""
 
     kind: str = key(
-        "After the warm-up: constant; cosine, half a one down to end_lr at the end of training; step, times gamma at "
-        "each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
+        "After the warm-up: constant; cosine, half a cosine from lr to end_lr at the end of training; step, times gamma "
+        "at each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
         "cosine",
         choices=("constant", "cosine", "step", "poly"),
         aliases=("name", "type"),
@@ -88,15 +88,15 @@ class Schedule:
         "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
     )
     warmup_start_lr: float | None = key(
-        "Learning rate at which the rise begins, scaled as lr is. null begins with one step's share of lr, and has all "
-        "of it in the last step of the warm-up.",
+        "Learning rate at which the rise begins, scaled like lr. null begins with one step's share of lr, and reaches lr "
+        "in the last step of the warm-up.",
         None,
         limit=between(0, LARGEST_RATE),
         aliases=("warmup_lr",),
     )
     decay_from: str = key(
-        "Where the decay begins to count: at the end of the warm-up, or at the start of training, so that lr itself is "
-        "not reached, as in timm.",
+        "Start of the decay: the end of the warm-up, or the start of training; in the latter case lr itself is not "
+        "reached, as in timm.",
         "warmup",
         choices=("warmup", "start"),
     )
@@ -117,7 +117,7 @@ class Schedule:
     gamma: float = key("Only for step: factor at each milestone.", 0.1, limit=above(0, 1), aliases=("decay_rate",))
     power: float = key("Only for poly: the exponent.", 2.0, limit=above(0, 100))
     end_lr: float = key(
-        "Only for cosine and poly: the learning rate at the end; scaled as lr is.", 0.0, limit=between(0, LARGEST_RATE)
+        "Only for cosine and poly: the learning rate at the end, scaled like lr.", 0.0, limit=between(0, LARGEST_RATE)
     )
 
 
@@ -135,47 +135,47 @@ class Training:
     )
     epochs: int = key("Number of passes over the training images.", limit=between(1, MANY))
     seed: int = key(
-        "Start of the random numbers: weights, order of the images, crops.",
+        "Seed of the random numbers: weights, order of the images, crops.",
         0,
         # NumPy's np.random.seed takes 32 bits.
         limit=between(0, 2**32 - 1),
     )
     device: str = key(
-        "auto is a GPU, or the CPU if there is none; gpu is a GPU; gpu:N is that one. With auto and gpu the processes "
-        "of a machine take one GPU after the other, from gpu:0 on.",
+        "auto: a GPU, or the CPU if there is none; gpu: a GPU; gpu:N: this one. With auto and gpu the processes of a "
+        "machine use one GPU each, from gpu:0 on.",
         "auto",
         limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
     )
     label_smoothing: float = key(
-        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation has "
+        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation uses "
         "none.",
         0.0,
         limit=below(0, 1),
         aliases=("smoothing",),
     )
     loss: str = key(
-        "cross_entropy is that of the softmax; bce the mean of those of the classes' sigmoids (Wightman et al. 2021). "
-        "Validation has the former.",
+        "cross_entropy: softmax cross entropy. bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021). "
+        "Validation always uses cross_entropy.",
         "cross_entropy",
         choices=("cross_entropy", "bce"),
         aliases=("criterion",),
         synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
     )
     bce_threshold: float | None = key(
-        "Only for bce: targets above it become 1, and others 0; null leaves them as they are.",
+        "Only for bce: targets above it become 1, others 0; null leaves them unchanged.",
         None,
         limit=below(0, 1),
         aliases=("bce_target_thresh",),
     )
     mixup: float = key(
-        "Alpha of Mixup, which takes the mean of two images, with a share from Beta(alpha, alpha) (Zhang et al. 2018); "
-        "0 is no Mixup.",
+        "Alpha of Mixup, a weighted mean of two images with a share from Beta(alpha, alpha) (Zhang et al. 2018); 0 "
+        "switches Mixup off.",
         0.0,
         limit=between(0, 100),
         aliases=("mixup_alpha",),
     )
     cutmix: float = key(
-        "Alpha of CutMix, which puts a box of one image into another (Yun et al. 2019); 0 is no CutMix.",
+        "Alpha of CutMix, which pastes a box of one image into another (Yun et al. 2019); 0 switches CutMix off.",
         0.0,
         limit=between(0, 100),
         aliases=("cutmix_alpha",),
@@ -193,8 +193,8 @@ class Training:
         aliases=("mixup_prob",),
     )
     ema_decay: float | None = key(
-        "Decay per step of an exponential moving average of the weights, which is then what is validated; null keeps "
-        "none.",
+        "Decay per step of an exponential moving average of the weights, which is then validated instead of the "
+        "weights; null means no average.",
         None,
         limit=above(0, LARGEST_DECAY),
         aliases=("ema",),
@@ -203,10 +203,10 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Saved states of a run, from which --resume goes on."""
+    """Saved states of a run, from which --resume continues."""
 
-    every: str = key("Time between two; the end of training has one anyway.", "1 epoch", limit=INTERVAL)
-    keep: int = key("Number of snapshots that stay on disk, the newest ones.", 3, limit=between(1, MANY))
+    every: str = key("Interval between snapshots; there is always one at the end of training.", "1 epoch", limit=INTERVAL)
+    keep: int = key("Number of the newest snapshots that stay on disk.", 3, limit=between(1, MANY))
     best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
 
     @property
@@ -217,26 +217,26 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What layers keep for the backward pass, if it is too much."""
+    """The memory of what layers keep for the backward pass."""
 
     recompute: str = key(
-        "none: nothing is computed again. blocks: the blocks of the network keep their inputs alone, and are computed "
-        "again in the backward pass. auto: they do if the run would not fit otherwise; with a budget single layers are "
-        "computed again, where that is cheaper than to move what they keep.",
+        "none: nothing is recomputed. blocks: the blocks of the network keep only their inputs, and are recomputed in "
+        "the backward pass. auto: the same, if the run would not fit otherwise; with a budget single layers are "
+        "recomputed where that is cheaper than moving their activations.",
         "none",
         choices=("none", "blocks", "auto"),
         aliases=("checkpointing", "gradient_checkpointing"),
         switch=("none", "auto"),
     )
     budget: str | float | None = key(
-        "Memory of the device that the run may take, such as 16 GB or 500 MiB, or a share of it, such as 0.8. What "
-        "does not fit waits in another memory for the backward pass. null is no limit.",
+        "Memory of the device that the run may use, such as 16 GB or 500 MiB, or a share of it, such as 0.8. The rest "
+        "waits in another memory for the backward pass. null means no limit.",
         None,
         limit=Limit("such as 16 GB, 500 MiB or 0.8", is_budget),
     )
     to: str | None = key(
-        "Where it waits: host, the memory of a GPU's host, or a folder for a file, if the CPU trains. null is host, or "
-        "the results folder.",
+        "That other memory: host, the memory of a GPU's host, or a folder for a file, if the CPU trains. null means "
+        "host, or the results folder.",
         None,
         limit=PATH,
         aliases=("offload_to",),
@@ -249,9 +249,9 @@ class Log:
 
     every: str = key("Time between two entries.", "1 epoch", limit=INTERVAL)
     gradient_histogram: str | None = key(
-        "Time between two pictures of how the gradients lie in the range of float16, with and without loss scaling; "
-        "each replaces the last gradients.png. Those that would take more than 5 % of the time are left out, but for "
-        "the last one. The numbers of all are in gradients.jsonl. null makes none.",
+        "Interval between plots of the gradients in the range of float16, with and without loss scaling; each replaces "
+        "the last gradients.png. Except for the last one, plots that would take more than 5 % of the time are left "
+        "out. gradients.jsonl has the numbers of all. null means none.",
         None,
         limit=INTERVAL,
     )

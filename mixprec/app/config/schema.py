@@ -24,7 +24,7 @@ def _is_set(optimizer, key):
 
 
 def _only_with(key, others=""):
-    """Returns the rule of a key that only some optimizers have; ``others`` says what it must be with the others."""
+    """Returns the rule of a key that only some optimizers have; ``others`` states its value for the others."""
     return Rule(
         ("optimizer.name", f"optimizer.{key}"),
         f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
@@ -118,7 +118,7 @@ class Config:
         ),
         Rule(
             ("schedule.kind", "schedule.milestones"),
-            "schedule.milestones with kind step, and with no other",
+            "schedule.milestones exactly with schedule.kind step",
             lambda config: (config.schedule.kind == "step") == bool(config.schedule.milestones),
         ),
         Rule(
@@ -181,13 +181,13 @@ class Config:
         ),
         Rule(
             ("optimizer.name", "training.ema_decay"),
-            f"training.ema_decay null with {_AVERAGING}, which has an average of its own",
+            f"training.ema_decay null with {_AVERAGING}, which has its own average",
             lambda config: config.optimizer.name not in WITH_AVERAGE or config.training.ema_decay is None,
         ),
         _only_with("trust_coefficient", "; null with the others"),
         Rule(
             ("optimizer.preconditioner", "model.memory_format"),
-            "optimizer.preconditioner kfac only with model.memory_format nhwc: it looks at functions of mixprec",
+            "optimizer.preconditioner kfac only with model.memory_format nhwc: it observes functions of mixprec",
             lambda config: config.optimizer.preconditioner == "none" or config.model.memory_format == "nhwc",
         ),
         Rule(

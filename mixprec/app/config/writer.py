@@ -1,4 +1,4 @@
-"""Writes a config: as a YAML file that loads back to it, and the reference of all keys."""
+"""Writes a config as a YAML file that loads back to it, and the reference of all keys."""
 
 import dataclasses
 import inspect
@@ -37,9 +37,9 @@ def dump(config, *, source=None, overrides=(), version=None, changes=()):
     Args:
         config: :class:`~mixprec.app.config.Config`.
         source: path of the file that it was loaded from, for the comment at the top.
-        overrides: the ``--set`` arguments that were applied, likewise.
-        version: version of mixprec, likewise.
-        changes: what differs from the run that this one goes on from, a line each, likewise.
+        overrides: the ``--set`` arguments that were applied, for the comment.
+        version: version of mixprec, for the comment.
+        changes: differences from the run that this one continues, a line each, for the comment.
 
     Returns:
         str: YAML from which :func:`~mixprec.app.config.load` makes an equal config.
@@ -63,7 +63,7 @@ def reference():
         if switch is not None:
             off, on = switch.switch
             parts += [
-                f"In place of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, and "
+                f"As a short form of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, and "
                 f"{', '.join(switch.choices)} to themselves.",
                 "",
             ]

@@ -1,6 +1,6 @@
-"""YAML text to plain values that know their line: the strict subset of YAML that configs are written in.
+"""YAML text to plain values with line numbers: the strict subset of YAML for configs.
 
-Numbers, booleans and null are those of YAML 1.2's core schema, in decimal. PyYAML itself follows YAML 1.1, where
+Numbers, booleans and null follow YAML 1.2's core schema, in decimal. PyYAML itself follows YAML 1.1, where
 ``1e-3`` is a string, ``010`` is 8, ``1:30`` is 90, ``no`` is false and ``2024-01-01`` is a date.
 """
 
@@ -14,8 +14,8 @@ from mixprec.base import files
 from mixprec.base.declaration import Pairs
 from mixprec.base.messages import encoding_hint
 
-_LARGEST = 1 << 18  # bytes of a file: hundreds of times what all keys take, and read in seconds
-_DIGITS = 1000  # of an integer; no key takes so many
+_LARGEST = 1 << 18  # bytes of a file: hundreds of times the size of all keys, and read in seconds
+_DIGITS = 1000  # of an integer; no key needs so many
 
 
 def _integer(text):
@@ -82,7 +82,7 @@ class Nested:
 
 @dataclass(frozen=True)
 class Entry:
-    """One ``key: value`` of a mapping, with the place it was written at."""
+    """One ``key: value`` of a mapping, with its location."""
 
     key: str
     node: yaml.Node
@@ -96,12 +96,12 @@ class Entry:
             raise ConfigError(self.where, f"{shown(self.key)} cannot be read: {error}") from error
 
     def scalars(self):
-        """Returns the mapping that the value is, as a dict of what :meth:`value` returns; anything else likewise."""
+        """Returns a mapping as a dict of results of :meth:`value`, and any other value as :meth:`value` does."""
         entries = self.mapping()
         return self.value() if entries is None else {entry.key: entry.value() for entry in entries}
 
     def mapping(self):
-        """Returns the entries of the mapping that the value is, or ``None`` if it is none."""
+        """Returns the entries if the value is a mapping, otherwise ``None``."""
         file = self.where.rpartition(":")[0] or self.where
         return _entries(self.node, file) if isinstance(self.node, yaml.MappingNode) else None
 
@@ -113,7 +113,7 @@ def read_file(path):
         path: path of the file, as it is to appear in messages.
 
     Returns:
-        list of Entry: empty if the file is.
+        list of Entry: empty for an empty file.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -16,18 +16,18 @@ _SPEED_SECONDS = 1.0  # for each of the two batch sizes of a file
 
 @dataclasses.dataclass
 class Row:
-    """What was found about a file, or about the network in mixprec.
+    """The measurements of a file, or of the network in mixprec.
 
     Attributes:
         name: ``"mixprec FP32"``, or the name of the file.
-        accuracy: share of the images whose largest logit is that of their label.
+        accuracy: share of the images whose largest logit belongs to their label.
         equal: share of the images with the same largest logit as mixprec's.
         difference: largest difference of a logit from mixprec's.
         largest: largest logit of mixprec's, in absolute value.
         size: bytes of the file; ``None`` for mixprec.
-        speeds: images a second, by batch size; empty where the CPU is not what the file is for.
-        limit: points of accuracy that it may be below the float32 file; ``None`` for no limit.
-        drop: points that it is below it.
+        speeds: images per second, by batch size; empty if the file is not meant for CPUs.
+        limit: percentage points of accuracy that it may be below the float32 file; ``None`` for no limit.
+        drop: percentage points that it is below the float32 file.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Candidate:
         name: of the file.
         data: its bytes.
         run: function from the input, an array, to logits.
-        is_timed: whether its speed says something.
+        is_timed: whether its speed is meaningful.
         takes_pixels: whether the input is pixels, uint8 (N, H, W, 3).
         limit: see :class:`Row`.
     """
@@ -72,7 +72,7 @@ def compare(network, candidates, images, progress):
     """Returns a :class:`Row` for mixprec and one for each candidate, of which the first is the float32 file.
 
     Args:
-        network: plain Chainer link; mixprec computes it in float32. That is plain Chainer's but for rounding, and
+        network: plain Chainer link; mixprec computes it in float32. This equals plain Chainer up to rounding, and is
             faster; :func:`mixprec.export.onnx` has compared the float32 file with plain Chainer.
         candidates: list of :class:`Candidate`.
         images: :class:`~mixprec.app.finished.validation_images.ValidationImages`.

@@ -47,9 +47,9 @@ def open_config(folder, overrides, networks):
     """Returns the :class:`mixprec.app.config.Config` of a results folder.
 
     Args:
-        folder: as for :func:`open_run`, as are the others.
-        overrides: likewise.
-        networks: likewise.
+        folder: as for :func:`open_run`.
+        overrides: as for :func:`open_run`.
+        networks: as for :func:`open_run`.
 
     Raises:
         OneLineError: the folder holds no run.
@@ -65,10 +65,10 @@ def open_network(folder, weights, overrides, networks):
     """Opens the network of a results folder; the images may be anywhere, or nowhere.
 
     Args:
-        folder: as for :func:`open_run`, as are the others.
-        weights: likewise.
-        overrides: likewise.
-        networks: likewise.
+        folder: as for :func:`open_run`.
+        weights: as for :func:`open_run`.
+        overrides: as for :func:`open_run`.
+        networks: as for :func:`open_run`.
 
     Returns:
         ``(config, network, weights)``: :class:`mixprec.app.config.Config`, a plain Chainer link on the CPU in float32,

@@ -20,10 +20,10 @@ def tried(out):
         out: its path.
 
     Raises:
-        OSError: it is no folder, cannot be made, or cannot be written into.
+        OSError: it is not a folder, cannot be made, or cannot be written into.
     """
     if os.path.exists(out) and not os.path.isdir(out):
-        raise NotADirectoryError(errno.ENOTDIR, "it is no folder", out)
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", out)
     missing, folder = [], working_folder.absolute(out)
     while not os.path.lexists(folder):
         missing.append(folder)
@@ -47,11 +47,11 @@ def failed(name):
 
 
 def replace(out, contents):
-    """Writes the files of an export: all of them, or none. Then it removes those of an earlier one that it has not.
+    """Writes the files of an export: all of them, or none. Then it removes outdated files of an earlier export.
 
     Args:
         out: the folder.
-        contents: bytes by name. The last one is the last that is put in its place.
+        contents: bytes by name. The last file is the last that is renamed to its final name.
 
     Raises:
         OSError: a file cannot be written; the folder is as it was.
@@ -67,7 +67,7 @@ def replace(out, contents):
 
 @contextlib.contextmanager
 def _named(out):
-    """Has errors name the folder, where they would name a temporary file, or nothing."""
+    """Makes errors name the folder where they would name a temporary file, or nothing."""
     try:
         yield
     except OSError as error:

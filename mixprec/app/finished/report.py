@@ -1,4 +1,4 @@
-"""What an export has found: a table to read, JSON, and a picture."""
+"""The results of an export: a table, JSON, and a picture."""
 
 import dataclasses
 import io
@@ -13,8 +13,8 @@ def table(rows, images, guessed):
 
     Args:
         rows: list of :class:`~mixprec.app.finished.check.Row`, mixprec's first.
-        images: how many there were.
-        guessed: accuracy of naming the class of most images for each of them, as a share.
+        images: number of images.
+        guessed: accuracy of always predicting the most frequent class, as a share.
     """
     sizes = sorted({size for row in rows for size in row.speeds})
     heads = ["", "accuracy", "drop", "equal top-1", "difference", "MB", *(f"images/s, {size}" for size in sizes), ""]
@@ -49,7 +49,7 @@ def _verdict(row):
 
 
 def as_json(rows, **about):
-    """Returns the rows, and what else is known, as the text of a JSON file; null stands for what is not finite."""
+    """Returns the rows and further facts as the text of a JSON file; null replaces numbers that are not finite."""
     found = [{**dataclasses.asdict(row), "is_good": row.is_good} for row in rows]
     return json.dumps(_finite({**about, "rows": found}), indent=1, allow_nan=False) + "\n"
 

@@ -17,8 +17,8 @@ class ValidationImages:
     Args:
         source: from :func:`mixprec.data.sources.opening.open_images`, or :class:`Files`.
         preprocessing: :class:`mixprec.export.preprocessing.Preprocessing`.
-        indices: of the images, an array of integers.
-        threads: that decode.
+        indices: indices of the images, an array of integers.
+        threads: number of threads that decode.
     """
 
     def __init__(self, source, preprocessing, indices, threads=1):
@@ -37,7 +37,7 @@ class ValidationImages:
 
     @property
     def labels(self):
-        """Those of all images, an array of int32."""
+        """Labels of all images, an array of int32."""
         return self._source.labels[self._indices]
 
     def batches(self, size):

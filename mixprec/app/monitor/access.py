@@ -1,4 +1,4 @@
-"""Who may see the pages, and how much they may send: an ASGI middleware in front of everything that the server has."""
+"""Access to the pages, and limits of requests: an ASGI middleware in front of the whole server."""
 
 import hashlib
 import hmac
@@ -9,9 +9,9 @@ from mixprec.app.monitor.connections import ANSWER, BODY, HEADER, SOCKET, WORK
 
 LARGEST_UPLOAD = 20_000_000  # bytes of a file
 _LARGEST = LARGEST_UPLOAD + (1 << 20)  # bytes of a request
-# Another port than the server's is what a tunnel has at its other end.
+# A tunnel may have another port than the server at its other end.
 _HOST = re.compile(r"(?:localhost|127\.0\.0\.1|\[::1\])(?::([0-9]{1,5}))?", re.IGNORECASE)
-# All that a page needs comes from this server; a browser refuses to load anything from elsewhere.
+# Pages load everything from this server; browsers refuse to load anything from elsewhere.
 _POLICY = (
     "default-src 'self'; img-src 'self' data: blob:; font-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "script-src 'self' 'unsafe-inline' 'unsafe-eval'; connect-src 'self'; frame-ancestors 'none'; form-action 'self'"
@@ -19,9 +19,9 @@ _POLICY = (
 _HEADERS = [
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"same-origin"),  # without any, a browser would not say which site a form comes from
+    (b"referrer-policy", b"same-origin"),  # without a policy, browsers would not send the origin of a form
 ]
-# The link is for those who followed the address on a page of another site: the browser keeps the cookie back there.
+# The link helps users who followed the address on a page of another site: there the browser does not send the cookie.
 _ENTRANCE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>mixprec monitor</title><style>:root{color-scheme:light dark}body{font:16px sans-serif;margin:4em auto;
 max-width:30em;padding:0 1em}</style><h1>mixprec monitor</h1><p>These pages are opened by the address with
@@ -31,7 +31,7 @@ came by that address? <a href="">Open the pages</a></p></html>"""
 
 
 class Guard:
-    """Decides who may see the pages: who has the token, or the cookie that a browser was given for it.
+    """Decides about access to the pages: by the token, or by the cookie that a browser got for it.
 
     Args:
         token: text.
@@ -39,7 +39,7 @@ class Guard:
 
     def __init__(self, token):
         self._token = token.encode()
-        # Browsers keep this instead of the token, which may be a user's own, of other servers, too.
+        # Browsers keep this instead of the token, which users may have chosen for several servers.
         self._cookie = hmac.new(self._token, b"cookie", hashlib.sha256).hexdigest().encode()
 
     def is_token(self, text):
@@ -51,7 +51,7 @@ class Guard:
 
         Args:
             headers: dict of its headers, with names in small letters.
-            port: that it asks for, text: browsers keep the cookies of all ports of a host together.
+            port: port of the request, as text: browsers keep the cookies of all ports of a host together.
         """
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_token(bearer.strip()):
@@ -73,10 +73,10 @@ def _cookie_name(port):
 
 
 class Access:
-    """The middleware: nothing without the token, no requests by pages of other sites, none that is too large.
+    """The middleware: it refuses requests without the token, from pages of other sites, and of excessive size.
 
-    A request must ask for this machine by a name of its own: a page of another site could otherwise have its own name
-    lead to 127.0.0.1 ("DNS rebinding"), and read what it is answered.
+    A request must name this machine by one of its own names: otherwise a page of another site could resolve its own
+    name to 127.0.0.1 ("DNS rebinding"), and read the answers.
 
     Args:
         app: ASGI application behind it.
@@ -124,13 +124,13 @@ class Access:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._connections.enter(connection, HEADER)  # which has a time: nothing else says that it is closed
+            self._connections.enter(connection, HEADER)  # which has a time limit: nothing else reports that it is closed
 
     def _has_token(self, scope):
         return any(self._guard.is_token(value) for value in map(_token, _query(scope)) if value is not None)
 
     def _received(self, connection, receive):
-        """Returns ``receive``, which breaks off a request that sends more than its header said, or has no header."""
+        """Returns a ``receive`` that aborts requests longer than their header announces, or without this header."""
         size = 0
 
         async def received():
@@ -148,7 +148,7 @@ class Access:
     def _sent(self, connection, send):
         async def sent(message):
             is_last = message["type"] == "http.response.body" and not message.get("more_body")
-            # Before the next request can come; and each part is asked for when some of the one before has been taken.
+            # Before the next request can come; and each part is requested when some of the previous one has been read.
             self._connections.enter(connection, HEADER if is_last else ANSWER)
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", []), *_HEADERS]}
@@ -158,7 +158,7 @@ class Access:
 
 
 def _headers(scope):
-    """Returns the headers, a dict; of one that is there twice both values, so that none of the two is taken for it."""
+    """Returns the headers, a dict; a repeated header gets both values, so that neither is mistaken for it."""
     headers = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -166,11 +166,11 @@ def _headers(scope):
 
 
 def _checked(headers):
-    """Returns the port that is asked for, and ``None`` or the status and text of a refusal."""
+    """Returns the requested port, and ``None`` or the status and text of a refusal."""
     host = headers.get("host", "")
     found = _HOST.fullmatch(host)
     if found is None:
-        return None, (400, "the server is asked for by a name that is not its own")
+        return None, (400, "the request names a host that is not this server")
     if headers.get("origin", f"http://{host}").lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         return None, (403, "a page of another site asks")
     return found[1] or "80", None
@@ -198,7 +198,7 @@ def _without_token(scope):
 
 
 async def _answer(send, status, text, *, kind=b"text/plain; charset=utf-8", more=()):
-    """Answers and closes the connection, whatever else the client was about to send."""
+    """Answers and closes the connection, even if the client is still sending."""
     headers = [(b"content-type", kind), (b"connection", b"close"), (b"cache-control", b"no-store"), *_HEADERS, *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})

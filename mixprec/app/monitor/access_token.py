@@ -11,15 +11,15 @@ from mixprec.base.files import TEMPORARY, cache_folder
 from mixprec.base.messages import OneLineError
 from mixprec.base.variables import MONITOR_TOKEN as VARIABLE
 
-_ALLOWED = re.compile(r"[A-Za-z0-9._~-]{16,256}")  # what an address takes as it is
+_ALLOWED = re.compile(r"[A-Za-z0-9._~-]{16,256}")  # characters that need no escapes in an address
 
 
 class TokenError(OneLineError):
-    """The token is none, or cannot be kept; the message is one line that does not contain it."""
+    """The token is invalid, or cannot be stored; the message is one line that does not contain it."""
 
 
 def take_given(environment):
-    """Takes the token out of an environment, so that processes that are started later do not have it.
+    """Removes the token from an environment, so that processes started later do not have it.
 
     Args:
         environment: ``os.environ``, or a dict.
@@ -33,7 +33,7 @@ def take_given(environment):
     token = environment.pop(VARIABLE, "")
     if token and not _ALLOWED.fullmatch(token):
         raise TokenError(
-            f"{VARIABLE}: no token, found {len(token)} characters; "
+            f"{VARIABLE}: not a valid token, found {len(token)} characters; "
             "wanted: 16 to 256 letters, digits, '.', '_', '~' and '-'"
         )
     return token or None
@@ -45,17 +45,17 @@ def draw():
 
 
 def token_file(port):
-    """Returns where the token of a port of this machine is kept; machines of a cluster share the home."""
+    """Returns the path of the token for a port of this machine; machines of a cluster share the home."""
     host = re.sub(r"[^\w.-]", "_", platform.node())
     return cache_folder() / "monitor" / f"{host}-{port}.token"
 
 
 @contextlib.contextmanager
 def kept(token, path):
-    """Keeps a token in a file of mode 0600 while the block runs.
+    """Stores a token in a file of mode 0600 while the block runs.
 
-    All is done relative to the open folder, which must be the user's own, and not in one that a link leads to: the
-    cache may lie where others can write.
+    Everything is done relative to the open folder, which must belong to the user and must not be a link: the cache may
+    lie where others can write.
 
     Args:
         token: text.
@@ -100,7 +100,7 @@ def _write(folder, path, token):
     try:
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         try:
-            os.fchmod(file, 0o600)  # whatever the umask takes away
+            os.fchmod(file, 0o600)  # independent of the umask
             os.write(file, f"{token}\n".encode())
         finally:
             os.close(file)

@@ -1,10 +1,10 @@
-"""Options of the charts, as ECharts takes them: plain dicts, from columns of the log."""
+"""Options of the charts for ECharts: plain dicts, made from columns of the log."""
 
 import math
 
 from mixprec.app.monitor.log import sampled
 
-# Legible on white and on black; the series are Okabe's and Ito's colours, which the colour-blind can tell apart.
+# Legible on white and on black; the series have Okabe's and Ito's colours, which the colour-blind can distinguish.
 _GREY = "#858585"
 COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c6bb1", "#999933")
 _ZERO, _SUBNORMAL, _OVERFLOW = -25, -14, 16  # log2 of magnitudes that FP16 flushes, begins to lose bits of, cannot hold
@@ -34,8 +34,8 @@ def chart(title, series, x_name, base=None):
     Args:
         title: text.
         series: a dict from labels to lists of ``[x, y]``, ``y`` being ``None`` at a gap.
-        x_name: what x is.
-        base: of a logarithmic y axis; ``None`` for a linear one.
+        x_name: name of the x axis.
+        base: base of a logarithmic y axis; ``None`` for a linear one.
 
     Returns:
         dict
@@ -54,7 +54,7 @@ def chart(title, series, x_name, base=None):
         "title": {"text": title, "textStyle": {"color": _GREY, "fontSize": 14, "fontWeight": "normal"}},
         "legend": {"show": len(series) > 1, "type": "scroll", "top": 24, "textStyle": {"color": _GREY}},
         "grid": {"left": 56, "right": 24, "top": 56, "bottom": 64},
-        # Names of runs and classes are in it: as text, never as HTML.
+        # Names of runs and classes are shown as text, never as HTML.
         "tooltip": {"trigger": "axis", "renderMode": "richText", "confine": True},
         "dataZoom": [{"type": "inside"}, {"type": "slider", "height": 16, "bottom": 8, "textStyle": {"color": _GREY}}],
         "xAxis": {**axis, **linear, "name": x_name, "nameLocation": "middle", "nameGap": 22},
@@ -76,7 +76,7 @@ def curves(log, title, axis):
 
     Args:
         log: :class:`mixprec.app.monitor.log.Log`.
-        title: of the chart.
+        title: title of the chart.
         axis: one of :data:`AXES`.
 
     Returns:
@@ -125,8 +125,8 @@ def gradients(entries):
         entries: list of the dicts of ``gradients.jsonl``, sorted by iteration.
 
     Returns:
-        dict: a heatmap over iteration and magnitude, times the loss scale, as FP16 has it in the backward pass. Regions
-        that FP16 makes zero, holds with fewer bits, and cannot hold are marked. ``None`` if there are no entries.
+        dict: a heatmap over iteration and magnitude, times the loss scale, as in the backward pass in FP16. Regions that
+        FP16 flushes to zero, holds with fewer bits, and cannot hold are marked. ``None`` if there are no entries.
     """
     entries = entries[:: math.ceil(len(entries) / 200) or 1]
     cells, heights = [], set()

@@ -1,28 +1,28 @@
-"""Connections of which too much is held: they have little time for each part of a request, and few of them are kept.
+"""Limits of connections: little time for each part of a request, and a limited number at a time.
 
-Every account of the machine can connect. A connection that says nothing, or a letter each second, or never takes its
-answer, would otherwise hold a descriptor for ever, and when there are none left no browser is answered.
+Every account of the machine can connect. A connection that sends nothing, or a byte each second, or never reads its
+answer, would otherwise hold a descriptor for ever, and without free descriptors no browser gets an answer.
 """
 
 import asyncio
 import collections
 import resource
 
-# What a connection is at: it sends a header or a body, is waited for, takes its answer, or is a WebSocket.
+# The state of a connection: it sends a header or a body, waits for work, reads its answer, or is a WebSocket.
 HEADER, BODY, WORK, ANSWER, SOCKET = "header", "body", "work", "answer", "socket"
-_SECONDS = {HEADER: 10, BODY: 120, ANSWER: 20}  # of an answer: until some more of it has been taken
+_SECONDS = {HEADER: 10, BODY: 120, ANSWER: 20}  # of an answer: until some more of it has been read
 _MOST = {HEADER: 64, BODY: 64, WORK: 256, ANSWER: 64, SOCKET: 256}
 _MESSAGE = 1 << 20  # bytes of a message over a WebSocket
 
 
 class Connections:
-    """What each connection is at, and until when.
+    """The state of each connection, and its deadline.
 
-    Where too many are at the same, the oldest is closed: a browser sends a whole request at once, and is answered.
+    If too many are in the same state, the oldest is closed: a browser sends a whole request at once, and is answered.
 
     Args:
-        seconds: dict from parts to seconds after which a connection is closed; without, there is no limit.
-        most: number of connections that may be at the same; default: so many that descriptors do not run out.
+        seconds: dict from states to seconds after which a connection is closed; states without a number have no limit.
+        most: largest number of connections in the same state; default: a number that leaves descriptors free.
     """
 
     def __init__(self, seconds=None, most=None):
@@ -32,15 +32,15 @@ class Connections:
         self._seconds = seconds or _SECONDS
         self._transports = {}  # address of the client -> transport
         self._at = {part: collections.OrderedDict() for part in _MOST}  # transport -> timer or None
-        self._unsent = {}  # transport -> bytes that were in its buffer when that was looked at
+        self._unsent = {}  # transport -> bytes in its buffer at the last check
 
     def settings(self):
-        """Returns uvicorn's settings that belong to it, a dict."""
+        """Returns the matching settings of uvicorn, a dict."""
         from uvicorn.protocols.http.h11_impl import H11Protocol  # processes that only ask for constants have none
 
         connections = self
 
-        class Watched(H11Protocol):  # it bounds the size of a header, which httptools does not
+        class Watched(H11Protocol):  # it limits the size of a header, httptools does not
             def connection_made(self, transport):
                 super().connection_made(transport)
                 connections.made(transport)
@@ -51,11 +51,11 @@ class Connections:
 
         return {
             "http": Watched,
-            # asyncio's own loop accepts at most so many before it goes on with the ones that it has, and does so a few
-            # times before it reads what the first has sent, which must not be closed by then.
+            # asyncio's loop accepts at most this many connections before it serves the existing ones, and does so a few
+            # times before it reads from the first, which must not be closed by then.
             "loop": "asyncio",
             "backlog": max(4, self._most[HEADER] // 4),
-            "timeout_graceful_shutdown": 5,  # seconds; a request that is not whole would go on for minutes
+            "timeout_graceful_shutdown": 5,  # seconds; an incomplete request would last for minutes
             "ws_max_size": _MESSAGE,
         }
 
@@ -72,14 +72,14 @@ class Connections:
         return self._transports.get(client)
 
     def is_at(self, transport, part):
-        """Returns ``True`` if a connection is at a part, see :meth:`enter`."""
+        """Returns ``True`` if a connection is in a state, see :meth:`enter`."""
         return transport in self._at[part]
 
     def enter(self, transport, part):
-        """A connection is at a part from now on, or still, and has made progress.
+        """Sets the state of a connection, or restarts its time after progress.
 
         Args:
-            transport: from :meth:`of`; a connection that is gone, or ``None``, is left alone.
+            transport: from :meth:`of`; a closed connection, or ``None``, is ignored.
             part: :data:`HEADER`, :data:`BODY`, :data:`WORK`, :data:`ANSWER` or :data:`SOCKET`.
         """
         if not self._is_known(transport):
@@ -101,7 +101,7 @@ class Connections:
             del self._transports[transport.get_extra_info("peername")]
 
     def _is_known(self, transport):
-        """Whether it is counted; another one may have the port of one that is gone."""
+        """Whether it is counted; a new connection may have the port of a closed one."""
         return transport is not None and self._transports.get(transport.get_extra_info("peername")) is transport
 
     def _forget(self, transport):
@@ -122,7 +122,7 @@ class Connections:
             self._close(transport)
 
     def _close(self, transport):
-        transport.close()  # what is in the buffer is sent
+        transport.close()  # the buffer is still sent
         if transport.get_write_buffer_size():
             self.enter(transport, ANSWER)
         else:

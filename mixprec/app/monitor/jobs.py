@@ -1,4 +1,4 @@
-"""Training that is started and stopped from the pages, where the server was told to allow it."""
+"""Training jobs that the pages start and stop, if the server allows it."""
 
 import contextlib
 import datetime
@@ -15,10 +15,10 @@ from mixprec.base import files
 from mixprec.base.messages import OneLineError, one_line
 from mixprec.base.process_start import is_alive
 
-_FOLDER = ".jobs"  # below the root: what jobs print, and the configs of runs that were cloned
+_FOLDER = ".jobs"  # below the root: the output of jobs, and the configs of cloned runs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}")
 _LARGEST_CONFIG = 1 << 18  # bytes, as for the training command
-_SHOWN = 4000  # bytes of the end of what a job prints
+_SHOWN = 4000  # bytes of the end of a job's output
 
 
 class JobError(OneLineError):
@@ -26,7 +26,7 @@ class JobError(OneLineError):
 
 
 class Jobs:
-    """The jobs of this server. They go on when it ends.
+    """The jobs of this server. They continue when it ends.
 
     Args:
         root: folder of results.
@@ -34,24 +34,24 @@ class Jobs:
 
     def __init__(self, root):
         self._root = os.path.realpath(root)
-        self._jobs = {}  # name of the run -> process, path of what it prints
+        self._jobs = {}  # name of the run -> process, path of its output
 
     def start(self, config, name, overrides):
         """Starts a run, as ``python -m mixprec.train`` does.
 
         Args:
             config: path of a config that was listed.
-            name: of the run, below the root.
+            name: name of the run, below the root.
             overrides: list of ``"section.key=value"``.
 
         Raises:
-            JobError: the name is none, or taken; or the config is a link, or has a base.
+            JobError: the name is invalid or in use; or the config is a link, or has a base.
         """
         if not _NAME.fullmatch(name):
-            raise JobError(f"{name!r}: no name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them")
+            raise JobError(f"{name!r}: not a valid name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them")
         out = os.path.join(self._root, *name.split("/"))
         if os.path.lexists(out) or not os.path.realpath(out).startswith(os.path.join(self._root, "")):
-            raise JobError(f"{name}: there is such a folder; give another name")
+            raise JobError(f"{name}: the folder exists already; give another name")
         called = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{name.replace('/', '-')}"
         printed = os.path.join(self._root, _FOLDER, f"{called}.txt")
         try:
@@ -69,13 +69,13 @@ class Jobs:
         self._jobs[name] = process, printed
 
     def _copied(self, config, name):
-        """Copies the config of a run beside what jobs print, as a training process would follow links to it."""
+        """Copies the config of a run to the folder of the jobs, as a training process would follow links to it."""
         with files.open_below(self._root, config) as file:
             text = file.read(_LARGEST_CONFIG + 1)  # a larger one is an error of the training command
         with self._made(name) as file:
             file.write(text)
         path = os.path.join(self._root, _FOLDER, name)
-        with contextlib.suppress(ConfigError):  # which the training command says, too
+        with contextlib.suppress(ConfigError):  # the training command reports it, too
             if any(entry.key == "base" for entry in read_file(path)):
                 raise JobError(f"{config}: it has a 'base'; the config of a run has all keys, and no base")
         return path

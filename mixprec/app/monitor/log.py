@@ -11,9 +11,9 @@ import time
 
 from mixprec.base import files
 
-PIECE = 4 << 20  # bytes that are read of a log at a time; a line counts as _LEAST at least, which limits their number
+PIECE = 4 << 20  # bytes of a log that are read at a time; a line counts as at least _LEAST, which limits their number
 _LEAST = 200
-_TAIL = 256  # bytes in front of what is new; if they are others than before, the log was written anew
+_TAIL = 256  # bytes before the new part; if they have changed, the log was rewritten
 _LONGEST = 1 << 20  # bytes of a line
 _KEYS = 100  # columns, and values of an entry
 _LONGEST_NAME = 200  # characters
@@ -24,9 +24,9 @@ _VERSIONS = itertools.count(1)
 
 
 def is_gone(error):
-    """Returns ``True`` if an ``OSError`` says that there is no such file, or something else in its place.
+    """Returns ``True`` if an ``OSError`` means that the file is missing, or replaced by something else.
 
-    Others, of a lack of descriptors or of a disk that does not answer, say nothing about the file.
+    Other errors, such as a lack of descriptors or an unresponsive disk, tell nothing about the file.
     """
     return error.errno in _GONE
 
@@ -34,23 +34,23 @@ def is_gone(error):
 class LogFile:
     """``log.jsonl`` of a run, and its last entry.
 
-    Training replaces the file as a whole, mostly by one that has a line more, and by a shorter one after a resume. Each
-    :meth:`refresh` reads the lines that are new, or all of them where the file does not go on as it was: a piece of
-    them at a time, so that no page waits for a file, whatever its size.
+    Training replaces the whole file, usually by one with one more line, and by a shorter one after a resume. Each
+    :meth:`refresh` reads the new lines, or all lines if the file is not a continuation: one piece at a time, so that no
+    page waits for a large file.
 
     Args:
-        path: of the file, which need not be there.
-        root: folder below which no link leads to it; default: the folder of the file.
+        path: path of the file, which need not exist.
+        root: folder below which links to it are not followed; default: the folder of the file.
 
     Attributes:
         last: the last entry, a dict from names to floats: inf where it has ``null``, which stands for inf or NaN.
-        damaged: number of lines that are no JSON objects with numbers; they are left out.
+        damaged: number of lines that are not JSON objects with numbers; they are left out.
         changed: time of the last change, in seconds since 1970; 0 if there is no file.
-        share: how much of the file has been read, from 0 to 1.
-        problem: why the file cannot be read now, in words; ``None`` if it can. What was read before is kept.
-        cost: about how many bytes the last :meth:`refresh` has read.
-        version: another number after each refresh that found something new; no two logs have the same, but for 0.
-        lock: held by those who read the log or its columns, where several threads do.
+        share: share of the file that has been read, from 0 to 1.
+        problem: the reason why the file cannot be read now; ``None`` if it can. Earlier entries are kept.
+        cost: approximate number of bytes that the last :meth:`refresh` has read.
+        version: changes with each refresh that found something new; except for 0, no two logs have the same.
+        lock: to be held while reading the log or its columns, if there are several threads.
     """
 
     def __init__(self, path, root=None):
@@ -59,7 +59,7 @@ class LogFile:
         self._start()
 
     def refresh(self, interval=0.0):
-        """Reads the next piece of what is new, unless that was done within the last ``interval`` seconds.
+        """Reads the next piece of the new part, unless that was done within the last ``interval`` seconds.
 
         Returns:
             bool: whether something is new. A file that is gone has no entries.
@@ -86,15 +86,15 @@ class LogFile:
             return True
 
     def parse(self, entry):
-        """Returns what a line says, a dict; raises what is not of that form."""
+        """Returns the entry in a line, a dict; raises an exception for any other form."""
         named = {name: entry[name] for name in itertools.islice(entry.keys(), _KEYS) if len(name) <= _LONGEST_NAME}
         return {name: math.inf if value is None else float(value) for name, value in named.items()}
 
     def clear(self):
-        """Forgets all entries: the file is another one."""
+        """Forgets all entries: the file has been replaced."""
 
     def take(self, entry):
-        """Takes the next entry, a dict as :attr:`last`."""
+        """Adds the next entry, a dict like :attr:`last`."""
 
     def _start(self):
         self.last, self.damaged, self.changed, self.share, self._end, self._tail = {}, 0, 0.0, 1.0, 0, b""
@@ -102,7 +102,7 @@ class LogFile:
         self.clear()
 
     def _read_piece(self, file):
-        status = os.fstat(file.fileno())  # once: a file that grows faster than it is read has an end all the same
+        status = os.fstat(file.fileno())  # once, so that reading ends even if the file grows faster than it is read
         key = status.st_mtime_ns, status.st_size, status.st_ino
         if key == self._key and self.share == 1:
             return
@@ -111,7 +111,7 @@ class LogFile:
             self._start()
         is_last, used, piece = False, 1, b""
         while used and not is_last and self.cost < PIECE:
-            # Not more at a time than a line may have: the memory of each thread keeps room for what it has held.
+            # Not more at a time than the longest line: allocators of threads keep their memory.
             wanted = max(0, min(_LONGEST, PIECE - self.cost, status.st_size - self._end))
             file.seek(self._end)
             piece = file.read(wanted)
@@ -125,7 +125,7 @@ class LogFile:
         self._key, self.changed = key, status.st_mtime
 
     def _take_lines(self, piece):
-        """Takes lines as long as they are no more than a piece; returns the number of bytes that are done with."""
+        """Adds lines up to the size of a piece; returns the number of bytes consumed."""
         used = 0
         while self.cost < PIECE:
             end = piece.find(b"\n", used) + 1
@@ -159,8 +159,8 @@ class Log(LogFile):
 
     Attributes:
         columns: a dict from the name of a value to an ``array`` of float64, one for each entry: NaN where the entry has
-            no such value, inf where it is ``null``. Of very many entries the smallest and the largest value of each
-            stretch stay.
+            no such value, inf where it is ``null``. For very many entries, only the smallest and the largest value of
+            each stretch are kept.
     """
 
     def __len__(self):
@@ -168,7 +168,7 @@ class Log(LogFile):
 
     def clear(self):
         self.columns, self._entries = {}, 0
-        # How many entries of the file each one stands for; the ones behind the first so many stand for one each.
+        # The number of entries of the file that each one represents; entries after the merged ones represent one each.
         self._every, self._thinned = 1, 0
 
     def take(self, entry):
@@ -190,7 +190,7 @@ class Log(LogFile):
             self._thin(0, 4)
 
     def _thin(self, start, stretch):
-        """Makes two entries of each stretch of so many, from an entry on to the end."""
+        """Merges each stretch of entries into two, from an entry on to the end."""
         for column in self.columns.values():
             kept = [value for at in range(start, len(column), stretch) for value in _two(column[at : at + stretch])]
             column[start:] = array.array("d", kept)
@@ -210,7 +210,7 @@ class GradientLog(LogFile):
 
     Attributes:
         entries: list of dicts with ``iteration``, ``loss_scale``, ``lowest`` and ``binades``, in the order of the file;
-            of very many, every second, fourth and so on.
+            for very many, every second, fourth and so on.
     """
 
     def parse(self, entry):
@@ -234,10 +234,10 @@ class GradientLog(LogFile):
 
 
 def _two(stretch):
-    """Returns two values in place of a stretch of a column: the smallest and the largest one, in their order.
+    """Returns two values for a stretch of a column: the smallest and the largest, in their order.
 
-    Of a column that grows, such as the iterations, these are the first and the last; of one that has values in only a
-    few entries, those values. Null, which is inf, stays where there are no two other values.
+    For a growing column, such as the iterations, these are the first and the last; for a sparse column, its values.
+    Null, stored as inf, stays if there are not two other values.
     """
     known = [value for value in stretch if not math.isnan(value)] or [math.nan]
     finite = [value for value in known if math.isfinite(value)]
@@ -249,15 +249,15 @@ def _two(stretch):
 
 
 def sampled(x, y, most=1000):
-    """Returns the points of a curve, and of one with very many points as many as can be seen.
+    """Returns the points of a curve, reduced to a visible number if there are very many.
 
-    The points are cut into stretches of equal length, of which the smallest and the largest value stay, so that no peak
+    The points are divided into stretches of equal length, which keep their smallest and largest value, so that no peak
     is lost.
 
     Args:
         x: sequence of floats.
         y: sequence of floats of the same length; NaN is left out, and inf becomes a gap.
-        most: number of points from which on some are left out.
+        most: largest number of points.
 
     Returns:
         list of ``[x, y]``, ``y`` being ``None`` at a gap.
@@ -273,7 +273,7 @@ def sampled(x, y, most=1000):
 
 
 def _peaks(stretch):
-    """Returns the places of the smallest and the largest value of a part of a curve, and of its first gap: sorted."""
+    """Returns the indices of the smallest and largest value of a part of a curve, and of its first gap, sorted."""
     finite = list(filter(math.isfinite, stretch))
     places = {stretch.index(min(finite)), stretch.index(max(finite))} if finite else set()
     if len(finite) < len(stretch):

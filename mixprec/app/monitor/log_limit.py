@@ -1,4 +1,4 @@
-"""What the server prints about errors: each kind once, and not at any length."""
+"""Limits of the errors that the server prints: each kind once, with limited length."""
 
 import logging
 import os
@@ -10,15 +10,15 @@ _LOGGERS = ("asyncio", "engineio.server", "nicegui", "socketio.server", "uvicorn
 _LONGEST = 300  # characters of a message
 _FRAMES = 20  # of a traceback, the last ones
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_AROUND = ("access.py", "clients.py")  # code that takes part in all requests
+_AROUND = ("access.py", "clients.py")  # code that handles all requests
 
 
 class Once(logging.Filter):
-    """Lets the first message of each kind pass, shortened: what is wrong with one request may come with each.
+    """Lets the first message of each kind pass, shortened: the fault of one request may repeat with each.
 
-    Messages are of a kind if they come from the same line of a program, and errors if they were raised in the same one.
-    An error has a traceback if code of mixprec takes part in it. Without, a browser has sent what NiceGUI does not
-    expect, such as half of a message.
+    Messages are of the same kind if they come from the same line of a program, and errors if they were raised in the
+    same line. An error has a traceback if it involves code of mixprec. Otherwise a browser has sent something that
+    NiceGUI does not expect, such as half of a message.
     """
 
     def __init__(self):
@@ -53,7 +53,7 @@ def _is_ours(frame):
 
 
 def install():
-    """Limits what the loggers of the server print; called once."""
+    """Limits the output of the server's loggers; called once."""
     once = Once()
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(once)

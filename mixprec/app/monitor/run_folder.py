@@ -21,7 +21,7 @@ _LARGEST = 1 << 20  # bytes of a text that is shown
 _LARGEST_SETTINGS = 1 << 16  # bytes of a config, or a heartbeat
 _LONGEST_VALUE = 10_000  # characters of a setting
 _DEEPEST = 20  # levels of a config: the parser in C ends the process when it runs out of stack
-_SILENT = 60  # seconds after which a run that trains has given no sign of life
+_SILENT = 60  # seconds without a sign of life after which a training run counts as silent
 _BEST = "validation/main/accuracy"
 _COLUMNS = (_BEST, "epoch", "images/s", "loss_scale", "skipped")  # of a log, for the table
 _ENDED = ["done", "stopped", "failed"]
@@ -30,23 +30,23 @@ RUNNING = ["training", "evaluating"]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A run as the table has it.
+    """A row of the table of runs.
 
     Attributes:
         name: path below the root, with ``/``.
         state: ``training``, ``evaluating``, ``done``, ``stopped``, ``failed``, ``killed``, ``silent`` (no sign of life
             for a minute, from another machine) or ``unknown``.
-        arch, precision: of its config; empty if that says nothing.
-        epoch: where it is; ``None`` if it does not say.
-        epochs: where it ends; ``None`` likewise.
+        arch, precision: values of its config; empty if unknown.
+        epoch: current epoch; ``None`` if unknown.
+        epochs: last epoch; ``None`` if unknown.
         best: highest validation accuracy; ``None`` if there is none.
-        last: the last one, likewise.
+        last: last validation accuracy; ``None`` if there is none.
         speed: images/s of the last entry.
-        scale: loss scale, likewise.
-        skipped: number of skipped steps, likewise.
-        left: seconds that are left, as training estimates them; ``None`` if it does not run.
+        scale: loss scale of the last entry.
+        skipped: number of skipped steps of the last entry.
+        left: remaining seconds, as training estimates them; ``None`` if it does not run.
         changed: time of the last entry or sign of life, in seconds since 1970.
-        share: how much of the log has been read, from 0 to 1.
+        share: share of the log that has been read, from 0 to 1.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Row:
 
 
 class Run:
-    """A folder of results. None of its files is reached through a link.
+    """A folder of results. Links are not followed to any of its files.
 
     Args:
         name: path below the root, as it is listed.
         folder: path.
-        root: folder below which no link leads to it; default: the folder itself.
+        root: folder below which links to it are not followed; default: the folder itself.
     """
 
     def __init__(self, name, folder, root=None):
@@ -94,18 +94,18 @@ class Run:
         """Reads the next piece of the log, as :meth:`mixprec.app.monitor.log.LogFile.refresh` does.
 
         Returns:
-            int: about how many bytes that were.
+            int: approximate number of bytes read.
         """
         self._best.refresh(interval)
         return self._best.cost
 
     def row(self, interval=0.0):
-        """Returns the :class:`Row` from the files as they are now, after :meth:`read`. May be called by threads."""
+        """Reads the log by :meth:`read`, and returns the current :class:`Row`. May be called by threads."""
         self.read(interval)
         return self.described()
 
     def described(self):
-        """Returns the :class:`Row` from what has been read of the log, and from the small files as they are now."""
+        """Returns the :class:`Row` from the part of the log read so far, and from the current small files."""
         status, config = self.status, self.config
         with self._best.lock:
             last, best, accuracy = self._best.last, self._best.best, self._best.accuracy
@@ -144,7 +144,7 @@ class Run:
         """Returns the names of the files that hold weights: ``model.npz`` first, and snapshots, the newest first.
 
         Raises:
-            OSError: the folder is there, and cannot be listed now.
+            OSError: the folder exists, but cannot be listed now.
         """
         try:
             with files.folder_below(self.root, self.folder) as folder, files.listing(folder) as entries:
@@ -205,7 +205,7 @@ class _Best(LogFile):
 
 
 class _Cached:
-    """What a small file says, parsed again when it is another file."""
+    """The contents of a small file, parsed again when it changes."""
 
     def __init__(self, run, name, parse, default):
         self._run, self._name, self._parse, self._default = run, name, parse, default
@@ -230,7 +230,7 @@ class _Cached:
             data = files.read(self._name, _LARGEST_SETTINGS, follow=False, dir_fd=folder)
         try:
             self._value = self._parse(data)
-        except Exception:  # PyYAML raises a dozen kinds, for tags that it knows and values that they cannot have
+        except Exception:  # PyYAML raises a dozen kinds, for known tags with invalid values
             self._value = self._default
         self._key, self.changed = key, status.st_mtime
 
@@ -241,7 +241,7 @@ def _object(data):
 
 
 def _settings(data):
-    """Returns a config as training has written it out, flat. Without aliases, of which a small file can be endless."""
+    """Returns the config that training wrote, flat. Aliases are refused, as they can make a small file endless."""
     text = data.decode()
     loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0
     for event in yaml.parse(text, Loader=loader):
@@ -256,7 +256,7 @@ def _settings(data):
         for section, keys in sections.items()
         if isinstance(keys, dict)
         for key, value in keys.items()
-        if len(str(value)) < _LONGEST_VALUE  # which is an error for integers of thousands of digits
+        if len(str(value)) < _LONGEST_VALUE  # an error for integers of thousands of digits
     }
 
 

@@ -1,4 +1,4 @@
-"""The runs below a folder of results, as its listing finds them. No name comes from outside."""
+"""The runs below a folder of results, found by listing it. No name comes from a browser."""
 
 import math
 import os
@@ -12,9 +12,9 @@ from mixprec.base.messages import printable
 
 _DEPTH = 4  # folders below the root
 _MARKS = ("config.yaml", "log.jsonl", "status.json")  # one of them makes a folder a run
-_REST = 10  # so many times as long as a listing took, a slow disk has rest
+_REST = 10  # pause after a listing, in units of its duration, to relieve slow disks
 _LONGEST_REST = 20  # seconds
-_ROUND = 4 * PIECE  # bytes that a listing reads of all logs; it goes on with the others the next time
+_ROUND = 4 * PIECE  # bytes of all logs that a listing reads; the next one continues with the others
 
 
 class Runs:
@@ -28,7 +28,7 @@ class Runs:
         self.root = os.path.realpath(root)
         self.rows = []
         self._runs, self._lock, self._looked, self._rest = {}, threading.Lock(), -math.inf, 0.0
-        self._turn = 0  # place of the run whose log is read first
+        self._turn = 0  # index of the run whose log is read first
 
     def get(self, name):
         """Returns the :class:`Run` that was listed under a name; ``None`` if none was."""
@@ -58,13 +58,13 @@ class Runs:
         except OSError as error:
             unknown += [] if is_gone(error) else [""]
         runs = {name: self._runs.get(name) or Run(name, path, self.root) for name, path in found.items()}
-        for name, run in self._runs.items():  # what cannot be listed now is not gone
+        for name, run in self._runs.items():  # folders that cannot be listed now are not gone
             if any(not above or name == above or name.startswith(f"{above}/") for above in unknown):
                 runs.setdefault(name, run)
         return runs
 
     def _read(self, runs):
-        """Reads some of each log; where that is too much for once, the next time begins with those left out."""
+        """Reads some of each log; if that is too much at once, the next call begins with the remaining logs."""
         left = _ROUND
         for count in range(len(runs)):
             if left <= 0:
@@ -76,13 +76,13 @@ class Runs:
 
 
 def _find(handle, folder, name, depth, found, unknown):
-    """Finds runs below a folder. Links are not followed: none leads out of the root, and none in a circle.
+    """Finds runs below a folder. Links are not followed: they cannot lead out of the root, or form cycles.
 
     Args:
         handle: the folder, opened.
         folder: its path.
-        name: its name, as runs have one.
-        depth: of folders that may lie in it.
+        name: its name, in the form of run names.
+        depth: number of levels of subfolders to search.
         found: dict to which names and paths of runs are added.
         unknown: list to which names of folders are added that cannot be listed now.
     """
@@ -106,7 +106,7 @@ def _find(handle, folder, name, depth, found, unknown):
 
 
 def _row(run):
-    """Returns the row of a run; whatever its files hold, it is no reason not to show the others."""
+    """Returns the row of a run; bad files of one run do not prevent others from being shown."""
     try:
         return run.described()
     except Exception:

@@ -1,4 +1,4 @@
-"""What all pages share: the runs, their logs, work in other processes, and jobs."""
+"""The state that all pages share: the runs, their logs, work in other processes, and jobs."""
 
 import collections
 import functools
@@ -11,9 +11,9 @@ from mixprec.app.monitor.runs import Runs
 from mixprec.app.monitor.task_runner import Tasks
 from mixprec.recipes import config_names, config_path
 
-_LOGS = 32  # that are held
+_LOGS = 32  # number of logs that are held
 _CONFIGS = 500  # runs whose configs are listed
-_INTERVAL = 0.5  # seconds within which a file is not looked at twice, whoever asks
+_INTERVAL = 0.5  # seconds within which a file is not read twice
 
 
 class Monitor:
@@ -35,14 +35,14 @@ class Monitor:
         self._computed, self._lock = collections.OrderedDict(), threading.Lock()
 
     def configs(self, word, first=""):
-        """Returns the configs that a page may name, as no path comes from a browser: mixprec's, and those of runs.
+        """Returns the configs that a page may name, of mixprec and of runs; no path comes from a browser.
 
         Args:
-            word: in front of the names of runs.
-            first: name of a run that is among them, however many others there are.
+            word: prefix of the names of runs.
+            first: name of a run that is always included.
 
         Returns:
-            dict from what is shown to paths.
+            dict from displayed names to paths.
         """
         paths = {f"config {name}": config_path(name) for name in config_names()}
         for name in [first, *(row.name for row in self.runs.rows[:_CONFIGS])]:
@@ -55,7 +55,7 @@ class Monitor:
         return self._read(Log, run, "log.jsonl")
 
     def gradients(self, run):
-        """Returns its :class:`mixprec.app.monitor.log.GradientLog` likewise."""
+        """Returns the current :class:`mixprec.app.monitor.log.GradientLog` of a run."""
         return self._read(GradientLog, run, "gradients.jsonl")
 
     def _read(self, kind, run, name):
@@ -70,7 +70,7 @@ class Monitor:
         return run.row(_INTERVAL)
 
     def curves(self, run, axis):
-        """Returns the charts of a run as its log is now, computed once for all who look.
+        """Returns the charts of a run for its current log, computed once for all viewers.
 
         Args:
             run: :class:`mixprec.app.monitor.run_folder.Run`.

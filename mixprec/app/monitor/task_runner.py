@@ -1,4 +1,4 @@
-"""Work in processes of their own: what needs Chainer, decodes images, or takes long. The pages only wait for it."""
+"""Work in separate processes: it needs Chainer, decodes images, or takes long. The pages only wait for it."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import sys
 
 from mixprec.base.messages import OneLineError, one_line
 
-_LONGEST = 64 << 20  # bytes of a line that a process answers with
+_LONGEST = 64 << 20  # bytes of a line of a process's answer
 _AT_ONCE = 2  # processes; others wait for their turn. An evaluation may take hours, and waits for evaluations only.
 _LONG = "evaluate"
 _SECONDS = 600
@@ -23,9 +23,9 @@ class Tasks:
     """Starts the processes.
 
     Args:
-        seconds: after which a process is ended that does not evaluate.
-        command: what is started, a list to which the name of the work is added.
-        root: folder of results, below which no process follows a link; each request says so. ``None`` for none.
+        seconds: time limit of processes, except for evaluations.
+        command: command to start, a list to which the name of the work is added.
+        root: folder of results, below which no process follows a link; each request contains it. ``None`` for none.
     """
 
     def __init__(self, seconds=_SECONDS, command=(sys.executable, "-m", "mixprec.app.monitor.work"), root=None):
@@ -33,7 +33,7 @@ class Tasks:
         self._root = {} if root is None else {"root": root}
         self._turns = {}
         self._running = set()
-        self._shared = {}  # what goes on whether somebody looks or not
+        self._shared = {}  # work that continues without a page
 
     async def run(self, task, arguments, progress=lambda share, text: None):
         """Does a piece of work.
@@ -41,10 +41,10 @@ class Tasks:
         Args:
             task: its name, one of :mod:`mixprec.app.monitor.work`.
             arguments: dict, for JSON.
-            progress: called with a share from 0 to 1 and a text, as the work goes on.
+            progress: called with a share from 0 to 1 and a text, during the work.
 
         Returns:
-            dict: what it answers.
+            dict: the answer.
 
         Raises:
             TaskError: it failed, in one line.
@@ -62,7 +62,7 @@ class Tasks:
                 raise TaskError(f"{task}: not done after {self._seconds} s") from None
 
     async def share(self, task, arguments, progress=lambda share, text: None):
-        """Does the same, once for all who ask for it while it goes on; it goes on if none of them waits any more."""
+        """Does the same, once for all pages that request it meanwhile; it continues if none of them waits any more."""
         key = json.dumps([task, arguments])
         if key not in self._shared:
             listeners = []
@@ -82,11 +82,11 @@ class Tasks:
             listeners.remove(progress)
 
     def is_shared(self, task, arguments):
-        """Returns ``True`` if such work goes on."""
+        """Returns ``True`` if such work is running."""
         return json.dumps([task, arguments]) in self._shared
 
     def stop(self, task, arguments):
-        """Ends such work, if it goes on."""
+        """Ends such work, if it is running."""
         work, _ = self._shared.pop(json.dumps([task, arguments]), (None, None))
         if work is not None:
             work.cancel()
@@ -95,10 +95,10 @@ class Tasks:
         if self._shared.get(key, (None,))[0] is work:
             del self._shared[key]
         if not work.cancelled():
-            work.exception()  # looked at, whether or not a page still waits
+            work.exception()  # retrieved, whether or not a page still waits
 
     def end(self):
-        """Ends all processes; what they have not written whole is not there."""
+        """Ends all processes; files that they have not completed do not appear."""
         for process in list(self._running):
             _signal(process, signal.SIGTERM)
 
@@ -129,7 +129,7 @@ class Tasks:
             await process.stdin.drain()
             process.stdin.close()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended already; how, is said below
+            pass  # it has ended already; the reason is reported below
         try:
             while line := await process.stdout.readline():
                 answer = json.loads(line)
@@ -144,7 +144,7 @@ class Tasks:
 
 
 def _signal(process, number):
-    """Sends a signal to a process and those that it has started, unless it has ended, also unknown to the loop."""
+    """Sends a signal to a process and its children, unless it has ended, even if the loop does not know that yet."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -1,6 +1,6 @@
-"""The device of a run: of several ranks each has a GPU for itself, or all of them compute on CPUs.
+"""The device of a run: several ranks have one GPU each, or all of them compute on CPUs.
 
-The training command asks :func:`choose` when it knows the config, before anything is built.
+The training command calls :func:`choose` when it knows the config, before anything is built.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from chainer import backend
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import environment
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a machine, whatever its name is, and its containers
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique for a machine, independent of its name, and shared by its containers
 
 
 def choose(path, config, ranks):
     """Finds the device of this rank.
 
     Args:
-        path: of the config file, for messages.
+        path: path of the config file, for messages.
         config: :class:`mixprec.app.config.Config`.
         ranks: of :mod:`mixprec.distributed.processes`.
 
@@ -25,18 +25,17 @@ def choose(path, config, ranks):
         ``(device, reason)`` of :func:`mixprec.app.parts.environment.resolve_device`.
 
     Raises:
-        mixprec.base.messages.OneLineError: there is no such device, some ranks have a GPU and others have none, or two
-        have
-            the same; on all ranks :class:`mixprec.distributed.processes.Refused`, if there are several.
+        mixprec.base.messages.OneLineError: there is no such device, only some ranks have a GPU, or two ranks have the
+            same; with several ranks all get :class:`mixprec.distributed.processes.Refused`.
     """
     with ranks.together():
         device, reason = _resolved(path, config, ranks.local_rank)
-        place = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
+        gpu = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
     ranks.compare({"the device": device.partition(":")[0]})
-    places = ranks.gather(place)
+    gpus = ranks.gather(gpu)
     with ranks.together():
         if device != "@numpy":
-            _check_different(path, config.training.device, places)
+            _check_different(path, config.training.device, gpus)
     return device, reason
 
 
@@ -55,13 +54,13 @@ def _resolved(path, config, local_rank):
     return device, reason
 
 
-def _check_different(path, wanted, places):
-    """Makes sure that no two ranks have one GPU, on which NCCL does not work; a place is an address and a machine."""
-    for rank, place in enumerate(places):
-        first = places.index(place)
+def _check_different(path, wanted, gpus):
+    """Raises an error if two ranks share a GPU, which NCCL does not support; ``gpus`` are pairs of address and machine."""
+    for rank, gpu in enumerate(gpus):
+        first = gpus.index(gpu)
         if first != rank:
             raise ConfigError(
                 path,
-                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {place[0]}; start as "
+                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {gpu[0]}; start as "
                 "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
             )

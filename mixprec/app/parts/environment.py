@@ -1,8 +1,7 @@
 """The report of ``python -m mixprec`` on this machine, and the choice of the device to train on.
 
-``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the
-CUDA runtime is asked. Nothing heavy is imported until a function is called, and nothing that is broken
-raises.
+``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the CUDA runtime
+is asked. Nothing heavy is imported until a function is called, and broken packages raise no exceptions.
 """
 
 import dataclasses
@@ -31,10 +30,10 @@ class Component:
     """One line of the report.
 
     Attributes:
-        name (str): What it is, e.g. ``'CuPy'``.
-        state (str): ``'ok'``, ``'missing'`` (not there) or ``'broken'`` (there, and unusable).
+        name (str): Its name, for example ``'CuPy'``.
+        state (str): ``'ok'``, ``'missing'`` or ``'broken'`` (installed, but unusable).
         version (str): Version or short description, empty if there is none.
-        note (str): Why it is missing or broken and how to get it, or what to know about it.
+        note (str): Why it is missing or broken and how to get it, or a remark.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Component:
 
 
 def usable_device_count():
-    """Number of GPUs that the CUDA runtime sees; 0 also where CuPy is missing or broken."""
+    """Number of GPUs that the CUDA runtime sees; 0 also if CuPy is missing or broken."""
     return _count_devices()[0]
 
 
@@ -53,15 +52,15 @@ def resolve_device(wanted, local_rank=0):
 
     Args:
         wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``.
-        local_rank (int): Of several processes on this machine each takes another GPU, for ``'auto'`` and ``'gpu'``: as
-            many as there are take the first ones in the order of this number, and then it begins anew.
+        local_rank (int): Number of the process on this machine. For ``'auto'`` and ``'gpu'`` processes get different GPUs
+            in the order of this number, cyclically if there are fewer GPUs.
 
     Returns:
-        tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or
-        ``'@cupy:N'``) and one line for humans that says why.
+        tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or ``'@cupy:N'``) and one
+        line with the reason.
 
     Raises:
-        ValueError: ``wanted`` is something else, or names a GPU that is not there.
+        ValueError: ``wanted`` is something else, or names a GPU that does not exist.
     """
     match = re.fullmatch(r"auto|cpu|gpu(?::(\d+))?", wanted) if isinstance(wanted, str) else None
     if match is None:
@@ -83,7 +82,7 @@ def resolve_device(wanted, local_rank=0):
 
 
 def address_of(device):
-    """Returns what tells the GPU of a specifier ``'@cupy:N'`` from others of this machine: its address on the bus."""
+    """Returns a unique name, on this machine, of the GPU of a specifier ``'@cupy:N'``: its address on the bus."""
     cupy, _ = _import("cupy")
     return cupy.cuda.runtime.deviceGetPCIBusId(int(device.partition(":")[2]))
 
@@ -99,10 +98,10 @@ def cpu():
 
 
 def components():
-    """Looks at everything that mixprec can use.
+    """Checks everything that mixprec can use.
 
     Returns:
-        list of Component: in the order of the report.
+        list of Component: components in the order of the report.
     """
     return [
         Component("Python", "ok", platform.python_version(), sys.executable),
@@ -144,7 +143,7 @@ def _import(module):
 
 
 def _one_line(error):
-    """The first line of what ``error`` says, with its type."""
+    """The first line of the message of ``error``, with its type."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -190,7 +189,7 @@ def _variables():
 
 
 def _native_library():
-    """The library that computes on the CPU: its instruction set and threads, or why NumPy computes in its place."""
+    """The library that computes on the CPU: its instruction set and threads, or why NumPy computes instead."""
     try:
         module, reason = importlib.import_module("mixprec.native.native_library").load()
     except Exception as error:
@@ -216,7 +215,7 @@ def _count_devices():
 
 
 def _chainer_without_gpu():
-    """Why Chainer cannot use the GPUs that there are; empty if it can."""
+    """Why Chainer cannot use the existing GPUs; empty if it can."""
     cuda, error = _import("chainer.backends.cuda")
     if cuda is None:
         return f"Chainer is broken, {_one_line(error)}"
@@ -226,7 +225,7 @@ def _chainer_without_gpu():
 
 
 def _device_name(index):
-    """Name, compute capability and memory of a GPU, as far as the runtime tells."""
+    """Name, compute capability and memory of a GPU, as far as the runtime knows them."""
     cupy, _ = _import("cupy")
     try:
         properties = cupy.cuda.runtime.getDeviceProperties(index)
@@ -254,7 +253,7 @@ def _cuda():
 
 
 def _cuda_version(name, ask):
-    """A version that CUDA gives as 1000 * major + 10 * minor, 0 for none."""
+    """A version in CUDA's form, 1000 * major + 10 * minor; 0 for none."""
     try:
         version = int(ask())
     except Exception as error:
@@ -280,7 +279,7 @@ def _cudnn():
 
 
 def _chainers_cudnn():
-    """Whether plain Chainer has a cuDNN: its own branches for it are taken, and its convolutions are no im2col."""
+    """Whether plain Chainer has a cuDNN: then it takes its branches for cuDNN, and does not convolve by im2col."""
     name = "Chainer's cuDNN"
     cuda, _ = _import("chainer.backends.cuda")
     if cuda is None:
@@ -296,7 +295,7 @@ def _chainers_cudnn():
 
 
 def _nccl():
-    """NCCL, by which several GPUs exchange gradients, as CuPy loads it."""
+    """NCCL, for exchanging gradients between GPUs, as CuPy loads it."""
     version = _distribution_version(("nvidia-nccl-cu13", "nvidia-nccl-cu12"))
     cupy, _ = _import("cupy")
     if cupy is None and version:

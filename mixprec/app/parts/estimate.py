@@ -1,7 +1,7 @@
 """A first guess of the memory of a step, before one is tried, and the memory of the machine.
 
-:mod:`mixprec.app.run.needs` makes it in a dry run, which then measures real steps. Blocks are recomputed by it where
-the config says ``memory.recompute: auto``.
+:mod:`mixprec.app.run.needs` uses it in a dry run, which then measures real steps. It also decides about recomputed
+blocks with ``memory.recompute: auto``.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from mixprec.app.parts.networks import EXAMPLE
 from mixprec.app.parts.stages import largest_stage
 from mixprec.base.process_limits import resident_memory
 
-# So many arrays of the size of the largest activation are there for a time: its gradient and the one that follows from
-# it, the one of the other branch of a residual block, and one more. On NumPy they are FP32.
+# Number of arrays as large as the largest activation that exist at a time: its gradient and the next one, the gradient
+# of the other branch of a residual block, and one more. On NumPy they are FP32.
 _ON_THE_WAY = 4
 MODEL, OPTIMIZER, BATCH = "model.arch", "optimizer.name", "training.batch_size"
 
@@ -26,9 +26,9 @@ class Memory:
 
     Attributes:
         parts: dict from keys of the config to the numbers of bytes that grow with them.
-        available: number of bytes that are free, and could be taken.
-        where: whose memory it is.
-        sharing: number of processes that share this memory, each of which needs so much.
+        available: number of bytes that are free.
+        where: name of the memory.
+        sharing: number of processes that share this memory; each needs this much.
     """
 
     parts: dict
@@ -38,12 +38,12 @@ class Memory:
 
     @property
     def needed(self):
-        """Number of bytes that the parts are together."""
+        """Sum of the parts in bytes."""
         return sum(self.parts.values())
 
     @property
     def fits(self):
-        """Whether all processes find so much."""
+        """Whether the memory is enough for all processes."""
         return self.needed * self.sharing <= self.available
 
     def __str__(self):
@@ -52,13 +52,13 @@ class Memory:
 
 
 def first_guess(config, optimizer, report, kept, ranks):
-    """Returns the :class:`Memory` of weights, optimizer state and a batch; what else there is, is found by trying.
+    """Returns the :class:`Memory` of weights, optimizer state and a batch; the rest is found by trying.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
         optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is converted.
         report: of the conversion, from an example of :data:`~mixprec.app.parts.networks.EXAMPLE` images.
-        kept: bytes that layers keep of that example.
+        kept: bytes that layers keep for that example.
         ranks: of :mod:`mixprec.distributed.processes`.
     """
     stage, device = largest_stage(config), optimizer.target.device
@@ -77,7 +77,7 @@ def first_guess(config, optimizer, report, kept, ranks):
 
 
 def state(optimizer):
-    """Returns the number of bytes of an optimizer's state, which is FP32: 1 array with momentum, 2 of Adam."""
+    """Returns the number of bytes of an optimizer's state, in FP32: 1 array with momentum, 2 with Adam."""
     rule = optimizer.create_update_rule()
     param = chainer.Parameter(np.zeros(1, np.float32))
     rule._init_states(param)  # as the first update does
@@ -92,12 +92,12 @@ def in_words(size):
 
 
 def held(device):
-    """Returns the bytes in the memory of a device that this process holds, and that :func:`available` leaves out."""
+    """Returns the bytes in a device's memory held by this process, which :func:`available` leaves out."""
     return 0 if on_gpu(device) else resident_memory()
 
 
 def available(device):
-    """Returns the number of bytes that are free for a run on a device, and whose memory it is, in words."""
+    """Returns the number of free bytes for a run on a device, and the name of the memory."""
     if not on_gpu(device):
         return available_on_host()
     import cupy
@@ -109,7 +109,7 @@ def available(device):
 
 
 def available_on_host():
-    """Returns the same of this machine."""
+    """Returns the same for this machine."""
     with open("/proc/meminfo") as lines:
         sizes = {name: int(value.split()[0]) << 10 for name, value in (line.split(":") for line in lines)}
     return sizes["MemAvailable"], f"this machine ({in_words(sizes['MemTotal'])} in all)"

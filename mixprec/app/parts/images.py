@@ -1,6 +1,6 @@
 """The images of a config: their sources, and the iterators over them.
 
-The training command calls :func:`open_sources` when the network has been tried; the trainer makes the iterators.
+The training command calls :func:`open_sources` after trying the network; the trainer makes the iterators.
 """
 
 import functools
@@ -37,11 +37,11 @@ def open_sources(config, ranks=1):
         ranks: number of processes that train together.
 
     Returns:
-        ``(train, val)``: from :func:`mixprec.data.sources.opening.open_images`. With synthetic data ``train`` has a
-        length and nothing else, and ``val`` is ``None``.
+        ``(train, val)``: from :func:`mixprec.data.sources.opening.open_images`. With synthetic data ``train`` has only
+        a length, and ``val`` is ``None``.
 
     Raises:
-        DataError: they do not fit, or an image is bad; the message is one line that names the culprit.
+        DataError: they do not fit, or an image is bad; the message is one line that names the cause.
     """
     data = config.data
     if data.format == "synthetic":
@@ -62,12 +62,12 @@ def check_sources(config, train, val, ranks=1):
 
     Args:
         config: :class:`mixprec.app.config.Config`.
-        train: as :func:`open_sources` returns it.
-        val: likewise.
+        train: first result of :func:`open_sources`.
+        val: second result of :func:`open_sources`.
         ranks: number of processes that train together.
 
     Raises:
-        DataError: they do not.
+        DataError: they do not fit.
     """
     data = config.data
     if val is not None:
@@ -90,9 +90,9 @@ def train_iterator(config, images, device, rank=0, ranks=1):
 
     Args:
         config: :class:`mixprec.app.config.Config`.
-        images: what to read.
+        images: source of the images.
         device: Chainer's device; on a GPU DALI delivers arrays of CuPy.
-        rank: of the process, which has its part of each batch of all of them.
+        rank: rank of the process, which gets its part of each joint batch.
         ranks: number of processes.
     """
     epochs, stages = epochs_of(config, len(images), ranks), stages_of(config)
@@ -135,7 +135,7 @@ def random_batch(config, size, batch_size, device):
 
 
 def val_epochs(config, images, *, one_shape, ranks=1):
-    """Returns how batches make up the validation images: :class:`~mixprec.data.loaders.epochs.Epochs`.
+    """Returns the division of the validation images into batches: :class:`~mixprec.data.loaders.epochs.Epochs`.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -153,11 +153,11 @@ def val_iterator(config, images, device, *, one_shape, rank=0, ranks=1):
 
     Args:
         config: :class:`mixprec.app.config.Config`.
-        images: what to read.
+        images: source of the images.
         device: Chainer's device.
-        one_shape: whether the last batch is filled up, with labels of -1, so that one graph does for all batches.
+        one_shape: whether the last batch is filled up, with labels of -1, so that one graph serves all batches.
         rank: as for :func:`train_iterator`.
-        ranks: likewise.
+        ranks: as for :func:`train_iterator`.
     """
     data, epochs = config.data, val_epochs(config, len(images), one_shape=one_shape, ranks=ranks)
     spec = BatchSpec(
@@ -193,7 +193,7 @@ def mixing_of(config, rank=0):
 
 
 def describe(config, train, val, device):
-    """Returns in words, as a list of lines, what the images are, who makes the batches, and how these are mixed."""
+    """Returns a description of the images, the loader and the mixing, as a list of lines."""
     lines, mixing = _described_sources(config, train, val, device), mixing_of(config)
     return lines if mixing is None else [*lines, f"mixing: {mixing}"]
 
@@ -201,11 +201,11 @@ def describe(config, train, val, device):
 def _described_sources(config, train, val, device):
     data = config.data
     if val is None:
-        return [f"data: random numbers in place of {len(train)} images, the same in each step; no validation"]
+        return [f"data: random numbers instead of {len(train)} images, the same in each step; no validation"]
     lines = [f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes"]
     skipped = sum(len(source.skipped) for source in (train, val))
     if skipped:
-        lines.append(f"skipped: {skipped} files that are no intact images, listed in {_SKIPPED}")
+        lines.append(f"skipped: {skipped} files that are not intact images, listed in {_SKIPPED}")
     augmentation = described(data)
     if augmentation:
         lines.append(f"augmentation: {'; '.join(augmentation)}")
@@ -225,7 +225,7 @@ def check_records(out, train):
 
 
 def write_records(out, train, val):
-    """Writes what a model needs to be used later, the names of its classes, and the images that were left out."""
+    """Writes the names of the classes, which later use of the model needs, and the images that were left out."""
     if not _has_images(train):
         return
     write_classes(os.path.join(out, _CLASSES), train)

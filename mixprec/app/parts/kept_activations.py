@@ -1,4 +1,4 @@
-"""What layers keep for the backward pass: the config section ``memory``, and a comparison of what it could be.
+"""The memory that layers keep for the backward pass: the config section ``memory``, and a comparison of its choices.
 
 The training command calls :func:`limit` before it builds the trainer, and the dry run calls :func:`compared`.
 """
@@ -22,18 +22,18 @@ from mixprec.app.parts.networks import EXAMPLE
 from mixprec.backends.copies import copies_for
 from mixprec.base.messages import OneLineError, one_line
 
-_ROUNDS = 3  # in two of which a round is recorded
-_SHARE = 0.8  # of what is free; the rest is for graphs, workspaces and batches made ahead, which the guess leaves out
+_ROUNDS = 3  # two of them are recorded
+_SHARE = 0.8  # of the free memory; the guess leaves out graphs, workspaces and batches made ahead
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """What limits the memory of activations.
+    """The limits of the memory of activations.
 
     Attributes:
         memory: from :func:`mixprec.offload`, to be entered for each step; ``None`` without ``memory.budget``.
         blocks: :class:`~mixprec.activation_memory.network_blocks.Blocks` that are recomputed, or ``None``.
-        kept: bytes that layers keep of the example that the network was looked at with.
+        kept: bytes that layers keep for the example on which the network was tried.
         lines: list of str, for the console.
     """
 
@@ -44,7 +44,7 @@ class Limit:
 
 
 def limit(config, optimizer, report, out, ranks):
-    """Does what the section ``memory`` says: marks blocks that are recomputed, and makes what offloads.
+    """Applies the section ``memory``: marks blocks for recomputation, and prepares offloading.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -57,7 +57,7 @@ def limit(config, optimizer, report, out, ranks):
         Limit
 
     Raises:
-        OneLineError: ``memory.to`` does not go with the device, or is no folder.
+        OneLineError: ``memory.to`` does not fit the device, or is not a folder.
     """
     settings, model, lines = config.memory, optimizer.target, []
     memory, blocks, kept = None, None, report.activation_bytes[1]
@@ -70,19 +70,19 @@ def limit(config, optimizer, report, out, ranks):
         _recompute(blocks)
         kept = blocks.kept_with + blocks.largest
         lines.append(
-            f"memory: {len(blocks.blocks)} blocks are computed again in the backward pass; layers keep "
-            f"{estimates.in_words(blocks.kept_with // EXAMPLE)} for an image, not "
+            f"memory: {len(blocks.blocks)} blocks are recomputed in the backward pass; layers keep "
+            f"{estimates.in_words(blocks.kept_with // EXAMPLE)} per image instead of "
             f"{estimates.in_words(blocks.kept // EXAMPLE)}"
             if blocks.blocks
-            else "memory: no link of the network saves memory if it is computed again; mark functions in its code by "
+            else "memory: recomputing any link of the network saves no memory; mark functions in its code by "
             "mixprec.recompute, or set memory.budget"
         )
     if settings.budget is not None:
         to = _other_memory(settings.to, model.device, out)
-        say = _print if ranks.is_first else str  # which says nothing: other ranks have plans that are alike
+        say = _print if ranks.is_first else str  # other ranks print nothing: their plans are similar
         memory = offload(settings.budget, to, recompute=settings.recompute != "none", say=say)
-        kept = 0  # what does not fit waits elsewhere
-        lines.append(f"memory: at most {settings.budget}; what does not fit waits in {_named(to)}")
+        kept = 0  # the rest waits elsewhere
+        lines.append(f"memory: at most {settings.budget}; the rest waits in {_named(to)}")
     return Limit(memory, blocks, kept, lines)
 
 
@@ -99,7 +99,7 @@ def _other_memory(to, device, out):
         raise OneLineError("'memory.to' is 'host'; allowed on the CPU: a folder, or null for the results folder")
     if to is not None and not (os.path.isdir(to) and os.access(to, os.W_OK)):
         raise OneLineError(
-            f"'memory.to' is {to!r}, which is no folder that can be written to; make it, or give another"
+            f"'memory.to' is {to!r}, which is not a writable folder; make it, or give another"
         )
     return to or out
 
@@ -122,10 +122,10 @@ class Way:
     """One way of keeping activations, for one forward and backward pass of a batch.
 
     Attributes:
-        name: what it is.
+        name: its name.
         peak: bytes of memory, or ``None`` if it does not fit.
         seconds: expected time of the pass.
-        note: more, in words.
+        note: further remarks.
     """
 
     name: str
@@ -135,16 +135,16 @@ class Way:
 
 
 def compared(config, optimizer, blocks, arrays):
-    """Compares all kept, blocks recomputed, and offloaded, by two recorded passes each of a few images.
+    """Compares keeping all activations, recomputing blocks, and offloading, by two recorded passes of a few images each.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
-        optimizer: as for :func:`limit`; it is of no use afterwards.
-        blocks: those that are recomputed, see :class:`Limit`.
+        optimizer: as for :func:`limit`; it cannot be used afterwards.
+        blocks: blocks that are recomputed, see :class:`Limit`.
         arrays: a few images and their labels, on the device.
 
     Returns:
-        tuple: a table, and the bytes at the peak of a step as the config has it.
+        tuple: a table, and the peak bytes of a step with this config.
 
     Raises:
         OneLineError: no plan meets ``memory.budget``.
@@ -177,8 +177,8 @@ def compared(config, optimizer, blocks, arrays):
         raise OneLineError(f"memory.budget {given}: a step {ways[-1].note}; raise it, or lower training.batch_size")
     own = own if given is None else offloaded
     lines = [
-        f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is that "
-        "of the whole process on its device"
+        f"activations of {config.training.batch_size} images, expected from passes of {len(arrays[0])}; memory is "
+        "the whole process's on its device"
     ]
     for way in ways:
         numbers = (
@@ -200,7 +200,7 @@ def _recorded(optimizer, arrays, to, scale):
 
 
 def _recomputed(blocks, optimizer, arrays, to, scale):
-    """Yields how it is with recomputed blocks; nothing if there are none."""
+    """Yields the :class:`Way` with recomputed blocks; nothing if there are none."""
     if not blocks.blocks:
         return
     _recompute(blocks)
@@ -209,7 +209,7 @@ def _recomputed(blocks, optimizer, arrays, to, scale):
 
 
 def _scaled(recording, factor):
-    """Returns a recording of as many times the images: what does not grow with them is there in all events."""
+    """Returns a recording scaled to more images; memory that does not grow with them is in all events."""
     fixed = min(event.others for event in recording.events)
     events = [
         dataclasses.replace(event, seconds=event.seconds * factor, others=fixed + int((event.others - fixed) * factor))

@@ -1,7 +1,7 @@
 """Builds the model of a config: the network, the loss, the accuracies, and the conversion.
 
 The training command calls :func:`make_model`, sets up the optimizer, and then calls :func:`convert_model`, so that FP32
-masters start from weights that are not rounded. :func:`build_model` does all three for one process.
+masters start from unrounded weights. :func:`build_model` does all three for one process.
 """
 
 import dataclasses
@@ -41,22 +41,21 @@ def build_model(config, network, device, weights=None):
 
 
 def make_model(config, network, device, weights=None):
-    """Seeds the random generators, tells cuDNN what the config says, and makes the classifier.
+    """Seeds the random generators, applies the cuDNN settings of the config, and makes the classifier.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
         network: callable that takes the number of classes and returns a Chainer link from images to logits. It is
-            called with ``zero_init_residual=True`` and with ``stochastic_depth`` if the config says so.
+            called with ``zero_init_residual=True`` and with ``stochastic_depth`` if the config sets them.
         device: device specifier of Chainer (``"@numpy"``, ``"@cupy:0"``).
-        weights: :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None`` for those of the
-            network.
+        weights: :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None`` for the network's own.
 
     Returns:
-        ImageClassifier: on the host, with the weights as the network or the file has them, in float32.
+        ImageClassifier: on the host, with the weights of the network or the file, in float32.
 
     Raises:
-        ConfigError: one of these keys is set, and the network does not take it; or a network of the user's
-            raised, or is none; or ``weights`` are not for it, or ``optimizer.rates`` and ``optimizer.freeze`` are not.
+        ConfigError: one of these keys is set, and the network does not accept it; the user's network raised an
+            exception, or is not a network; or ``weights``, ``optimizer.rates`` or ``optimizer.freeze`` do not fit it.
     """
     keywords = _keywords(config.model, network)
     device = chainer.get_device(device)
@@ -81,7 +80,7 @@ def convert_model(config, model, device, rank=0):
         config: :class:`mixprec.app.config.Config`.
         model: from :func:`make_model`; its optimizer is set up.
         device: device specifier of Chainer.
-        rank: of this process, where several train together.
+        rank: rank of this process, if several train together.
 
     Returns:
         The report of the conversion.
@@ -103,7 +102,7 @@ def convert_model(config, model, device, rank=0):
         raise unknown("precision.keep_float32", error) from error
     device = chainer.get_device(device)
     model.to_device(device)
-    if rank:  # the model is that of all ranks; what is random in its steps, such as dropout, is not
+    if rank:  # all ranks have the same model, but different random numbers in its steps, such as dropout
         _seed(device, (config.training.seed + rank * 0x9E3779B1) % 2**32)
     return report
 
@@ -115,17 +114,17 @@ def _seed(device, seed):
 
 
 class ImageClassifier(L.Classifier):
-    """Chainer's classifier with the losses of today's recipes and a top-5 accuracy; labels of -1 count nowhere.
+    """Chainer's classifier with the losses of current recipes and a top-5 accuracy; labels of -1 never count.
 
-    It reports ``loss`` and ``accuracy``; where ``chainer.config.train`` is off the loss is that of the softmax without
-    smoothing, and there is ``accuracy_top5``, unless there are so few classes that it would be 1. Of mixed images the
-    accuracy is that of the first label.
+    It reports ``loss`` and ``accuracy``. With ``chainer.config.train`` off, the loss is the softmax cross entropy
+    without smoothing, and ``accuracy_top5`` is reported, too, unless there are so few classes that it would be 1. For
+    mixed images, the accuracy refers to the first label.
 
     Args:
         predictor: link from images to logits (N, K).
         smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
         bce: whether the loss is :func:`mixprec.functions.binary_cross_entropy`.
-        threshold: of it.
+        threshold: its threshold.
     """
 
     def __init__(self, predictor, smoothing=0.0, *, bce=False, threshold=None):
@@ -138,8 +137,8 @@ class ImageClassifier(L.Classifier):
         Args:
             x: images (N, 3, H, W).
             t: labels (N,), signed integers.
-            second: of mixed images, the labels of those that were mixed in; ``None`` for others.
-            share: likewise, the share of ``t``, see :class:`mixprec.data.mixing.Mixing`.
+            second: for mixed images, the labels of the images that were mixed in; otherwise ``None``.
+            share: for mixed images, the share of ``t``, see :class:`mixprec.data.mixing.Mixing`.
         """
         self.y = self.loss = self.accuracy = None
         self.y = self.predictor(x)

@@ -1,6 +1,6 @@
-"""The network that ``model.arch`` names: one that comes with the script, or one of yours by its import path.
+"""The network that ``model.arch`` names: one that comes with mixprec, or the user's own by its import path.
 
-The training command imports it first of all, and tries it before the images are scanned.
+The training command imports it at first, and tries it before the images are scanned.
 """
 
 import inspect
@@ -17,23 +17,23 @@ from mixprec.base.declaration import IMPORT_PATH
 from mixprec.base.messages import hint
 from mixprec.rewrite.example import call_on_example, without_trace
 
-EXAMPLE = 2  # images on which a network is looked at, on the CPU
+EXAMPLE = 2  # images on which a network is tried, on the CPU
 
 _WANTED = "a function or class that is called with the number of classes and makes a chainer.Link"
 
 
 def find(settings, networks):
-    """Returns the network of a config; one of the user's is imported.
+    """Returns the network of a config; the user's own is imported.
 
     Args:
         settings: :class:`mixprec.app.config.schema.Model`.
-        networks: the networks that have a name: a dict to callables that take the number of classes.
+        networks: the named networks: a dict to callables that take the number of classes.
 
     Returns:
         callable that takes the number of classes.
 
     Raises:
-        ConfigError: there is none, or it cannot be called like that.
+        ConfigError: there is none, or it cannot be called in this way.
     """
     if settings.arch in networks:
         return networks[settings.arch]
@@ -48,7 +48,7 @@ def find(settings, networks):
     except importing.ImportPathError as error:
         raise ConfigError(_named(settings), str(error)) from error
     if isinstance(network, chainer.Link):
-        raise ConfigError(_named(settings), f"found a {type(network).__name__} that is made already; wanted: {_WANTED}")
+        raise ConfigError(_named(settings), f"found a {type(network).__name__} , an instance; wanted: {_WANTED}")
     if not callable(network):
         raise ConfigError(_named(settings), f"found {type(network).__name__}; wanted: {_WANTED}")
     signature = signature_of(network)
@@ -62,7 +62,7 @@ def find(settings, networks):
 
 
 def make(config, network, keywords):
-    """Calls a network with the number of classes; what is made by one of the user's is checked on some images.
+    """Calls a network with the number of classes; a network of the user's own is checked on some images.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -73,7 +73,7 @@ def make(config, network, keywords):
         chainer.Link: from images (N, 3, H, W) to logits (N, classes), on the CPU.
 
     Raises:
-        ConfigError: a network of the user's raised, has no parameters, or made something else.
+        ConfigError: the user's network raised an exception, has no parameters, or returned something else.
     """
     settings, data = config.model, config.data
     if not IMPORT_PATH.holds(settings.arch):
@@ -98,7 +98,7 @@ def make(config, network, keywords):
 
 
 def signature_of(network):
-    """Returns the signature of a callable, or ``None`` if it does not tell."""
+    """Returns the signature of a callable, or ``None`` if it is unknown."""
     try:
         return inspect.signature(network)
     except (TypeError, ValueError):
@@ -106,7 +106,7 @@ def signature_of(network):
 
 
 def _of_user(settings, called, function, *arguments, **keywords):
-    """Calls what belongs to the user."""
+    """Calls code of the user."""
     try:
         return function(*arguments, **keywords)
     except (MemoryError, KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """Builds the optimizer of a config.
 
 The training command calls :func:`build_optimizer` before the conversion of the model, so that masters start from
-weights that are not rounded.
+unrounded weights.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from mixprec.optimizer.part_rates import Factors, NothingToTrain, factors_of
 from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
 from mixprec.precision.loss_scale import DynamicLossScale
 
-NETWORK = "/predictor"  # what the names in model.npz, which patterns are for, have before them in the classifier
+NETWORK = "/predictor"  # prefix, in the classifier, of the names in model.npz, to which patterns apply
 
 
 def build_optimizer(config, model, communicator=None):
@@ -44,7 +44,7 @@ def build_optimizer(config, model, communicator=None):
     ).setup(model)
     if settings.clip_norm is not None:
         optimizer.add_hook(GradientClipping(settings.clip_norm))
-    if settings.weight_decay > 0 and settings.name not in DECAYS:  # else it is in the formula
+    if settings.weight_decay > 0 and settings.name not in DECAYS:  # otherwise it is in the formula
         optimizer.add_hook(WeightDecay(settings.weight_decay))
     return optimizer
 
@@ -62,7 +62,7 @@ def _inner(settings):
 
 
 def described_parts(optimizer):
-    """Returns in words what is frozen and what has another rate than that of the schedule; ``None`` if nothing is."""
+    """Returns a description of frozen parts and parts with a different rate; ``None`` if there are none."""
     factors, lines = {}, []
     once = {id(param): (param, factor) for param, factor in factors_of(optimizer).values()}
     for param, factor in once.values():
@@ -77,7 +77,7 @@ def described_parts(optimizer):
 
 
 def described_preconditioner(optimizer):
-    """Returns in words what gradients are multiplied by; ``None`` if there is nothing."""
+    """Returns a description of the preconditioner; ``None`` without one."""
     if optimizer.preconditioner is None:
         return None
     settings = optimizer.preconditioner.settings
@@ -86,7 +86,7 @@ def described_preconditioner(optimizer):
 
 
 def _rates(settings):
-    """Returns the factors by pattern, the last of which counts: what is frozen is frozen."""
+    """Returns the factors by pattern; the last match counts, and frozen parts come last."""
     rates = dict(settings.rates)
     for pattern in settings.freeze:
         rates.pop(pattern, None)

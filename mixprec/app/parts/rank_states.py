@@ -1,7 +1,7 @@
-"""The state in which ranks differ: position of the loader, random state of dropout, running statistics, sums to log.
+"""The state that differs between ranks: loader position, random state of dropout, running statistics, sums to log.
 
-The trainer has a :class:`RankStates` among its extensions where several ranks train. All snapshots are written inside
-of :meth:`RankStates.in_files`. The training command calls :func:`own` with what it has read from one.
+With several ranks the trainer has a :class:`RankStates` among its extensions. All snapshots are written inside
+:meth:`RankStates.in_files`. The training command calls :func:`own` with the contents of a snapshot.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ _DIVISION = ("shard", "num_shards", "batch_size", "batches_before", "shuffle_win
 
 
 class RankStates(NeverCalled):
-    """Brings the states of all ranks together: their mean for evaluation, all of them for a snapshot.
+    """Collects the states of all ranks: their mean for evaluation, all of them for a snapshot.
 
-    Each rank moves the running statistics by its own images. Their mean over ranks is that of one process, as a moving
-    average is linear; statistics that are synchronized are equal anyway, and their mean is the same bit for bit. The
-    mean is what is evaluated and what a snapshot holds under the model's names. Ranks go on with their own, which the
-    snapshot holds, too, so that it does not matter when it was written.
+    Each rank moves the running statistics by its own images. Their mean over ranks equals the statistics of one
+    process, as a moving average is linear; synchronized statistics are equal anyway, and their mean is the same bit for
+    bit. The mean is evaluated, and a snapshot holds it under the model's names. Ranks continue with their own
+    statistics, which the snapshot holds, too, so that the time of writing does not matter.
 
     Args:
         ranks: of :mod:`mixprec.distributed.processes`.
@@ -50,7 +50,7 @@ class RankStates(NeverCalled):
         self._gathered = None
 
     def serialize(self, serializer):
-        """Saves the states that were gathered; to load is the matter of :func:`own`."""
+        """Saves the gathered states; :func:`own` loads them."""
         if not isinstance(serializer, chainer.Deserializer):
             serializer("number", self._ranks.size)
             for rank, states in enumerate(self._gathered or ()):
@@ -59,7 +59,7 @@ class RankStates(NeverCalled):
 
     @contextlib.contextmanager
     def averaged(self, arrays):
-        """Inside of the block arrays of running statistics are their mean over ranks, and afterwards what they were.
+        """Inside the block, arrays of running statistics are their mean over ranks; afterwards they are restored.
 
         Args:
             arrays: list of floating-point arrays, of the same shapes on all ranks.
@@ -68,7 +68,7 @@ class RankStates(NeverCalled):
             yield
 
     def _means(self, arrays):
-        """Yields pairs of an array and its mean over ranks, where the array is."""
+        """Yields pairs of an array and its mean over ranks, on the array's device."""
         mean = self._ranks.mean(np.concatenate([cuda.to_cpu(array).astype(np.float64).ravel() for array in arrays]))
         ends = np.cumsum([array.size for array in arrays])
         for array, part in zip(arrays, np.split(mean, ends[:-1]), strict=True):
@@ -77,14 +77,14 @@ class RankStates(NeverCalled):
 
     @contextlib.contextmanager
     def evaluated(self, trainer):
-        """Inside of the block the model of a trainer is as it is to be evaluated."""
+        """Inside the block, the model of a trainer is in the state for evaluation."""
         model = trainer.updater.get_optimizer("main").target
         with averaged_weights(trainer), self.averaged(list(statistics(model).values())):
             yield
 
     @contextlib.contextmanager
     def in_files(self, trainer):
-        """Inside of the block a trainer is as a snapshot holds it. All ranks call it; rank 0 writes."""
+        """Inside the block, a trainer is in the state for a snapshot. All ranks call it; rank 0 writes."""
         if self._ranks.size == 1:
             yield
             return
@@ -95,7 +95,7 @@ class RankStates(NeverCalled):
 
 
 class JointSnapshot(extension.Extension):
-    """A snapshot extension of all ranks, which together make what rank 0 writes.
+    """A snapshot extension of all ranks, which jointly make the snapshot that rank 0 writes.
 
     Args:
         snapshot: from :func:`mixprec.training.snapshots.extension`.
@@ -139,10 +139,10 @@ def statistics(model):
 
 
 def own(arrays, config, images, ranks, iterator, path):
-    """Makes of what a snapshot holds that which one of these ranks goes on from.
+    """Extracts this rank's state from a snapshot.
 
-    The same number of ranks goes on with the state of each. Another number goes on at the same place among the images,
-    with averaged statistics, and new random numbers on ranks that were not there.
+    With the same number of ranks, each continues with its own state. Another number continues at the same position in
+    the images, with averaged statistics, and new random numbers on new ranks.
 
     Args:
         arrays: dict from :func:`mixprec.training.snapshots.read`; it is changed.
@@ -156,7 +156,7 @@ def own(arrays, config, images, ranks, iterator, path):
         dict: the arrays.
 
     Raises:
-        SnapshotError: the place is in the middle of a batch of this number of ranks.
+        SnapshotError: the position is in the middle of a batch of this number of ranks.
     """
     size = number_of_ranks(arrays)
     states = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_PREFIX)}
@@ -176,29 +176,29 @@ def own(arrays, config, images, ranks, iterator, path):
 
 
 def number_of_ranks(arrays):
-    """Returns how many ranks a snapshot is of."""
+    """Returns the number of ranks of a snapshot."""
     return int(arrays.get(f"{_PREFIX}number", 1))
 
 
 def _move(arrays, config, images, size, ranks, iterator, path):
-    """Sets the iterator's place in a snapshot to that which it has with another number of ranks."""
+    """Converts the iterator's position in a snapshot to another number of ranks."""
     delivered = int(arrays.get(f"{_ITERATOR}delivered", 0))
     settings = json.loads(arrays[f"{_ITERATOR}settings"].tobytes()) if f"{_ITERATOR}settings" in arrays else {}
     then, now = epochs_of(_as_then(config, arrays, settings), images, size), epochs_of(config, images, ranks.size)
-    place = now.delivered(then, delivered)
-    if place is None:
+    position = now.delivered(then, delivered)
+    if position is None:
         stage = then.of(delivered)
         then, now = then.epochs[stage], now.epochs[stage]
         raise SnapshotError(
             f"{path}: of {size} ranks with {then.batch_size} images each, after "
             f"{delivered - then.begin(then.epoch(delivered))} batches of an epoch, and no batch of {ranks.size} ranks "
-            f"with {now.batch_size} images each ends there: go on with {size} ranks, or from a snapshot of the end of "
+            f"with {now.batch_size} images each ends there: continue with {size} ranks, or from a snapshot at the end of "
             "an epoch"
         )
-    arrays[f"{_ITERATOR}delivered"] = np.asarray(place)
+    arrays[f"{_ITERATOR}delivered"] = np.asarray(position)
     if settings:
         if len(now.epochs) > 1:
-            iterator.skip_to(place)
+            iterator.skip_to(position)
         now_settings = json.loads(_saved(iterator)["settings"].tobytes())
         for name in _DIVISION:
             settings.pop(name, None)
@@ -208,7 +208,7 @@ def _move(arrays, config, images, size, ranks, iterator, path):
 
 
 def _as_then(config, arrays, settings):
-    """The config with the batch sizes of a snapshot; ``settings`` are those of its iterator."""
+    """The config with the batch sizes of a snapshot; ``settings`` belong to its iterator."""
     saved = json.loads(arrays[_CONFIG].tobytes()) if _CONFIG in arrays else {}
     name, key = "training.batch_size", "progressive.batch_sizes"
     batch_size = saved.get(name, settings.get("batch_size", config.training.batch_size))
@@ -237,7 +237,7 @@ def _statistics(trainer):
 
 
 def _states(trainer, arrays):
-    """Returns what this rank alone has, by the names in a snapshot; arrays are copied to the host."""
+    """Returns the state of this rank alone, by the names in a snapshot; arrays are copied to the host."""
     optimizer, iterator = trainer.updater.get_optimizer("main"), trainer.updater.get_iterator("main")
     serializer = serializers.DictionarySerializer()
     iterator.serialize(serializer["updater"]["iterator:main"])

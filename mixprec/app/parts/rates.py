@@ -11,7 +11,7 @@ def damping_at(config, epoch):
 
     Args:
         config: :class:`mixprec.app.config.Config`, whose ``kfac.end_damping`` is the damping at the end of training.
-        epoch: of the iteration, a float.
+        epoch: epoch of the iteration, a float.
     """
     start, end = config.kfac.damping, config.kfac.end_damping
     return start * ((start if end is None else end) / start) ** min(1.0, epoch / config.training.epochs)
@@ -51,23 +51,23 @@ def rates_of(config, images, ranks=1):
 def images_per_step(config, ranks=1):
     """Returns the number of images in a step of the optimizer: batch size * accumulated batches * processes.
 
-    In stages of training before the last one there may be others.
+    Stages of training before the last one may have other numbers.
     """
     return config.training.batch_size * config.training.accumulation_steps * ranks
 
 
 def scaled_rate(config, rate, ranks=1):
-    """Returns a learning rate of a config for the number of images that its steps have.
+    """Returns a learning rate of a config, scaled to the number of images in a step.
 
     By the linear scaling rule (Goyal et al. 2017, arXiv:1706.02677, section 2.1), ``rate * images_per_step /
-    base_batch_size``; as it is if ``optimizer.base_batch_size`` is null.
+    base_batch_size``; unscaled if ``optimizer.base_batch_size`` is null.
     """
     base = config.optimizer.base_batch_size
     return rate if base is None else rate * images_per_step(config, ranks) / base
 
 
 def described_rate(config, ranks=1):
-    """Returns the peak of the learning rate, and what it was scaled from, as text."""
+    """Returns a text with the peak learning rate, and the rate before scaling."""
     optimizer, images = config.optimizer, images_per_step(config, ranks)
     text = f"{scaled_rate(config, optimizer.lr, ranks):g} at its peak, with {images} images in a step"
     if config.progressive.batch_sizes:

@@ -1,4 +1,4 @@
-"""The settings of a run in its snapshots: a run that goes on with others says so, or is refused.
+"""The settings of a run in its snapshots: a resumed run reports differences, or is refused.
 
 The training command calls :func:`compare` before it resumes; the trainer has :class:`Settings` among its extensions.
 """
@@ -13,21 +13,21 @@ from mixprec.base.optimizer_names import WITH_AVERAGE
 from mixprec.training.snapshots import SnapshotError, read
 from mixprec.training.unsaved_triggers import NeverCalled
 
-# The rest of a snapshot means something else with another value of these. The iterator compares the images, their order
-# and their augmentation itself.
+# Changes of these keys would make the rest of a snapshot invalid. The iterator itself compares the images, their order
+# and their augmentation.
 _FIXED = {
-    "model.arch": "its weights are those of another network",
-    "model.classes": "its weights are those of another network",
-    "optimizer.name": "its state means something else to another optimizer",
-    "data.synthetic_images": "its place in the data is counted in batches",
-    "training.batch_size": "its place in the data is counted in batches",
+    "model.arch": "its weights belong to another network",
+    "model.classes": "its weights belong to another network",
+    "optimizer.name": "its state belongs to another optimizer",
+    "data.synthetic_images": "its position in the data is counted in batches",
+    "training.batch_size": "its position in the data is counted in batches",
     "training.accumulation_steps": "its log counts steps",
-    "training.seed": "its place in the data is one in an order that the seed gives",
-    "progressive.until": "its place in the data is counted in batches",
-    "progressive.sizes": "its place in the data is one of images of this size",
-    "progressive.batch_sizes": "its place in the data is counted in batches",
+    "training.seed": "its position in the data refers to an order that the seed gives",
+    "progressive.until": "its position in the data is counted in batches",
+    "progressive.sizes": "its position in the data refers to images of this size",
+    "progressive.batch_sizes": "its position in the data is counted in batches",
 }
-# Those which may change if the number of ranks does.
+# Keys that may change with the number of ranks.
 _WITH_RANKS = ("training.batch_size", "training.accumulation_steps", "progressive.batch_sizes")
 _AVERAGE, _MOMENTUM = "training.ema_decay", "optimizer.momentum"
 _CONFIG, _RANKS = "extensions/settings/config", "extensions/settings/ranks"
@@ -52,7 +52,7 @@ class Settings(NeverCalled):
         self.changes = []
 
     def serialize(self, serializer):
-        """Saves the config and its changes, as JSON; loads the changes, as a run has the config that it is given."""
+        """Saves the config and its changes, as JSON; loads only the changes, as a run uses its own config."""
         if isinstance(serializer, Deserializer):
             self.changes = _from_json(serializer("changes", None))
         else:
@@ -63,20 +63,20 @@ class Settings(NeverCalled):
 
 
 def compare(path, config, ranks=1):
-    """Compares a config with the one that a snapshot was written with.
+    """Compares a config with the config of a snapshot.
 
     Args:
         path: snapshot file.
-        config: :class:`mixprec.app.config.Config` of the run that is to go on from it.
+        config: :class:`mixprec.app.config.Config` of the run that resumes from it.
         ranks: number of processes of that run.
 
     Returns:
         list of str: ``"optimizer.lr 0.05 -> 0.5"`` for each key that differs, and ``"ranks 1 -> 2"``.
 
     Raises:
-        SnapshotError: a key differs that must not; or the snapshot cannot be read, or has lost its settings.
+        SnapshotError: a key differs that must not differ; or the snapshot cannot be read, or has no settings.
     """
-    # A version that did not have a key did as its default says.
+    # A version without a key behaved like its default.
     then, now = configs.defaults() | _settings(path), configs.flat(config)
     different = {key: (then.get(key), now.get(key)) for key in {**now, **then} if then.get(key) != now.get(key)}
     found = _member(path, _RANKS)
@@ -104,7 +104,7 @@ def _settings(path):
     array = _member(path, _CONFIG)
     if array is None:
         raise SnapshotError(
-            f"{path}: does not hold its settings, as snapshots of other programs; give another --out to begin anew"
+            f"{path}: has no settings, like snapshots of other programs; give another --out to start again"
         )
     try:
         return _from_json(array)

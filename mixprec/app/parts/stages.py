@@ -1,7 +1,7 @@
-"""Progressive resizing: stages of training with images and batches of other sizes, and the steps of a run.
+"""Progressive resizing: stages of training with different image and batch sizes, and the steps of a run.
 
-Section ``progressive`` of a config says how many epochs the earlier stages have. The last one, which is the only one
-without it, has ``data.size`` and ``training.batch_size``.
+Section ``progressive`` of a config defines the earlier stages. The last one, which may be the only one, has
+``data.size`` and ``training.batch_size``.
 """
 
 import bisect
@@ -40,12 +40,12 @@ def stages_of(config):
 
 
 def largest_stage(config):
-    """Returns the :class:`Stage` whose batches have most pixels, and so need most memory."""
+    """Returns the :class:`Stage` whose batches have the most pixels, and so need the most memory."""
     return max(stages_of(config), key=lambda stage: stage.batch_size * stage.size**2)
 
 
 def at_largest(config):
-    """Returns a config for that stage alone, to look at what a step needs at most."""
+    """Returns a config for that stage alone, to measure the largest needs of a step."""
     stage = largest_stage(config)
     data = dataclasses.replace(config.data, size=stage.size)
     training = dataclasses.replace(config.training, batch_size=stage.batch_size)
@@ -53,7 +53,7 @@ def at_largest(config):
 
 
 def epochs_of(config, images, ranks=1):
-    """Returns how batches make epochs: :class:`~mixprec.data.loaders.epochs.Stages`, one at least.
+    """Returns the division of batches into epochs: :class:`~mixprec.data.loaders.epochs.Stages`, at least one.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -76,7 +76,7 @@ def epochs_of(config, images, ranks=1):
 
 
 class Steps:
-    """The steps of the optimizer in a run, and the places in epochs at which they begin.
+    """The steps of the optimizer in a run, and the times, in epochs, at which they begin.
 
     The last step of an epoch may have fewer batches than the others.
 
@@ -88,9 +88,7 @@ class Steps:
     Example:
         With 1,000 images, batches of 100, and of 50 from epoch 2 on::
 
-            steps = Steps(config, 1000)
-            steps.until(2), steps.until(3.5)  # 20, 50.0
-            steps.start(25)  # 2.25 epochs
+            steps = Steps(config, 1000) steps.until(2), steps.until(3.5)  # 20, 50.0 steps.start(25)  # 2.25 epochs
     """
 
     def __init__(self, config, images, ranks=1):
@@ -102,12 +100,12 @@ class Steps:
         self._before = list(itertools.accumulate(steps, initial=0))
 
     def until(self, epoch):
-        """Returns the number of steps before a place in epochs; a part of a step if it lies in the middle of one."""
+        """Returns the number of steps before a time in epochs; with a fraction if it lies in the middle of a step."""
         stage = bisect.bisect_right(self._firsts, epoch) - 1
         return self._before[stage] + (epoch - self._firsts[stage]) * self._in(self._epochs[stage])
 
     def start(self, step):
-        """Returns the place in epochs, a float, at which a step begins; the first one is step 0."""
+        """Returns the time in epochs, a float, at which a step begins; the first is step 0."""
         stage = bisect.bisect_right(self._before, step) - 1
         epochs = self._epochs[stage]
         epoch, rest = divmod(step - self._before[stage], self._in(epochs))

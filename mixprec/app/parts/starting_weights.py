@@ -10,7 +10,7 @@ from mixprec.export.weight_files import WeightFile
 
 
 class StartingWeights:
-    """A file of weights for the network of a config; after a call it says what it has loaded.
+    """A file of weights for the network of a config; after a call, ``str`` describes the loaded weights.
 
     Args:
         settings: :class:`mixprec.app.config.run.Model`; its ``weights`` are not null.
@@ -21,12 +21,12 @@ class StartingWeights:
         self._loaded = None
 
     def load(self, network):
-        """Loads the file into the network as it was made, on the CPU and in FP32.
+        """Loads the file into a new network, on the CPU and in FP32.
 
         The head stays as it is if the file has another number of classes.
 
         Raises:
-            ConfigError: the file cannot be used, or is of another network.
+            ConfigError: the file cannot be used, or belongs to another network.
         """
         path, arch = self._settings.weights, self._settings.arch
         try:
@@ -37,5 +37,5 @@ class StartingWeights:
     def __str__(self):
         head, classes = ", ".join(self._loaded.head), self._settings.classes
         text = f"{self._loaded.tensors} tensors of {self._settings.weights}"
-        there = f"{classes} classes, in place of {self._loaded.classes}"
-        return text if not head else f"{text}; {head} starts afresh, with {there}"
+        there = f"{classes} classes instead of {self._loaded.classes}"
+        return text if not head else f"{text}; {head} is initialized anew, with {there}"

@@ -33,7 +33,7 @@ from mixprec.training.stopping import Stopping
 from mixprec.training.tensorboard import TensorBoard
 from mixprec.training.updater import CapturedUpdater, Throughput, TimedUpdater
 
-# After all that looks at the step: a run that is stopped in an evaluation begins with it, and knows only its weights.
+# After all extensions that read the step: a run stopped in an evaluation resumes with it, and has only weights.
 _EVALUATION = PRIORITY_WRITER - 1
 
 
@@ -41,16 +41,17 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
     """Builds the trainer with its iterators and extensions. Writes nothing.
 
     Args:
-        config: :class:`mixprec.app.config.Config`. optimizer: from
-        :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is on the device. train: images to train on,
-        from :func:`mixprec.app.parts.images.open_sources`. val: images to evaluate on, likewise; ``None`` for no
-        evaluation. out: results folder; it need not exist yet. ranks: of :mod:`mixprec.distributed.processes`; ``None``
-        for one process. Rank 0 logs, draws and saves; all ranks
+        config: :class:`mixprec.app.config.Config`.
+        optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is on the device.
+        train: images to train on, from :func:`mixprec.app.parts.images.open_sources`.
+        val: images to evaluate on, from the same function; ``None`` for no evaluation.
+        out: results folder; it need not exist yet.
+        ranks: of :mod:`mixprec.distributed.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all ranks
             have the extensions that compute.
-        memory: from :func:`mixprec.offload`, which limits what a step takes; ``None`` for no limit.
+        memory: from :func:`mixprec.offload`, limits the memory of a step; ``None`` for no limit.
 
     Returns:
-        chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` if the config says so.
+        chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` unless ``capture.mode`` is off.
 
     Raises:
         mixprec.graph_capture.CaptureError: ``capture.mode`` is required, and no step can be captured.
@@ -139,7 +140,7 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
 
 
 def _report(trainer, config, optimizer, log, steps, images, has_validation):
-    """Adds what logs, prints and draws."""
+    """Adds the extensions that log, print and draw."""
 
     def at_each_entry(reporter, name=None):
         trainer.extend(reporter, name, trigger=_log_trigger(config))
@@ -167,7 +168,7 @@ def _log_trigger(config):
 
 
 class _EveryAndAtTheEnd(triggers.IntervalTrigger):
-    """An interval, and the end of training wherever it falls; each time only if ``allowed`` by a trainer."""
+    """An interval, and always the end of training; each time only if ``allowed`` for a trainer."""
 
     def __init__(self, interval, epochs, allowed=lambda trainer: True):
         super().__init__(*interval)

@@ -1,6 +1,7 @@
 """A run of the training command: the checks before it, and the run itself.
 
-``training_run`` is a run on one page. It calls ``preparation``, which checks all that can be checked before anything is
-written: ``output`` and ``lock`` (the results folder), ``needs`` and ``timing`` (disk, memory and time; the dry run).
-``rehearsal`` runs on a GPU before the first step; ``surroundings`` writes down machine and versions.
+Reading order. ``training_run`` is a run on one page. It calls ``preparation``, which checks everything that can be
+checked before anything is written: ``output`` and ``lock`` (the results folder), ``needs`` and ``timing`` (disk, memory
+and time; the dry run). ``rehearsal`` runs on a GPU before the first step; ``surroundings`` describes machine and
+versions.
 """

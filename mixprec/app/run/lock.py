@@ -27,14 +27,14 @@ _held = set()  # folders of which this process holds the lock
 
 @contextlib.contextmanager
 def locked(folder):
-    """Keeps other runs out of a results folder, on this machine and on others that share it.
+    """Locks a results folder against other runs, on this machine and on others that share it.
 
-    The lock is one of POSIX on ``run.lock``, which the kernel, or the server of NFS, takes back however its holder
-    ends, also by SIGKILL. Child processes do not hold it. The file names its holder, and is removed at the end. The
-    file of a killed run is taken over. Where the file system has no locks, the file alone counts: that of a process of
-    this host that is gone is taken over, and that of another host is an error.
+    The lock is a POSIX lock on ``run.lock``, which the kernel, or the NFS server, releases when its holder ends, even
+    by SIGKILL. Child processes do not hold it. The file names its holder, and is removed at the end. A killed run's
+    file is taken over. If the file system has no locks, the file alone counts: if its process ran on this host and is
+    gone, it is taken over; a file of another host is an error.
 
-    Nothing else in this process may open the file: to close it again would give the lock away.
+    Nothing else in this process may open the file: closing it again would release the lock.
 
     Args:
         folder: results folder, which exists.
@@ -57,13 +57,14 @@ def locked(folder):
         raise LockError(f"{path}: cannot be locked ({error.strerror}); remove it, or give another --out") from error
     _held.add(key)
     try:
-        with contextlib.suppress(OSError):  # the disk is full: the lock holds, and does not say whose it is
+        with contextlib.suppress(OSError):  # the disk is full: the lock works, but does not name its holder
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(_here()).encode(), 0)
         yield
     finally:
         _held.discard(key)
-        # Removed while it is held: who opens it now sees after locking that it is gone, and begins again.
+        # Removed while it is locked: a process that opens it now notices after locking that it is gone, and starts
+        # again.
         with contextlib.suppress(OSError):
             os.remove(path)
         os.close(handle)
@@ -115,7 +116,7 @@ def _here():
 
 
 def _holder(handle):
-    """Returns what the file says of the run that wrote it; empty if it says nothing."""
+    """Returns the description of the run in the file; empty if there is none."""
     try:
         holder = json.loads(os.pread(handle, 4096, 0))
     except (OSError, ValueError, RecursionError):
@@ -124,7 +125,7 @@ def _holder(handle):
 
 
 def _holder_soon(handle):
-    """Returns the same, after a moment if the run has the lock, but has not yet said who it is."""
+    """Returns the same, after a short wait if the run has the lock, but has not written its description yet."""
     for _ in range(100):
         holder = _holder(handle)
         if holder:
@@ -134,7 +135,7 @@ def _holder_soon(handle):
 
 
 def _holder_of(path):
-    """Returns the same of a file that may be read, but not written."""
+    """Returns the same for a file that can be read, but not written."""
     try:
         with files.open_regular(path, follow=False) as file:
             return _holder(file.fileno())
@@ -144,7 +145,7 @@ def _holder_of(path):
 
 def _in_words(holder):
     known = all(key in holder for key in ("host", "pid", "since"))
-    return "process {pid} on {host} since {since}".format(**holder) if known else "which does not say who it is"
+    return "process {pid} on {host} since {since}".format(**holder) if known else "which left no description"
 
 
 def _is_still(handle, path):

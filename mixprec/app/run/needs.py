@@ -1,7 +1,7 @@
 """The memory, disk space and time that a run needs.
 
 The training command checks memory before it tries the network, and the disk before a run begins. The dry run tries some
-steps, and prints all of them.
+steps, and prints all needs.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ _ADVICE = {
     estimates.OPTIMIZER: "choose one with less state, such as SGD",
 }
 _PIXEL = 256  # bytes that a large network keeps for a pixel of an image, more than ResNets
-_SMALL = 224  # pixels: a size for which a network can be looked at anywhere
+_SMALL = 224  # pixels: a size for which a network can be tried on any machine
 
 
 class DoesNotFit(OneLineError):
-    """The run needs more than there is; the message is one line and names the key."""
+    """The run needs more than is available; the message is one line and names the key."""
 
 
 def check_size(config, network, device):
-    """Makes sure that there is memory to look at a network with images of all sizes, before that is done.
+    """Checks that there is memory to try a network with images of all sizes, before that is done.
 
-    It is looked at with smaller ones if they are so large that they may not fit, which is rare.
+    If they are so large that they may not fit, which is rare, it is tried with smaller ones.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -46,7 +46,7 @@ def check_size(config, network, device):
         device: device specifier of Chainer.
 
     Raises:
-        DoesNotFit: there is not.
+        DoesNotFit: there is not enough memory.
     """
     size, (free, where) = max(config.data.size, *config.progressive.sizes, 0), estimates.available_on_host()
     if EXAMPLE * _PIXEL * size**2 <= free:
@@ -56,19 +56,19 @@ def check_size(config, network, device):
         small = dataclasses.replace(config, data=data, progressive=Progressive())
         report = convert_model(small, make_model(small, network, device), device)
         needed = sum(report.activation_bytes) + report.largest_activation_bytes
-    except Exception:  # a network for images of one size, which is then looked at with that
+    except Exception:  # a network for one image size, which is then tried with this size
         needed = EXAMPLE * _SMALL**2 * 3 * 4
     needed = needed * size**2 // _SMALL**2
     if needed > free:
         key = "data.size" if size == config.data.size else "progressive.sizes with"
         raise DoesNotFit(
-            f"{key} {size}: {EXAMPLE} images, with which the network is looked at, need about "
+            f"{key} {size}: {EXAMPLE} images, on which the network is tried, need about "
             f"{estimates.in_words(needed)}, and {where} has {estimates.in_words(free)} free; lower it"
         )
 
 
 def check_disk(run):
-    """Compares what snapshots will take with what is free where they go; those of a run that goes on are there.
+    """Checks that the disk has room for the snapshots. On resume, existing snapshots count as already stored.
 
     Args:
         run: :class:`mixprec.app.run.preparation.Run`.
@@ -97,13 +97,14 @@ def check_disk(run):
 
 
 def dry_run(run, trainer, limit):
-    """Measures memory and time with some real steps of the largest stage; the trainer is of no use afterwards.
+    """Measures memory and time with some real steps of the largest stage; the trainer cannot be used afterwards.
 
-    A step that clearly does not fit is not tried. On a CPU it is cut to a few images, and computed from them.
+    A step that clearly does not fit is not tried. On a CPU a step has only a few images, and the needs are
+    extrapolated.
 
     Args:
         run: :class:`mixprec.app.run.preparation.Run`.
-        trainer, limit: what it has built. The trainer talks to no other rank.
+        trainer, limit: from its ``build``. The trainer does not communicate with other ranks.
 
     Returns:
         str: tables for the console.
@@ -131,7 +132,7 @@ def dry_run(run, trainer, limit):
 
 
 def _check(config, memory):
-    """Raises :class:`DoesNotFit` if memory is not enough, with the key that most of it is for."""
+    """Raises :class:`DoesNotFit` if memory is not enough, with the key that needs the most."""
     if memory.fits:
         return
     key = max(memory.parts, key=memory.parts.get)
@@ -145,7 +146,7 @@ def _check(config, memory):
 
 
 def _blamed(config, key):
-    """Returns the key that says it for the stage of training which needs most, its value, and what to do."""
+    """Returns the key for the stage of training that needs the most, its value, and advice."""
     if key in (estimates.BATCH, "data.size") and largest_stage(config) != stages_of(config)[-1]:
         is_of_batches = key == estimates.BATCH and config.progressive.batch_sizes
         key = "progressive.batch_sizes" if is_of_batches else "progressive.sizes"
@@ -155,7 +156,7 @@ def _blamed(config, key):
 
 
 def _snapshots(config, images, ranks):
-    """The number of snapshots that a run writes, the one at its end included."""
+    """The number of snapshots that a run writes, including the last."""
     period, unit = config.snapshot.trigger
     epochs = config.training.epochs
     length = epochs if unit == "epoch" else round(Steps(config, images, ranks).until(epochs))
@@ -163,11 +164,11 @@ def _snapshots(config, images, ranks):
 
 
 def _snapshot(config, optimizer):
-    """Number of bytes of a snapshot: state of the optimizer is not there before the first step."""
+    """Number of bytes of a snapshot; the optimizer's state, missing before the first step, is added."""
     arrays = snapshots.contents(optimizer.target).values()
     size = sum(np.asarray(array).nbytes if np.isscalar(array) else getattr(array, "nbytes", 0) for array in arrays)
     size += estimates.state(optimizer)
-    size += 4 * _curvature(optimizer)  # of averages and inverses one triangle
+    size += 4 * _curvature(optimizer)  # one triangle of averages and inverses
     if config.training.ema_decay is not None:
         size += 4 * sum(param.size for param in optimizer.target.params() if param.array is not None)
     return size

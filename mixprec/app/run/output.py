@@ -1,4 +1,4 @@
-"""The results folder of a run: the training command writes to it when config, network and images are good."""
+"""The results folder of a run: the training command writes to it after checking config, network and images."""
 
 import contextlib
 import datetime
@@ -15,7 +15,7 @@ from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.log_report import LOG
 
 CONFIG = "config.yaml"
-# What another run may have left, and a new one replaces later, or never.
+# Files that an earlier run may have left, and a new one replaces later, or never.
 _OF_A_RUN = (LOG, snapshots.BEST, gradient_log.FILE, heartbeat.FILE)
 
 
@@ -24,7 +24,7 @@ class OutputError(OneLineError):
 
 
 def choose(out, resume, config_path):
-    """Decides where the results of a run go.
+    """Chooses the results folder of a run.
 
     Args:
         out: the folder the user asked for, or ``None``.
@@ -36,7 +36,7 @@ def choose(out, resume, config_path):
         ``resume`` is ``"auto"`` and there is one; else a new folder.
 
     Raises:
-        OutputError: ``out`` or ``resume`` is empty, such as that of a shell's variable that is not set.
+        OutputError: ``out`` or ``resume`` is empty, such as an unset variable of the shell.
     """
     if out == "":
         raise OutputError("--out is empty; give a folder, or leave it out")
@@ -60,7 +60,7 @@ def check_writable(out):
     """Makes sure that results can be written to ``out``, without creating anything.
 
     Raises:
-        OutputError: it is no folder, or cannot be one.
+        OutputError: it is not a folder, or cannot be made.
     """
     if os.path.exists(out) and not os.path.isdir(out):
         raise OutputError(f"{out}: not a folder; give another --out")
@@ -92,7 +92,7 @@ def created(out):
 
 
 def nearest_folder(out):
-    """Returns ``out``, or the folder that exists on the way to it."""
+    """Returns ``out``, or its nearest existing parent folder."""
     existing = working_folder.absolute(out)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -100,12 +100,12 @@ def nearest_folder(out):
 
 
 def prepare(out, *, resumed):
-    """Clears ``out`` of what a killed run was just writing.
+    """Removes files from ``out`` that a killed run was writing.
 
     Args:
         out: results folder, which is locked.
-        resumed: whether the run goes on from a snapshot; if not, what a killed run has logged, and its best snapshot,
-            are none of it.
+        resumed: whether the run resumes from a snapshot; if not, the log of a killed run and its best snapshot are
+            removed, too.
     """
     for name in os.listdir(out):
         path = os.path.join(out, name)
@@ -117,10 +117,10 @@ def prepare(out, *, resumed):
 
 
 def write(path, text, *, resumed):
-    """Writes a file about a run. What a resumed run has said there is kept, under the next number: ``config.1.yaml``.
+    """Writes a file about a run. In a resumed run the earlier file stays, and the next number is used: ``config.1.yaml``.
 
     Args:
-        path: of the file.
+        path: path of the file.
         text: its content.
         resumed: whether there is a run before this one, in the same folder.
     """
@@ -138,7 +138,7 @@ def snapshot_to_resume(out, resume):
     """Returns the path of the snapshot that ``--resume`` means, or ``None`` to start afresh.
 
     Raises:
-        OutputError: ``out`` holds something, which is not what the run is to go on with.
+        OutputError: ``out`` holds other files than the run is to continue with.
     """
     there = os.listdir(out) if os.path.isdir(out) else []
     is_used = any(name != LOCK and not name.startswith(files.TEMPORARY) for name in there)
@@ -148,11 +148,11 @@ def snapshot_to_resume(out, resume):
         return None
     if resume == "auto":
         newest = snapshots.newest(out)
-        if is_used and newest is None and CONFIG not in there:  # which a run writes first of all
+        if is_used and newest is None and CONFIG not in there:  # the first file that a run writes
             raise OutputError(f"{out}: holds no run, but other files; give another --out")
         return newest
     if is_used and not _is_in(resume, out):
-        raise OutputError(f"{out}: already used, by another run than that of {resume}; give another --out")
+        raise OutputError(f"{out}: already used, by a run that {resume} does not belong to; give another --out")
     return resume
 
 

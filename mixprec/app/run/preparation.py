@@ -1,4 +1,4 @@
-"""What comes before training: config, device, results folder, network and images, each checked on all ranks.
+"""Preparation of training: config, device, results folder, network and images, each checked on all ranks.
 
 :mod:`mixprec.app.run.training_run` calls :func:`prepare` first. Nothing is written yet.
 """
@@ -29,15 +29,14 @@ def prepare(arguments, networks, ranks, lock):
     """Returns a :class:`Run`.
 
     Args:
-        arguments: of the command line.
+        arguments: parsed arguments of the command line.
         networks: as for :func:`mixprec.app.commands.train.main`.
         ranks: of :mod:`mixprec.distributed.processes`.
-        lock: :class:`contextlib.ExitStack`, which gets the lock of a results folder that is there.
+        lock: :class:`contextlib.ExitStack`, which gets the lock of an existing results folder.
 
     Raises:
-        mixprec.base.messages.OneLineError: bad input; on all ranks :class:`mixprec.distributed.processes.Refused`, if
-        there are
-            several.
+        mixprec.base.messages.OneLineError: bad input; with several ranks all get
+            :class:`mixprec.distributed.processes.Refused`.
     """
     with ranks.together():
         config, network = _read_config(arguments, networks)
@@ -47,12 +46,12 @@ def prepare(arguments, networks, ranks, lock):
     out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
         needs.check_size(config, network, device)
-        # A snapshot has weights of its own.
+        # A snapshot has its own weights.
         weights = StartingWeights(config.model) if config.model.weights is not None and snapshot is None else None
         model = make_model(config, network, device, weights)
     if not arguments.dry_run:
         ranks.connect()
-    optimizer = build_optimizer(config, model, ranks.communicator)  # ranks talk in it
+    optimizer = build_optimizer(config, model, ranks.communicator)  # ranks communicate in it
     with ranks.together(), _placed(arguments):
         report = convert_model(config, model, device, ranks.rank)
     train, val = _open_sources(config, ranks)
@@ -65,23 +64,23 @@ def prepare(arguments, networks, ranks, lock):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that can be built.
+    """A run that is ready to be built.
 
     Attributes:
-        arguments: of the command line.
+        arguments: parsed arguments of the command line.
         config: :class:`mixprec.app.config.Config`.
         ranks: of :mod:`mixprec.distributed.processes`.
-        device: specifier of Chainer.
-        reason: why it is that one.
+        device: device specifier of Chainer.
+        reason: reason for this device.
         out: results folder.
-        is_new: whether it was not there.
-        snapshot: to go on from, or ``None``.
-        changes: of the config since that, in words.
-        weights: that it starts from, :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None``.
+        is_new: whether it did not exist.
+        snapshot: snapshot to resume from, or ``None``.
+        changes: descriptions of the changes of the config since then.
+        weights: initial weights, :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None``.
         optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is on the device.
         report: of the conversion of the model.
-        train: images, from :func:`mixprec.app.parts.images.open_sources`.
-        val: likewise, or ``None``.
+        train: training images, from :func:`mixprec.app.parts.images.open_sources`.
+        val: validation images, from the same function, or ``None``.
     """
 
     arguments: argparse.Namespace
@@ -100,17 +99,17 @@ class Run:
     val: Any
 
     def build(self, ranks):
-        """Builds the trainer, which begins or goes on.
+        """Builds the trainer, which begins or resumes.
 
         Args:
-            ranks: those that the trainer is to talk to; in a dry run it is alone.
+            ranks: ranks that the trainer communicates with; in a dry run it is alone.
 
         Returns:
-            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.app.parts.kept_activations.Limit`, the third
-            the config as it is written beside the results.
+            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.app.parts.kept_activations.Limit`, the third the
+            config that is written beside the results.
         """
         limit = kept_activations.limit(self.config, self.optimizer, self.report, self.out, ranks)
-        memory = None if self.arguments.dry_run else limit.memory  # its place is in the results folder
+        memory = None if self.arguments.dry_run else limit.memory  # it would need the results folder
         trainer = build_trainer(self.config, self.optimizer, self.train, self.val, self.out, ranks, memory)
         if self.snapshot is not None:
             self._load(trainer, ranks)
@@ -126,7 +125,7 @@ class Run:
         return trainer, limit, resolved
 
     def describe(self, limit):
-        """Returns in words, as a list of lines, what the trainer is about to do; ``limit`` is from :meth:`build`."""
+        """Returns a description of the run as a list of lines; ``limit`` is from :meth:`build`."""
         lines = [f"device: {self.device} ({self.reason})"]
         if self.ranks.described is not None:
             lines.append(one_line(f"ranks: {self.ranks.described}"))
@@ -151,7 +150,7 @@ class Run:
         with ranks.together():
             iterator = trainer.updater.get_iterator("main")
             arrays = rank_states.own(arrays, self.config, len(self.train), ranks, iterator, self.snapshot)
-            with warnings.catch_warnings():  # the console has a line that says that the config has changed
+            with warnings.catch_warnings():  # the console has a line about the change of the config
                 warnings.filterwarnings("ignore", "the snapshot has no matrices of K-FAC")
                 snapshots.load(self.snapshot, trainer, arrays)
             if ranks.is_first:
@@ -171,7 +170,7 @@ def _read_config(arguments, networks):
 
 
 def _find_results(arguments, config, ranks, lock):
-    """Returns ``out``, ``is_new``, ``snapshot`` and ``changes`` of a :class:`Run`; a folder that is there is locked."""
+    """Returns ``out``, ``is_new``, ``snapshot`` and ``changes`` of a :class:`Run`; locks an existing folder."""
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check_writable(out)
     is_new = not os.path.isdir(out)
@@ -184,7 +183,7 @@ def _find_results(arguments, config, ranks, lock):
 
 
 def _open_sources(config, ranks):
-    """Opens the images, on each machine first on one rank: the others find what it has scanned."""
+    """Opens the images, on each machine first on one rank: the others use its caches."""
     found = problem = None
     if ranks.local_rank == 0:
         try:
@@ -208,16 +207,16 @@ def _open_sources(config, ranks):
 
 @contextlib.contextmanager
 def _placed(arguments):
-    """Puts the place, ``--set`` or the file, before the key in what is wrong with the network."""
+    """Puts the location, ``--set`` or the file, before the key in errors about the network."""
     try:
         yield
     except configs.ConfigError as error:
         keys = [text.partition("=")[0].strip() for text in arguments.set]
-        place = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
-        raise configs.ConfigError(place, str(error)) from error
+        location = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
+        raise configs.ConfigError(location, str(error)) from error
 
 
 def _captures(device):
     if device == "@numpy":
-        return "none, there is no graph on a CPU: steps are eager"
-    return "after a few eager steps each is one CUDA graph; if that cannot be, a warning says why"
+        return "none, CPUs have no graphs: steps are eager"
+    return "after a few eager steps each is one CUDA graph; if that is impossible, a warning says why"

@@ -1,8 +1,8 @@
-"""The rehearsal: each shape of a run goes through the network once, before the loader starts.
+"""The rehearsal: runs each shape of a run through the network once, before the loader starts.
 
-cuDNN's plans are then built, and its engines measured, with nothing else on the GPU. Otherwise the first step would do
-that while the loader decodes there, and each stage of progressive resizing in the middle of training. The training
-command calls :func:`rehearse`.
+cuDNN's plans are then built, and its engines measured, on an otherwise idle GPU. Without it, this would happen in the
+first step, while the loader decodes on the GPU, and in the middle of training for each stage of progressive resizing.
+The training command calls :func:`rehearse`.
 """
 
 import contextlib
@@ -40,21 +40,21 @@ class Shape(NamedTuple):
 
 
 def rehearse(config, trainer, train, val, ranks, memory=None):
-    """Runs forward and backward pass of each shape of training, and the forward pass of each one of evaluation.
+    """Runs forward and backward pass for each shape of training, and the forward pass for each shape of evaluation.
 
-    Batches are random numbers: engines are compared on them, and zeros would hide a wrong one. Nothing is updated. What
-    a snapshot holds, and random numbers, are afterwards what they were, bit for bit. The largest shape comes first, and
-    the memory of each is given back, so that no more is needed than for a step. Ranks do not wait for each other.
+    Batches are random numbers: engines are compared on them, and zeros would hide a wrong one. Nothing is updated. The
+    contents of snapshots, and random states, are restored bit for bit. The largest shape comes first, and the memory of
+    each is released, so that no more is needed than for a step. Ranks do not wait for each other.
 
-    On a CPU there are no engines, and nothing happens. Nor does it at the end of training.
+    On a CPU there are no engines, and nothing happens. Nothing happens either at the end of training.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
-        trainer: from :func:`mixprec.app.parts.trainer.build_trainer`, at the place where it goes on.
+        trainer: from :func:`mixprec.app.parts.trainer.build_trainer`, at the position where it starts or resumes.
         train: training images.
         val: validation images, or ``None``.
         ranks: of :mod:`mixprec.distributed.processes`.
-        memory: that of the updater, from :func:`mixprec.offload`, or ``None``.
+        memory: the updater's, from :func:`mixprec.offload`, or ``None``.
     """
     updater, begin = trainer.updater, time.perf_counter()
     steps = training_shapes(config, len(train), ranks.rank, ranks.size, updater.epoch_detail)
@@ -85,14 +85,14 @@ def rehearse(config, trainer, train, val, ranks, memory=None):
 
 
 def training_shapes(config, images, rank=0, ranks=1, since=0.0):
-    """Returns the list of each :class:`Shape` that the steps of a run have, those with most pixels first.
+    """Returns the list of each :class:`Shape` in the steps of a run, the most pixels first.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
         images: number of training images.
-        rank: of the process.
+        rank: rank of the process.
         ranks: number of processes that train together.
-        since: place in epochs from which on steps count.
+        since: time in epochs from which steps count.
     """
     stages = zip(stages_of(config), epochs_of(config, images, ranks).epochs, strict=True)
     still_to_come = [(stage, epochs) for stage, epochs in stages if stage.end > since]
@@ -102,13 +102,13 @@ def training_shapes(config, images, rank=0, ranks=1, since=0.0):
 
 
 def evaluation_shapes(config, images, one_shape, rank=0, ranks=1):
-    """Returns the list of each :class:`Shape` of an evaluation likewise.
+    """Returns the list of each :class:`Shape` in an evaluation, in the same order.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
         images: number of validation images.
         one_shape: whether the last batch is filled up.
-        rank: of the process.
+        rank: rank of the process.
         ranks: number of processes that train together.
     """
     size = config.data.val_size or config.data.size
@@ -117,11 +117,11 @@ def evaluation_shapes(config, images, one_shape, rank=0, ranks=1):
 
 
 def pass_of_training(updater, arrays, memory=None):
-    """Runs forward and backward pass, and leaves everything as it was.
+    """Runs forward and backward pass, and restores everything.
 
     Args:
         updater: :class:`~mixprec.training.TimedUpdater`.
-        arrays: of a batch, the arguments of the model, on the device.
+        arrays: arrays of a batch, the arguments of the model, on the device.
         memory: as for :func:`rehearse`.
     """
     optimizer = updater.get_optimizer("main")
@@ -135,7 +135,7 @@ def pass_of_training(updater, arrays, memory=None):
 
 
 def pass_of_evaluation(evaluator, optimizer, arrays):
-    """Runs the forward pass of an evaluation likewise.
+    """Runs the forward pass of an evaluation, and restores everything.
 
     Args:
         evaluator: :class:`~mixprec.training.evaluation.Evaluator`.
@@ -153,11 +153,11 @@ def _has_engines(device):
 
 
 def _counts(epochs, rank):
-    """The numbers of images in the batches of a rank; all but the last one of an epoch are full."""
+    """The numbers of images in the batches of a rank; all except the last of an epoch are full."""
     if epochs.last_batch == "pad":
         return {epochs.batch_size}
     own, first = dataclasses.replace(epochs, shard=rank), epochs.batches_before
-    # A rank for which there is no image left has one that does not count.
+    # A rank without an image in the last batch gets one that does not count.
     return {max(1, own.count(number)) for number in (first, first + own.batches - 1)}
 
 
@@ -167,13 +167,13 @@ def _largest_first(shapes):
 
 @contextlib.contextmanager
 def _unchanged(optimizer):
-    """After the block the model, its statistics, and all random numbers are as before it; gradients are cleared."""
+    """After the block the model, its statistics, and all random states are restored; gradients are cleared."""
     model = optimizer.target
     with contextlib.ExitStack() as stack:
         stack.enter_context(without_trace(model))
         stack.enter_context(unnoticed(model))
         stack.enter_context(optimizer._statistics.kept())
-        if on_gpu(model.device):  # CuPy's global functions draw from another state; NumPy's is put back by others
+        if on_gpu(model.device):  # CuPy's global functions use another state; NumPy's is restored elsewhere
             random = model.device.xp.random
             stack.callback(random.set_random_state, random.get_random_state())
             random.set_random_state(random.RandomState(0))
@@ -183,7 +183,7 @@ def _unchanged(optimizer):
 
 
 def _stream(model, is_captured):
-    """The stream of the run: workspaces belong to one, and another would have a second one for good."""
+    """The stream of the run: workspaces belong to a stream, and another stream would keep a second one for good."""
     graphs = graphs_of(array_of(model)) if is_captured else None
     return contextlib.nullcontext() if graphs is None else graphs.on_stream()
 

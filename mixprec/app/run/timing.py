@@ -1,4 +1,4 @@
-"""The speed of a run to come: the loader alone, and some real steps alone. Only the dry run measures it."""
+"""The expected speed of a run: the loader alone, and some real steps alone. Only the dry run measures it."""
 
 import dataclasses
 import itertools
@@ -8,10 +8,10 @@ from mixprec.app.parts.devices import on_gpu
 from mixprec.app.parts.images import train_iterator
 from mixprec.app.parts.stages import at_largest, stages_of
 
-_BATCHES = 3  # of the loader
-_IMAGES = 32  # in such a batch, at most
-_SECONDS = 3  # after which no more is timed
-_LONG = 30  # seconds after which no step on a GPU is begun
+_BATCHES = 3  # batches of the loader
+_IMAGES = 32  # largest number of images in such a batch
+_SECONDS = 3  # after them nothing more is timed
+_LONG = 30  # seconds after which no step on a GPU is started
 _WARM_UP = 8  # steps on a GPU: kernels are compiled and plans measured, and the step is captured
 _STEPS = 5
 
@@ -21,15 +21,16 @@ class Timing:
     """The measured times.
 
     Attributes:
-        loader: images/s of the loader, with nothing beside it.
+        loader: images/s of the loader alone.
         batches: number of batches that it was timed with.
-        steps: images/s of steps, with nothing beside them.
-        step: what a step was, in words.
+        steps: images/s of steps alone.
+        step: description of a step.
         images: number of training images in an epoch.
         epochs: number of epochs.
         ranks: number of processes that train together, one of which was timed.
-        work: what all epochs are, in epochs with images of the largest stage: time goes with the number of pixels.
-        at: which size that is, in words, if there are several.
+        work: all epochs, in units of epochs with images of the largest stage: time is proportional to the number of
+            pixels.
+        at: description of that size, if there are several.
     """
 
     loader: float
@@ -45,28 +46,28 @@ class Timing:
     def __str__(self):
         rate = min(self.loader, self.steps) * self.ranks
         epoch = self.images / rate
-        beside = "" if self.ranks == 1 else f" by {self.ranks} ranks, if none slows another one down"
+        beside = "" if self.ranks == 1 else f" by {self.ranks} ranks, if they do not slow each other down"
         return (
             f"time, estimated from {self.batches} batches of the loader and {self.step}\n"
             f"  loader alone{self.loader:14.1f} images/s\n"
             f"  steps alone{self.steps:15.1f} images/s\n"
             f"  about {rate:.3g} images/s{beside}: an epoch{self.at} ~ {in_words(epoch)}, all {self.epochs} ~ "
-            f"{in_words(self.work * epoch)}; evaluation and snapshots come on top"
+            f"{in_words(self.work * epoch)}; evaluation and snapshots not included"
         )
 
 
 def measure(config, trainer, images, ranks=1):
-    """Times batches and steps of a trainer that is not used afterwards.
+    """Times batches and steps of a trainer, which cannot be used afterwards.
 
-    It takes some seconds, whatever the config asks for. Images and batches are those of the largest stage. The loader
-    makes batches of 32 images at most. On a GPU whole steps are timed, none of which is begun after half a minute. On a
-    CPU a step may take minutes: it is cut to so many images that it takes seconds, two at least.
+    It takes some seconds for any config. Images and batches are from the largest stage. The loader makes batches of at
+    most 32 images. On a GPU whole steps are timed, and none is started after half a minute. On a CPU a step may take
+    minutes: the number of its images is reduced so that it takes seconds, with at least two images.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
         trainer: from :func:`mixprec.app.parts.trainer.build_trainer`.
         images: the training images.
-        ranks: number of processes that train together; the others are not there while this one is timed.
+        ranks: number of processes that train together; the others do not run while this one is timed.
 
     Returns:
         Timing
@@ -90,7 +91,7 @@ def _work(config, size):
 
 
 def in_words(seconds):
-    """Returns a time as text, in two units at most."""
+    """Returns a time as text, in at most two units."""
     seconds = round(seconds)
     units = [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)]
     for (name, size), (smaller, part) in itertools.pairwise(units):
@@ -101,11 +102,11 @@ def in_words(seconds):
 
 
 def some_images(config, trainer, images, timing):
-    """Returns a few images and their labels on the device of a trainer, as its updater would give them to the model.
+    """Returns a few images and their labels on a trainer's device, as its updater would pass them to the model.
 
     Args:
         config, trainer, images: as for :func:`measure`.
-        timing: :class:`Timing`: there are as many as a step computes in about a second.
+        timing: :class:`Timing`: the number of images is what a step computes in about a second.
     """
     with _small_batches(config, images, trainer.updater.device) as iterator:
         arrays = trainer.updater.converter(iterator.next(), trainer.updater.device)
@@ -120,7 +121,7 @@ def _small_batches(config, images, device):
 
 def _time_loader(iterator):
     with iterator:
-        for _ in range(2):  # the first starts threads or processes; what they have made ahead by then is soon used up
+        for _ in range(2):  # the first starts threads or processes; batches made ahead by then are soon used up
             batch = iterator.next()
         images, batches, seconds, start = 0, 0, 0.0, time.perf_counter()
         while batches < _BATCHES and seconds < _SECONDS:
@@ -152,7 +153,7 @@ def _time_some_images(updater, batch):
         start = time.perf_counter()
         optimizer.update(loss, *(array[:images] for array in arrays))
         seconds = time.perf_counter() - start
-        # The first allocates states; if it takes long nevertheless, it has to do.
+        # The first allocates states; if it takes long, it is the only one.
         if seconds > (_SECONDS if is_first else _SECONDS / 3) or (images == len(arrays[0]) and not is_first):
             return images / seconds, f"a step of {images} images"
         images, is_first = images if is_first else min(2 * images, len(arrays[0])), False

@@ -1,6 +1,6 @@
 """A run of the training command, from its arguments to a results folder.
 
-:mod:`mixprec.app.commands.train` calls :func:`carry_out` when it has parsed them, and prints what this raises.
+:mod:`mixprec.app.commands.train` parses them, calls :func:`carry_out`, and prints its errors.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.log_report import LOG
 from mixprec.training.stopping import Stopped
 
-# In the results folder: the plans of what waits in another memory, and which layers K-FAC preconditions.
+# In the results folder: the plans of offloading, and the layers that K-FAC preconditions.
 MEMORY, KFAC = "memory.txt", "kfac.txt"
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the log and plots are written, too
 
 
 class Failed(Exception):
-    """Training began, and what it needs is gone."""
+    """Something that training needs has disappeared after its start."""
 
 
 @contextlib.contextmanager
 def _failing(out):
-    """Around training, where a gone image is no bad input any more, nor a matrix or the results folder."""
+    """Surrounds training: a missing image, or lack of memory or disk space, now counts as a failure, not as bad input."""
     try:
         yield
     except (DataError, DampingTooSmall) as error:
@@ -55,14 +55,14 @@ def carry_out(arguments, networks, ranks):
     """Trains, or makes a dry run.
 
     Args:
-        arguments: of the command line.
+        arguments: parsed arguments of the command line.
         networks: as for :func:`mixprec.app.commands.train.main`.
         ranks: of :mod:`mixprec.distributed.processes`.
 
     Raises:
-        Failed: training began. mixprec.base.messages.OneLineError: bad input; on all ranks
-        :class:`mixprec.distributed.processes.Refused`, if there are
-            several.
+        Failed: training had begun.
+        mixprec.base.messages.OneLineError: bad input; with several ranks all get
+            :class:`mixprec.distributed.processes.Refused`.
     """
     with contextlib.ExitStack() as lock:
         run = preparation.prepare(arguments, networks, ranks, lock)
@@ -103,9 +103,9 @@ def _heartbeat(trainer, ranks):
 
 
 def _begin(run, limit, lock):
-    """Makes and locks the results folder, and says what is trained."""
+    """Makes and locks the results folder, and prints the description of the run."""
     needs.check_disk(run)
-    if run.is_new:  # or was, when this run began
+    if run.is_new:  # at least when this run began
         lock.enter_context(output.created(run.out))
         run.ranks.works_in(run.out)
         if output.snapshot_to_resume(run.out, run.arguments.resume) != run.snapshot:
@@ -114,7 +114,7 @@ def _begin(run, limit, lock):
 
 
 def _write_about(run, resolved):
-    """Writes what the results folder says about a run before its first step."""
+    """Writes the files about a run before its first step."""
     is_resumed = run.snapshot is not None
     output.prepare(run.out, resumed=is_resumed)
     about = surroundings.report(run.ranks.described)
@@ -129,11 +129,11 @@ def _stop(stopped, trainer, run):
     where = f"{'in the evaluation' if stopped.in_evaluation else 'at the end'} of iteration"
     if run.ranks.is_first:
         iteration, newest = trainer.updater.iteration, one_line(snapshots.newest(run.out))
-        print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {newest}")
+        print(f"stopped by SIGTERM {where} {iteration}; --resume auto continues from {newest}")
 
 
 def _finish(run, trainer, first, memory):
-    """Writes and says what there is to say at the end of training; ``first`` is where this process began."""
+    """Writes and prints the results at the end of training; ``first`` is the iteration where this process began."""
     out, ranks = run.out, run.ranks
     weights = os.path.join(out, "model.npz")
     if ranks.is_first:
@@ -170,6 +170,6 @@ def _captured(config, trainer):
 
 
 def _save_weights(path, optimizer):
-    """Saves the network under the names ``load_npz`` of the plain network looks for; its masters are saved, in FP32."""
+    """Saves the network under the names that ``load_npz`` of the plain network expects; masters are saved, in FP32."""
     with files.replacing(path) as temporary:
         serializers.save_npz(temporary, optimizer.target.predictor, compression=False)

@@ -10,7 +10,7 @@ from mixprec.backends.cpu.elementwise import is_positive
 from mixprec.backends.geometry import Saved
 
 _ZERO = np.float32(0)
-# Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
+# Overflows give inf or NaN without a warning, as on a device: the loss scale watches for them.
 quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
 
 
@@ -121,15 +121,15 @@ class BatchNorms:
             self._combine(g[n], scale * factor, x[n], mean, slope, offset, False, out=dx[n])
         return dx
 
-    # The pieces, which the native library has too: mixprec.backends.cpu.native_batch_norm. Each writes into `out` if
-    # that is given.
+    # The pieces, which the native library replaces in mixprec.backends.cpu.native_batch_norm. Each writes into `out` if
+    # it is given.
 
     def _moments(self, x):
         """Returns mean and biased variance of each channel, (C,) float64.
 
         Deviations from a centre are summed in float32 within a block and in float64 beyond it. The centre of a block is
-        the mean of the block before: blocks that are further from it than their own spread are part of the variance.
-        Differently centred sums are put together as by Chan, Golub and LeVeque (1983,
+        the mean of the block before: if a block is further from it than its own spread, that distance is part of the
+        variance. Differently centred sums are combined as by Chan, Golub and LeVeque (1983,
         doi:10.1080/00031305.1983.10483115).
         """
         rows = Rows(x.shape)
@@ -157,7 +157,7 @@ class BatchNorms:
     # backward pass, in the same steps: scale * x, then + bias, each rounded to float32.
 
     def apply_affine(self, x, affine, relu, add=None, keep_mask=False, out=None):
-        """Returns ``relu(scale * x + bias + add)``, and, if wanted, where the ReLU after an addition was open."""
+        """Returns ``relu(scale * x + bias + add)``, and on request a mask of the ReLU after an addition."""
         rows = Rows(x.shape)
         y, mask = out or _new_output(x, relu and add is not None and keep_mask)
         flat_x, flat_y = x.reshape(-1), y.reshape(-1)
@@ -177,10 +177,10 @@ class BatchNorms:
         return y, mask
 
     def _reduce(self, dy, plus, x, mean, affine, relu, add, mask, out=None):
-        """Returns ``dy + plus`` behind the ReLU, and its sums: of its products with ``x - mean``, and its own.
+        """Returns ``dy + plus`` after the ReLU, the sum of its products with ``x - mean``, and its own sum.
 
-        The first is an array with an addition, ``dy`` itself without ReLU and ``plus``; otherwise in a form of the
-        backend's own, for :meth:`_combine` and :meth:`_scaled`. Sums are (C,) float64.
+        The first is an array with an addition, ``dy`` itself without ReLU and ``plus``; otherwise in a backend-specific
+        form for :meth:`_combine` and :meth:`_scaled`. Sums are (C,) float64.
         """
         if plus is not None:
             dy = self.add(dy, plus)
@@ -241,7 +241,7 @@ class BatchNorms:
 
 
 def slopes(scale, saved, dgamma, dbeta, count):
-    """Returns slope and offset for ``_combine``: how the gradient depends on x by way of the statistics."""
+    """Returns slope and offset for ``_combine``: the dependence of the gradient on x through the statistics."""
     # With xhat = (x - mean) * invstd: dx = gamma * invstd * (g - dbeta / m - xhat * dgamma / m)
     return scale * saved.invstd * (dgamma / -count), scale * (dbeta / -count)
 
@@ -267,8 +267,8 @@ def _moments_of_sums(sums, count):
 def _moments_of_all(parts):
     """Returns mean and biased variance of each channel, (C,) float64, and the count, over the batches of all processes.
 
-    Means and variances are put together as those of blocks in :meth:`BatchNorms._moments`, as a difference of sums of
-    squares would cancel where the mean is far from 0. Every process does so in the same order: it gets the same bits.
+    Means and variances are combined like blocks in :meth:`BatchNorms._moments`, as a difference of sums of squares
+    would cancel where the mean is far from 0. Every process uses the same order and gets the same bits.
     """
     counts, means, variances = parts.swapaxes(0, 1)
     total = counts.sum(axis=0)

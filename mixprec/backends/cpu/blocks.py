@@ -1,4 +1,4 @@
-"""Blocks: the primitives on NumPy go from the storage dtype to float32 and back one part of an array at a time.
+"""Blocks: the primitives on NumPy convert from the storage dtype to float32 and back one part of an array at a time.
 
 Float16 to float32 and back takes a fifth of the time of NumPy's own casts, which (2.5) convert one element at a time,
 with branches. Here whole blocks go through integer and float32 operations, which NumPy vectorizes; the results are the
@@ -19,11 +19,11 @@ from mixprec.native.native_library import is_stored, library, raw
 BLOCK = 1 << 15  # elements: a block of float32, with what is computed from it, fits the second-level cache
 _LONGEST_SUM = 4096  # rows whose sum is taken in float32
 _WIDE = (np.dtype(np.float32), np.dtype(np.float64))
-_SIGN = np.int32(-0x8000)  # the sign bit of float16, and what lies above it
+_SIGN = np.int32(-0x8000)  # the sign bit of float16, and all bits above it
 _EXPONENT = np.int32(0x7F800000)
 _SIGN_AND_MAGNITUDE = np.int32(-0x70000001)  # float32 without the three highest bits of the exponent
 _BIAS = np.float32(2.0**112)  # between the exponents of float16 and float32: 127 - 15
-_FEW = 1024  # so many elements NumPy converts in less time than the calls take here
+_FEW = 1024  # NumPy converts this many elements in less time than the calls here take
 _SMALL, _FRACTION = np.float32(2.0**-120), np.float32(2.0**-20)
 _LARGEST = np.float32(65520.0)  # from here on float16 has only inf
 _INF16, _MINUS_INF16 = 0x7C00, 0xFC00
@@ -50,7 +50,7 @@ def widen_half(block, out):
     np.copyto(bits, block.view(np.int16))
     np.left_shift(bits, 13, out=bits)
     np.bitwise_and(bits, _SIGN_AND_MAGNITUDE, out=bits)
-    # The exponent is now too small by 112, also that of a subnormal number, which float32 has as one of its own.
+    # The exponent is now too small by 112, also for subnormal numbers, which are subnormal in float32, too.
     np.multiply(out, _BIAS, out=out)
 
 
@@ -86,7 +86,7 @@ class Rounding:
         np.multiply(magic, np.float32(1.5 * 2.0**13), out=magic)
         np.add(block, magic, out=rounded)
         np.subtract(rounded, magic, out=rounded)
-        # The reverse of widen_half(), without another rounding; the sign is that of the block: -0.0 has lost it here.
+        # The reverse of widen_half(), without another rounding; the sign comes from the block: -0.0 has lost it here.
         np.multiply(rounded, 1 / _BIAS, out=rounded)
         bits, sign = rounded.view(np.int32), magic.view(np.int32)
         np.right_shift(bits, 13, out=bits)
@@ -97,7 +97,7 @@ class Rounding:
 
 
 def _flushes_subnormals():
-    """Whether the processor takes subnormal float32 numbers for 0, or makes them 0.
+    """Whether the processor treats subnormal float32 numbers as 0, or flushes them to 0.
 
     Libraries built with -ffast-math switch both on, others one of the two.
     """
@@ -105,7 +105,7 @@ def _flushes_subnormals():
 
 
 class _Scratch(threading.local):
-    """Memory for rounding to float16, for each thread its own."""
+    """Memory for rounding to float16, separate for each thread."""
 
     def __init__(self):
         self.rounding = Rounding(BLOCK)
@@ -128,7 +128,7 @@ def widen(x):
 
 
 def narrow(x, dtype):
-    """Returns a float32 array rounded to nearest even; ``x`` itself if it has the dtype. Overflow is inf, no warning.
+    """Returns a float32 array rounded to nearest even; ``x`` itself if it has the dtype. Overflow gives inf, no warning.
 
     Args:
         x: float32, any shape.
@@ -253,7 +253,7 @@ def target(array, part, scratch):
 
 
 def write(array, part, block):
-    """Rounds what was computed in :func:`target` into its place."""
+    """Rounds the contents of :func:`target` into the part."""
     if array.dtype != np.float32:
         narrow_to(block, array[part])
 

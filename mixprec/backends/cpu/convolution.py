@@ -6,8 +6,8 @@ from numpy.lib.stride_tricks import as_strided
 from mixprec.backends.cpu.blocks import narrow_to, widen
 from mixprec.backends.geometry import Following
 
-# Bytes of float32 for the columns of one part and what is computed from them. They should stay in a processor's
-# third-level cache, and be enough for the product of matrices to reach its speed: from 4 to 64 MiB differ by 6 %.
+# Bytes of float32 for the columns of one part and their results. They should stay in a processor's third-level cache,
+# and be enough for a fast product of matrices: from 4 to 64 MiB differ by 6 %.
 LIMIT = 8 << 20
 _SUMMED = 256  # rows whose sums are taken in float32
 
@@ -18,7 +18,7 @@ class Convolutions:
     @np.errstate(over="ignore", invalid="ignore")
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
-        if isinstance(statistics, Following):  # which takes its own, of what is rounded
+        if isinstance(statistics, Following):  # which takes its own sums, after rounding
             return self.conv_fprop(x, w, convolution, b, relu=relu), None
         (k, r, s, c), groups = w.shape, convolution.groups
         y = np.empty(convolution.y_shape(x.shape, w.shape), x.dtype)
@@ -47,7 +47,7 @@ class Convolutions:
         (oh, ow), channels = dy.shape[1:3], c * groups
         dx = (np.empty if x_shape[3] == channels else np.zeros)(x_shape, dy.dtype)
         multiply = _times_tap(widen(w), groups)
-        # No columns here: one product for each element of the filter, added to where that lies.
+        # No columns here: one product for each element of the filter, added at its position.
         size = height * width * channels + oh * ow * (k + channels)
         for images, _ in parts_of(n, 1, size):
             gradient, target = widen(dy[images]), dx[images][..., :channels]
@@ -83,7 +83,7 @@ class Convolutions:
 
 
 def _is_depthwise(w_shape, groups):
-    """Whether each channel has a filter of its own: products of matrices would be too many and too small."""
+    """Whether each channel has its own filter: products of matrices would be too many and too small."""
     return w_shape[0] == groups and w_shape[3] == 1
 
 
@@ -113,14 +113,14 @@ def _by_group(array, groups):
 
 
 def _room(target, dtype):
-    """Returns the target of a result, or an array in ``dtype`` for what is to be rounded or copied there."""
+    """Returns the target of a result, or an array in ``dtype`` whose contents will be rounded or copied to it."""
     if target.dtype == dtype and target.flags.c_contiguous:
         return target
     return np.empty(target.shape, dtype)
 
 
 def _store(wide, target):
-    """Rounds what stands in :func:`_room` to its target."""
+    """Rounds the contents of :func:`_room` to its target."""
     if wide is target:
         return
     if target.flags.c_contiguous:
@@ -139,7 +139,7 @@ def _add_sums(y, sums):
         sums[1] += np.einsum("mk,mk->k", rows, rows)
 
 
-# What a filter sees at its positions, as rows of a matrix ("im2col"), and bounds on the memory for that
+# Patches under a filter as rows of a matrix ("im2col"), and limits of their memory
 
 
 def is_pointwise(filter_size, convolution):
@@ -153,7 +153,7 @@ def parts_of(count, rows, row_size):
     Args:
         count: number of images.
         rows: number of rows of each.
-        row_size: number of float32 elements that a row takes. A part has one row at least.
+        row_size: number of float32 elements of a row. A part has at least one row.
     """
     most = max(1, LIMIT // max(1, 4 * row_size))  # rows
     images, some = max(1, most // max(1, rows)), max(1, min(most, rows))
@@ -163,7 +163,7 @@ def parts_of(count, rows, row_size):
 
 
 def windows_of(x, filter_size, convolution, out_shape):
-    """Yields what the filter sees at each of its positions, a few images, or a few rows of one image, at a time.
+    """Yields the patches under the filter, for a few images, or a few rows of one image, at a time.
 
     Args:
         x: (N, H, W, C) in the storage dtype.
@@ -188,14 +188,14 @@ def windows_of(x, filter_size, convolution, out_shape):
 
 
 def columns_of(windows, groups):
-    """Returns windows (n, rows, OW, R, S, C) as (groups, n * rows * OW, R * S * C / groups); a view if that can be."""
+    """Returns windows (n, rows, OW, R, S, C) as (groups, n * rows * OW, R * S * C / groups); a view if possible."""
     n, rows, ow, r, s, channels = windows.shape
     split = windows.reshape(n, rows, ow, r, s, groups, channels // groups)
     return split.transpose(5, 0, 1, 2, 3, 4, 6).reshape(groups, n * rows * ow, r * s * (channels // groups))
 
 
 def taps_of(size, out_size, filter_size, convolution):
-    """Yields for each element of the filter which outputs it joins with which inputs, where those are not padding.
+    """Yields for each element of the filter the outputs and inputs that it connects, without padding.
 
     Args:
         size: (H, W).
@@ -226,7 +226,7 @@ def _reach(size, out_size, stride, offset):
 
 
 def _padded(x, pad, rows):
-    """Returns a slice of the rows of x (N, H, W, C) with zeros on every side; they are counted from the padding on."""
+    """Returns a slice of the rows of x (N, H, W, C) with zeros on every side; rows are counted from the padding on."""
     if pad == (0, 0):
         return x[:, rows]
     (ph, pw), (n, h, w, c) = pad, x.shape

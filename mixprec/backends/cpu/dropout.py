@@ -1,4 +1,4 @@
-"""Dropout on NumPy, with random numbers that depend on nothing but key and place."""
+"""Dropout on NumPy, with random numbers that depend only on key and position."""
 
 import numpy as np
 
@@ -8,15 +8,14 @@ _BLOCK = 1 << 12  # counters, each of them for four elements
 _WORD = np.uint64(0xFFFFFFFF)
 _HIGH = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL = 0x9E3779B9, 0xBB67AE85  # what is added to the words of the key from round to round
+_WEYL = 0x9E3779B9, 0xBB67AE85  # added to the words of the key in each round
 _ROUNDS = 10
 
 
 def philox(counter, key):
     """Returns the four words of Philox4x32-10 for each counter.
 
-    Salmon, Moraes, Dror and Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3",
-    doi:10.1145/2063384.2063405.
+    Salmon, Moraes, Dror and Shaw (2011), "Parallel random numbers: as easy as 1, 2, 3", doi:10.1145/2063384.2063405.
 
     Args:
         counter: its four words, each a uint64 array with values below 2**32, or one that broadcasts.

@@ -9,7 +9,7 @@ from mixprec.backends.cpu.blocks import narrow, widen
 
 
 class Elementwise:
-    """The primitives of :class:`~mixprec.backends.primitives.Primitives` of one element each."""
+    """The elementwise primitives of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def add(self, a, b):
         """See :meth:`~mixprec.backends.primitives.Primitives.add`."""
@@ -30,7 +30,7 @@ class Elementwise:
     def mix_images(self, x, share, box):
         """See :meth:`~mixprec.backends.primitives.Primitives.mix_images`."""
         other, share = x[::-1], np.float32(share)
-        if share == 1 or share == 0:  # as it is: infinity times 0 would be no number
+        if share == 1 or share == 0:  # unchanged: infinity times 0 would be NaN
             y = np.ascontiguousarray(x if share else other).copy()
         else:
             with np.errstate(over="ignore", invalid="ignore"):

@@ -4,7 +4,7 @@ import numpy as np
 
 from mixprec.backends.cpu.blocks import Rows, read, target, write
 
-# Where an overflow leads to inf or NaN, as it would on a device, there is no warning: the loss scale watches for that.
+# Overflows give inf or NaN without a warning, as on a device: the loss scale watches for them.
 _quiet = np.errstate(all="ignore")
 
 
@@ -31,7 +31,7 @@ class LocalResponseNorms:
             block, gradient = read(flat_x, part, x_scratch), read(flat_dy, part, dy_scratch)
             out, term = target(flat_dx, part, dy_scratch), terms[: block.size]
             base, factor = norm(block)
-            # The gradient comes last: nothing on the way is larger than what it leads to.
+            # The gradient is multiplied last: no intermediate result is larger than the final one.
             np.multiply(block, factor, out=term)
             np.divide(term, base, out=term)
             np.multiply(*map(rows.matrix, (term, gradient)), out=windows.elements(block))
@@ -75,8 +75,8 @@ class _Norm:
 class _Windows:
     """Sums over the windows of a block of rows.
 
-    Rows lie one after the other with zeros between them, as many as a window reaches to a side: so the sums of all rows
-    are a few additions of one long array, twice as fast as row by row.
+    Rows are concatenated with zeros between them, as many as half a window: so the sums of all rows are a few additions
+    of one long array, twice as fast as row by row.
 
     Args:
         rows: :class:`~mixprec.backends.cpu.blocks.Rows`.
@@ -92,7 +92,7 @@ class _Windows:
         self._sums = np.empty(size, np.float32)
 
     def elements(self, block):
-        """Returns a view (rows, C): where to write the elements for a flat block."""
+        """Returns a view (rows, C) for the elements of a flat block."""
         return self._matrix(self._padded[self._reach :], block)
 
     def sums(self, block):

@@ -133,7 +133,7 @@ class Losses:
 
 
 def _predicted(x, t, top=None):
-    """Returns whether logits predict the label, for each row (M,)."""
+    """Returns for each row (M,) whether its logits predict the label."""
     if top is None:
         return np.argmax(x, axis=1) == t
     known = (t >= 0) & (t < x.shape[1])
@@ -142,7 +142,7 @@ def _predicted(x, t, top=None):
 
 
 def _share(right, counted):
-    """Returns the share () float32 of rows that are right among those that count."""
+    """Returns the share () float32 of correct rows among the rows that count."""
     return np.array(np.count_nonzero(right & counted) / max(np.count_nonzero(counted), 1), np.float32)
 
 

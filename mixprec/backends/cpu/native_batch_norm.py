@@ -9,7 +9,7 @@ from mixprec.native.native_library import are_stored_alike, library, raw
 
 
 class _Again(NamedTuple):
-    """A gradient that is computed again where it is read: ``dy + plus`` behind the ReLU of ``affine``."""
+    """A gradient that is recomputed where it is read: ``dy + plus`` after the ReLU of ``affine``."""
 
     dy: Any
     plus: Any = None
@@ -17,7 +17,7 @@ class _Again(NamedTuple):
 
 
 class NativeBatchNorms:
-    """In place of the pieces of :class:`~mixprec.backends.cpu.batch_norm.BatchNorms`."""
+    """Replaces the pieces of :class:`~mixprec.backends.cpu.batch_norm.BatchNorms`."""
 
     def _moments(self, x):
         if not are_stored_alike(x):
@@ -97,7 +97,7 @@ class NativeBatchNorms:
 
 
 def _raw(again):
-    """Returns what the library takes of a gradient, but the mask of an addition."""
+    """Returns a gradient as arguments of the library, without the mask of an addition."""
     return raw(again.dy), again.dy.shape[-1], raw(again.plus), *again.affine
 
 

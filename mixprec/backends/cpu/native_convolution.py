@@ -12,11 +12,11 @@ _POINTWISE = Convolution()
 
 
 class NativeConvolutions:
-    """Some of :class:`~mixprec.backends.primitives.Primitives`, by the library."""
+    """The convolutions and linear layers of :class:`~mixprec.backends.primitives.Primitives`, by the library."""
 
     def conv_fprop(self, x, w, convolution, b=None, *, relu=False, statistics=False):
         """See :meth:`~mixprec.backends.primitives.Primitives.conv_fprop`."""
-        following = isinstance(statistics, Following)  # which takes its own, of what is rounded
+        following = isinstance(statistics, Following)  # which takes its own sums, after rounding
         if (statistics and not following) or not computes(x, w) or _is_depthwise(w.shape, convolution):
             return super().conv_fprop(x, w, convolution, b, relu=relu, statistics=statistics)
         y = fprop(x, w, convolution, b, relu)
@@ -54,12 +54,12 @@ class NativeConvolutions:
 
 
 def _is_depthwise(w_shape, convolution):
-    """Whether each channel has a filter of its own: NumPy has that without a product of matrices."""
+    """Whether each channel has its own filter, which NumPy computes without a product of matrices."""
     return w_shape[0] == convolution.groups and w_shape[3] == 1
 
 
 def computes(a, b):
-    """Whether the library multiplies two arrays: both of one storage dtype, and not without elements."""
+    """Whether the library multiplies two arrays: both of one storage dtype, and not empty."""
     return a.dtype == b.dtype and is_stored(a.dtype) and a.size > 0 and b.size > 0
 
 

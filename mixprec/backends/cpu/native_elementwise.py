@@ -9,7 +9,7 @@ from mixprec.native.native_library import are_stored_alike, is_stored, library, 
 
 
 class NativeElementwise:
-    """Some of :class:`~mixprec.backends.primitives.Primitives`, by the library."""
+    """The elementwise :class:`~mixprec.backends.primitives.Primitives`, by the library."""
 
     def cast(self, x, dtype):
         """See :meth:`~mixprec.backends.primitives.Primitives.cast`."""

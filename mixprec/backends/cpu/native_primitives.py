@@ -1,6 +1,6 @@
 """The primitives on NumPy's arrays by :mod:`mixprec.native`: in one pass, on all threads.
 
-What it does not have, :mod:`mixprec.backends.cpu` computes.
+:mod:`mixprec.backends.cpu` computes the rest.
 """
 
 from mixprec.backends.cpu import Cpu

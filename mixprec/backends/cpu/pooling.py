@@ -26,7 +26,7 @@ class Poolings:
                 candidates, leaders = keys[inputs], best[outputs]
                 ahead = np.greater(candidates, leaders).view(np.uint8)
                 np.multiply(ahead, np.uint8(index), out=ahead)
-                # Indices rise: the last one to be ahead is the largest of all.
+                # Indices rise: the last larger element is the largest of all.
                 np.maximum(place[outputs], ahead, out=place[outputs])
                 np.maximum(leaders, candidates, out=leaders)
             _from_sortable(best, y.dtype)
@@ -114,7 +114,7 @@ def _positions(pooling, size, out_size):
 
 
 def _zeros(target):
-    """Returns zeros to add up in what is to be rounded into ``target``: that itself if it is float32."""
+    """Returns float32 zeros to accumulate a result for ``target``: ``target`` itself if it is float32."""
     if target.dtype != np.float32:
         return np.zeros(target.shape, np.float32)
     target[...] = 0
@@ -144,14 +144,14 @@ def _sortable(x):
 
 
 def _lowest(y):
-    """Returns the memory of ``y`` as integers below those of all numbers."""
+    """Returns the memory of ``y`` as integers, set below the integers of all numbers."""
     keys = y.view(f"i{y.dtype.itemsize}")
     keys[...] = np.iinfo(keys.dtype).min
     return keys
 
 
 def _from_sortable(keys, dtype):
-    """Makes the numbers of their integers, in place; -inf where there was none, in a window outside the input."""
+    """Converts integers back to numbers, in place; -inf for windows entirely outside the input."""
     bits = np.iinfo(keys.dtype)
     np.maximum(keys, -_bits_of_infinity(dtype), out=keys)
     sign = np.right_shift(keys, bits.bits - 1)

@@ -1,4 +1,11 @@
-"""The primitives on CUDA: plans of cuDNN, and kernels of our own for what it lacks."""
+"""The primitives on CUDA: plans of cuDNN, and own kernels for what it lacks.
+
+Reading order. ``base``, ``kernels`` and ``candidates`` (the choice between implementations) serve all others.
+``operations`` describes operations to cuDNN. ``convolution`` (with ``channels`` and ``stem``), ``linear``;
+``batch_norm`` (with ``batch_norm_kernels``, ``dual_batch_norm``, ``batch_norm_pooling``), ``columns``; ``pooling``,
+``layout``, ``elementwise``, ``dropout``, ``loss``, ``local_response_norm``; ``curvature``, by ``matrix_context`` and
+``cublas``.
+"""
 
 import threading
 
@@ -48,8 +55,8 @@ class Cuda(
 ):
     """All of :class:`~mixprec.backends.primitives.Primitives`, on one device and CuPy's current stream.
 
-    Each base has the primitives of its name and stands in the module of that name. The parts that they share
-    are in :class:`~mixprec.backends.cuda.base.Base` (launcher, memory),
+    Each base has the primitives of its name and is in the module of that name. Shared parts are in
+    :class:`~mixprec.backends.cuda.base.Base` (launcher, memory),
     :class:`~mixprec.backends.cuda.candidates.Candidates` (the choice between implementations: ``_choose``, ``_cudnn``)
     and :class:`~mixprec.backends.cuda.columns.Columns` (sums over rows).
 
@@ -63,7 +70,7 @@ class Cuda(
 def primitives_of(device_id):
     """Returns the :class:`Cuda` of a device, always the same one.
 
-    Without cuDNN it computes everything but convolutions and linear layers, which raise
+    Without cuDNN it computes everything except convolutions and linear layers, which raise
     :class:`~mixprec.base.cudnn_library.CudnnMissing`. cuBLAS is loaded at its first use.
     """
     primitives = _by_device.get(device_id)

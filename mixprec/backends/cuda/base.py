@@ -8,7 +8,7 @@ from mixprec.backends.cuda.kernels import Kernels, width_of
 
 
 class Base:
-    """A device with what launches on it.
+    """A device with its launcher and libraries.
 
     Args:
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of the device.
@@ -29,7 +29,7 @@ class Base:
         self.kernels = Kernels(launcher)
 
     def _empty(self, shape, dtype):
-        """Returns a new array with anything in it."""
+        """Returns a new uninitialized array."""
         return self.launcher.empty(shape, np.dtype(dtype))
 
     def _address(self, array):
@@ -37,7 +37,7 @@ class Base:
         return self.launcher.address(array)
 
     def _address_or_0(self, array):
-        """As :meth:`_address`, and 0 for ``None``."""
+        """Like :meth:`_address`, and 0 for ``None``."""
         return 0 if array is None else self._address(array)
 
     def _computed(self, plan, *inputs):

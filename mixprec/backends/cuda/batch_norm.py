@@ -1,4 +1,4 @@
-"""Batch normalization on CUDA: by own kernels; cuDNN's engines are compiled, and only if that is asked for."""
+"""Batch normalization on CUDA: by own kernels, or on request by cuDNN's engines, which are compiled."""
 
 import functools
 import math
@@ -28,8 +28,8 @@ CUDNN_MASK_DTYPE = np.dtype(np.bool_)
 # second-level cache. The records of the H100 do not name what won. They are consistent with that order: the backward
 # pass of 26 MB arrays took the time of 4.8 arrays, less than the 5 that own kernels move.
 #
-# Nor do they show that cuDNN wins where there is no addition, no second gradient and no sums: what was chosen took from
-# 92 to 101 % of the time of cuDNN's first engine there, forward and backward.
+# Nor do they show that cuDNN wins without an addition, a second gradient or sums: the chosen engines took from 92 to
+# 101 % of the time of cuDNN's first engine there, forward and backward.
 _KERNELS = (("kernels, backwards", True), ("kernels", False))
 _BITS = np.dtype(np.uint8)
 _FLOAT = np.dtype(np.float32)

@@ -22,7 +22,7 @@ _ENTRIES = 4  # of parts, for each thread of a block that adds up all of them
 
 
 class BatchNormKernels(Candidates):
-    """The kernels of batch normalization, of the multiplication and addition in it, and of sums of channels."""
+    """The kernels of batch normalization, of its multiplication and addition, and of sums of channels."""
 
     def _sums(self, x):
         """Returns the sums (2, C) float32 of channels and of their squares."""
@@ -63,7 +63,7 @@ class BatchNormKernels(Candidates):
         return self._apply(x, by_batch(one, saved), relu, add, mask, backwards, factors), saved._replace(mask=mask)
 
     def _mask_for(self, x):
-        """Returns the memory for bits that say where the ReLU behind a batch normalization of x was open."""
+        """Returns memory for bits that mark where the ReLU after a batch normalization of x was open."""
         rows, channels = rows_of(x)
         return self._empty((rows, ceil_div(channels, _GROUP)), _BITS)
 
@@ -72,12 +72,12 @@ class BatchNormKernels(Candidates):
 
         Args:
             x: (..., C).
-            how: by :func:`normalization`.
+            how: from :func:`normalization`.
             relu: whether there is a ReLU.
             add: ``None`` or like ``x``.
-            mask: ``None``, or where to write in which places the ReLU was open.
-            backwards: whether to walk through memory from its end: what a launch before has read last is still in the
-                second-level cache then.
+            mask: ``None``, or memory for the bits that mark where the ReLU was open.
+            backwards: whether to walk through memory from its end: data that the launch before read last is then still
+                in the second-level cache.
             factors: ``None`` for 1, or (N,) for x (N, ..., C).
         """
         y = self._empty(x.shape, x.dtype)
@@ -90,20 +90,20 @@ class BatchNormKernels(Candidates):
     def _gradients(
         self, dy, x, parameters, spread, eps, opening, opened, plus=None, backwards=False, of_ranks=None, factors=None
     ):
-        """Returns dx, dgamma, dbeta, and the gradient behind the ReLU if that was written on the way.
+        """Returns dx, dgamma, dbeta, and the gradient after the ReLU if it was written on the way.
 
         Args:
             dy: (..., C).
             x: like ``dy``.
-            parameters: as of :func:`normalization`.
+            parameters: as for :func:`normalization`.
             spread: as there; with a variance the statistics are constants.
             eps: as there.
-            opening: how to know where the ReLU was open.
-            opened: the array with that, or ``None``.
+            opening: how to find where the ReLU was open.
+            opened: the array with this information, or ``None``.
             plus: ``None``, or an array like ``dy`` to be added to it.
-            backwards: as of :meth:`_apply`, for the second launch.
+            backwards: as for :meth:`_apply`, for the second launch.
             of_ranks: ``None``, or the processes and the count (C,) of all their rows.
-            factors: as of :meth:`_apply`.
+            factors: as for :meth:`_apply`.
         """
         gamma = parameters[0]
         dgamma, dbeta = self._per_channel(gamma), self._per_channel(gamma)
@@ -138,7 +138,7 @@ class BatchNormKernels(Candidates):
         self.kernels.launch("batch_norm_channels", "batch_norm_backward_finalize_ranks", blocks, arguments, _FLOAT)
 
     def _parts(self, x, numbers=2, rows=None):
-        """Returns the arguments of a kernel that adds up what blocks leave, where other blocks need it.
+        """Returns the arguments of a kernel that adds up partial sums of blocks for other blocks.
 
         Args:
             x: (..., C).
@@ -158,13 +158,13 @@ class BatchNormKernels(Candidates):
         """Launches a kernel over all rows.
 
         Args:
-            file: with the kernel.
-            name: of the kernel.
-            before: the first arguments, before those that say which rows and channels a thread has.
+            file: file with the kernel.
+            name: name of the kernel.
+            before: the first arguments, before the ones that assign rows and channels to threads.
             after: the last arguments.
-            dense: the arrays of that many rows; ``None`` for one that is left out. The first one gives shape and dtype.
-            macros: of the file.
-            rows: how many there are, if not as many as of the first array.
+            dense: the arrays with these rows; ``None`` for an omitted one. The first one gives shape and dtype.
+            macros: macros of the file.
+            rows: number of rows, if different from the first array's.
         """
         rows, channels, dtype = rows or rows_of(dense[0])[0], dense[0].shape[-1], dense[0].dtype
         geometry = _geometry(rows, channels, self.launcher.threads)
@@ -187,12 +187,12 @@ def normalization(parameters, spread, eps=0.0, sums=None, running=None, decay=0.
 
     Args:
         parameters: gamma, beta, mean, and invstd or variance.
-        spread: which of both, or that gamma and beta are scale and bias; or that mean and invstd come from sums and are
-            written.
+        spread: which of both; or that gamma and beta are scale and bias; or that mean and invstd are computed from sums
+            and written.
         eps: added to a variance.
         sums: (2, C) float32, or ``None``.
         running: mean and variance that the statistics from sums move, or ``None``.
-        decay: for these.
+        decay: their decay.
     """
     return [*parameters, spread, float(eps), sums, *(running or (None, None)), float(decay)]
 
@@ -202,7 +202,7 @@ def by_batch(one, saved):
 
     Args:
         one: :class:`~mixprec.backends.geometry.Normalized`.
-        saved: of :meth:`BatchNormKernels._saved_of`.
+        saved: from :meth:`BatchNormKernels._saved_of`.
     """
     parameters = one.gamma, one.beta, saved.mean, saved.invstd
     if one.sums is None:

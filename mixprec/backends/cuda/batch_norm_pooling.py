@@ -1,4 +1,4 @@
-"""Batch normalization, ReLU and max pooling in one on CUDA: nothing of the size of x is between them in memory."""
+"""Batch normalization, ReLU and max pooling in one on CUDA, without intermediate arrays of the size of x."""
 
 import math
 
@@ -12,8 +12,8 @@ _BACKWARD = "batch_norm_pooling_backward"
 class BatchNormPoolings(BatchNormKernels):
     """The batch normalizations before a max pooling of :class:`~mixprec.backends.primitives.Primitives`.
 
-    Own kernels compute those with a ReLU before windows of 3x3 with a stride of 2 and at most 1 of padding, as every
-    ResNet has one. Everything else is composed of the two.
+    Own kernels compute normalizations with a ReLU before windows of 3x3 with a stride of 2 and a padding of at most 1,
+    as in every ResNet. Everything else is composed of the two.
     """
 
     def batch_norm_max_pool(self, one, pooling):
@@ -51,7 +51,7 @@ def _has_kernels(one, pooling):
 
 
 def _images(shape, pooling, places):
-    """Returns the arguments of a kernel whose rows are places of images of x, of shape (N, H, W, C)."""
+    """Returns the arguments of a kernel whose rows are pixels of images x of shape (N, H, W, C)."""
     of_lines, of_places = map(_reciprocal, places)
     sizes = [*shape[1:3], *pooling.out_size(shape[1:3]), *pooling.pad]
     return [*sizes, places[0], *of_lines, places[1], *of_places]

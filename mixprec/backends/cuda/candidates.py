@@ -1,11 +1,12 @@
-"""Candidates: several functions that compute the same on a device, and the choice between them.
+"""Candidates: several functions for the same computation on a device, and the choice between them.
 
 Convolutions and batch normalizations, here and in :mod:`mixprec.backends.nchw`, choose one for each shape. A generator
-yields the candidates, the one first that is taken without measuring: what comes after it is never built then.
+yields the candidates, beginning with the default: without measuring the others are never built.
 
-Some first places are rules: own kernels for batch normalizations, sums inside convolutions, first convolutions on
-squares. On an H100 these had won wherever it made a difference (benchmarks/results/2026-11-26-profile-h100.json, and
--autotuned.json: 41.5 and 36.0 ms a step). On such a GPU nothing else is a candidate, on others the rule is a guess.
+Some defaults are rules: own kernels for batch normalizations, sums inside convolutions, first convolutions on
+squares. On an H100 these won wherever it made a difference (benchmarks/results/2026-11-26-profile-h100.json, and
+-autotuned.json: 41.5 and 36.0 ms a step). On such a GPU there are no other candidates, on other GPUs the rule is a
+guess.
 """
 
 import functools
@@ -21,7 +22,7 @@ from mixprec.backends.cudnn import settings
 from mixprec.base.cudnn_library import CudnnMissing
 
 _CAPABILITY_OF_RULES = 90  # an H100
-# The files, by how their names begin, that decide how fast a candidate is, by how keys begin.
+# The files (prefixes of names) that determine the speed of a candidate, by prefixes of keys.
 _FILES = {
     "batch_norm": ("batch_norm",),
     "conv": ("batch_norm", "channels", "convolution", "stem"),
@@ -31,10 +32,10 @@ _log = logging.getLogger("mixprec")
 
 
 class WithoutCudnn:
-    """Without cuDNN in place of :class:`~mixprec.backends.cudnn.context.CudnnContext`: supports nothing, and says why.
+    """A substitute for :class:`~mixprec.backends.cudnn.context.CudnnContext` without cuDNN: errors state the reason.
 
     Args:
-        reason: one line with what is missing and what to do.
+        reason: one line with the missing package and instructions.
 
     Attributes:
         capability: ``None``.
@@ -66,7 +67,7 @@ class WithoutCudnn:
 
 
 class _LazyPlan:
-    """In place of a plan, for a candidate that may never be taken: it is built by its first run.
+    """A substitute for a plan of a candidate that may never be chosen: it is built by its first run.
 
     Args:
         cudnn: :class:`~mixprec.backends.cudnn.context.CudnnContext`.
@@ -82,7 +83,7 @@ class _LazyPlan:
 
 
 class _Trusting:
-    """In place of a :class:`~mixprec.backends.cudnn.context.CudnnContext` where the choice is known: builds nothing.
+    """A substitute for a :class:`~mixprec.backends.cudnn.context.CudnnContext` if the choice is known: builds nothing.
 
     Args:
         cudnn: the :class:`~mixprec.backends.cudnn.context.CudnnContext`.
@@ -104,7 +105,7 @@ _NEVER = WithoutCudnn("chainer.config.use_cudnn is 'never'; set it to 'auto'")
 
 
 class Candidates(Base):
-    """Lists the candidates for something once for each key, and chooses one."""
+    """Lists the candidates for a computation once for each key, and chooses one."""
 
     def __init__(self, launcher, cudnn, matrices=None):
         super().__init__(launcher, cudnn, matrices)
@@ -113,24 +114,24 @@ class Candidates(Base):
         self._trusting = threading.local()  # set in a thread while it lists the candidates for a known choice
 
     def _cudnn(self):
-        """Returns the device's :class:`~mixprec.backends.cudnn.context.CudnnContext`, or what stands in for it."""
+        """Returns the device's :class:`~mixprec.backends.cudnn.context.CudnnContext`, or its substitute."""
         if chainer.config.use_cudnn == "never":
             return _NEVER
         return getattr(self._trusting, "cudnn", None) or self.cudnn
 
     def _is_ruled(self):
-        """Whether a first place is one by rule, so that nothing else is a candidate."""
+        """Whether rules decide on this device, so that there are no other candidates."""
         capability = self._cudnn().capability
         if capability not in (None, _CAPABILITY_OF_RULES) and not self._cudnn().measures():
             _say_guess(capability)
         return capability == _CAPABILITY_OF_RULES
 
     def _by_rule(self, first, others):
-        """Yields candidates, those by rule before the others; on such a GPU they are all, if there are any.
+        """Yields candidates, beginning with those by rule; if rules decide and there are any, only those.
 
         Args:
-            first: iterable of those by rule.
-            others: iterable.
+            first: iterable of candidates by rule.
+            others: iterable of the others.
         """
         is_alone = False
         for candidate in first:
@@ -140,17 +141,17 @@ class Candidates(Base):
             yield from others
 
     def _is_listed(self):
-        """Whether candidates are only listed for the sake of a known choice, which may be any: none is built."""
+        """Whether candidates are only listed to find a known choice, so that none is built."""
         return getattr(self._trusting, "cudnn", None) is not None
 
     def _choose(self, key, candidates, arguments):
         """Returns the function to call.
 
         Args:
-            key: what is to be computed: everything that the candidates and their speed depend on.
-            candidates: generator, called with the elements of ``key`` but the first if the key is new, of pairs of name
-                and function; the one to take without measuring is the first.
-            arguments: with which each function may be called, to measure it, any number of times.
+            key: the computation, with everything that the candidates and their speed depend on.
+            candidates: generator of pairs of name and function, the default first; for a new key it is called with the
+                elements of ``key`` except the first.
+            arguments: arguments for measuring a function, which may be called any number of times.
         """
         now, allowed, chosen = self._last
         if now is not settings.current() or allowed != chainer.config.use_cudnn:
@@ -163,7 +164,7 @@ class Candidates(Base):
         return function
 
     def _known(self, key, candidates):
-        """Returns the function that was chosen before, or ``None``; nothing is built, and the others never are."""
+        """Returns the function that was chosen before, or ``None``; nothing else is built."""
         cudnn = self._cudnn()
         known = cudnn.known(_text(key))
         if known is None:
@@ -187,8 +188,8 @@ class Candidates(Base):
 @functools.cache
 def _say_guess(capability):
     _log.info(
-        "sm_%d: how convolutions and batch normalizations are computed is a rule that was measured on an H100 (sm_%d); "
-        "cudnn.autotune: measure times the ways on this GPU",
+        "sm_%d: convolutions and batch normalizations are computed by rules that were measured on an H100 (sm_%d); "
+        "cudnn.autotune: measure times the alternatives on this GPU",
         *(capability, _CAPABILITY_OF_RULES),
     )
 
@@ -200,10 +201,10 @@ def _text(key):
 
 @functools.cache
 def _digest(starts):
-    """Returns a digest of own kernels and of the code that lists candidates: with others the choice is made anew.
+    """Returns a digest of own kernels and of the code that lists candidates: if it changes, the choice is made again.
 
     Args:
-        starts: how the names of the files begin; headers count always.
+        starts: prefixes of the names of the files; headers are always included.
     """
     folders = map(resources.files("mixprec.backends").joinpath, ("cuda", "kernels", "nchw"))
     files = [file for folder in folders for file in folder.iterdir()]

@@ -1,4 +1,4 @@
-"""More channels than there are: zeros, for engines that take only some numbers of channels."""
+"""Padding of channels with zeros, for engines that support only some numbers of channels."""
 
 from mixprec.backends.cuda.base import ceil_div, rows_of
 from mixprec.backends.cuda.candidates import Candidates
@@ -8,10 +8,10 @@ _MULTIPLE = 8  # of channels, which every engine takes
 
 
 class Channels(Candidates):
-    """Adds channels, and takes them away."""
+    """Adds and removes channels."""
 
     def _resized(self, array, shape):
-        """Returns an array with more or fewer channels, and filters: zeros where there were none.
+        """Returns an array with more or fewer channels and filters; new ones are zeros.
 
         Args:
             array: (..., C).
@@ -28,19 +28,19 @@ class Channels(Candidates):
         return target
 
     def _as_wide_as(self, channels, w, convolution):
-        """Returns a filter with zeros for the channels that only the input of the convolution has."""
+        """Returns a filter with zeros for channels that only the input of the convolution has."""
         if w.shape[3] == channels or convolution.groups > 1:
             return w
         return self._resized(w, (*w.shape[:3], channels))
 
     def _padding(self, ask, images, filter_shape, groups):
-        """Returns the shapes with which there is an engine, and announces that.
+        """Returns padded shapes for which there is an engine, and announces that.
 
         Args:
             ask: function of ``(images, filter_shape)`` that returns an operation.
             images: list of shapes.
             filter_shape: (K, R, S, C).
-            groups: of the convolution; those of one with several cannot be padded.
+            groups: number of groups of the convolution; several groups cannot be padded.
 
         Returns:
             ``(images, filter_shape)``

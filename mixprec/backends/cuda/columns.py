@@ -1,4 +1,4 @@
-"""Launches on arrays of rows that are as wide as a tensor has channels."""
+"""Launches on arrays whose rows have one element per channel."""
 
 from typing import NamedTuple
 
@@ -31,11 +31,11 @@ class _Blocks(NamedTuple):
 
     @property
     def columns(self):
-        """What every kernel takes of it."""
+        """The arguments of every kernel."""
         return self.vectors, self.lanes, self.tiles
 
     def rows_to_write(self, rows):
-        """Returns how many rows a block should have of so many that are written."""
+        """Returns the number of rows of a block, from the number of rows to be written."""
         return self.step * max(1, min(_WRITTEN_ROWS, rows * self.tiles // (self.step * _WRITING_BLOCKS)))
 
 
@@ -43,13 +43,13 @@ class Columns(Base):
     """Sums of columns, and rows that are combined with all others."""
 
     def _run_columns(self, name, count, before, blocks, after, dtype, other=None):
-        """Launches a kernel in so many blocks; of its arguments the distribution is in the middle."""
+        """Launches a kernel; the distribution is in the middle of its arguments."""
         self.kernels.launch("columns", name, count, [*before, *blocks.columns, *after], dtype, blocks.width, other)
 
     def _summing(self, rows, segments, channels, *arrays):
-        """Returns the :class:`_Blocks` for sums of segments of so many rows: few rows of a thread, or many blocks.
+        """Returns the :class:`_Blocks` for sums of segments of rows: few rows of a thread, or many blocks.
 
-        Sums are accumulated in float32, in an order that depends on nothing but shape and alignment.
+        Sums are accumulated in float32, in an order that depends only on shape and alignment.
         """
         blocks = self._blocks(channels, *arrays)
         while (
@@ -63,7 +63,7 @@ class Columns(Base):
         return blocks
 
     def _blocks(self, channels, *arrays):
-        """Returns the :class:`_Blocks` for arrays; what is in another dtype than the first one may be wider."""
+        """Returns the :class:`_Blocks` for arrays; arrays in another dtype than the first may be wider."""
         width = self._width(channels, *arrays)
         vectors = channels // width
         lanes = min(_LANES, 1 << max(vectors - 1, 0).bit_length())

@@ -1,4 +1,4 @@
-"""Convolutions on CUDA: by cuDNN, with what it does not fuse done before or after by own kernels."""
+"""Convolutions on CUDA: by cuDNN, with own kernels before or after for parts that it does not fuse."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ _FLOAT = np.dtype(np.float32)
 
 
 class _Forward(NamedTuple):
-    """A forward pass. Attributes: bias and ReLU, statistics: is each wanted, or does cuDNN fuse it?"""
+    """A forward pass. Attributes: whether bias and ReLU, and statistics, are requested, or fused by cuDNN."""
 
     ending: bool = False
     statistics: bool = False
@@ -55,12 +55,12 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._elementwise("convolution", "relu_backward", [dy, y], dy.size, length=dy.size)
 
     def _filters_for(self, x_shape, w, convolution):
-        """Returns filters as images have come, for squares or with as many channels, and the convolution of both."""
+        """Returns filters that match the images, folded for squares or padded in channels, and the convolution of both."""
         if isinstance(convolution, Squares):
             return self._folded_filters(w, convolution), ON_SQUARES
         return self._as_wide_as(x_shape[3], w, convolution), convolution
 
-    # The candidates. Of convolutions of cuDNN the first one fuses most.
+    # The candidates. The first of cuDNN's convolutions fuses the most.
 
     def _fprop_candidates(self, x_shape, w_shape, dtype, convolution, b, relu, wanted):
         cudnn, found = self._cudnn(), False
@@ -112,10 +112,10 @@ class Convolutions(BatchNorms, Stems, Layouts):
         operation = operations.conv_fprop(x_shape, w_shape, dtype, convolution, statistics=True)
         separate = [("separate", functools.partial(before, False))]
         with_sums = (("statistics", functools.partial(before, True)) for _ in [0] if self._cudnn().supports(operation))
-        # Of an H100's record are filters up to 3x3. A larger one has as many sums, and more products to hide them.
+        # An H100's record has filters up to 3x3. A larger one has as many sums, and more products to hide them.
         return self._by_rule(with_sums, separate)
 
-    # What they do
+    # Their implementations
 
     def _fprop(self, plan, relu, wanted, fused, x, w, b):
         inputs = [x, w]
@@ -132,18 +132,18 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return y, self._sums(y) if sums is None else sums
 
     def _before_batch_norm(self, convolution, following, with_statistics, x, w, is_measured=False):
-        """Returns the result of a convolution and its sums, or ``None``; as it is measured, what follows from them."""
+        """Returns the result of a convolution and its sums, or ``None``; measuring includes the work that follows."""
         z, sums = self.conv_fprop(x, w, convolution, statistics=with_statistics), None
         if with_statistics:
             z, sums = z
         return self._batch_norm_of(z, sums, following) if is_measured else (z, sums)
 
     def _batch_norm_of(self, z, sums, following):
-        """Normalizes as after a convolution; returns y.
+        """Normalizes like the batch normalization after a convolution; returns y.
 
-        A mask that follows from sums can be read by own kernels only. Where cuDNN is tried, too, the backward pass is a
-        part of the price therefore. It adds a second gradient there: what follows is not known, but a network that adds
-        before a ReLU mostly branches after it, into the next block and past it.
+        Only own kernels can read a mask that was made from sums. So where cuDNN is a candidate, too, the cost includes
+        the backward pass, with a second gradient: the rest of the network is unknown, but a network that adds before a
+        ReLU usually branches after it, into the next block and past it.
         """
         attributes = BatchNorm(relu=following.relu)
         gamma, beta = (self.launcher.full(z.shape[3:], value, _FLOAT) for value in (1, 0))

@@ -1,10 +1,10 @@
 """cuBLAS by ctypes: the few functions that products of matrices need.
 
-CuPy's own wrapper refuses while a stream captures a CUDA graph, though cuBLAS itself does not. There is no cuSOLVER
-here: its documentation does not say that it can be captured.
+CuPy's own wrapper refuses to work while a stream captures a CUDA graph, though cuBLAS itself does not. cuSOLVER is not
+used: its documentation does not say that it can be captured.
 
-cuBLAS has matrices column by column. What lies in memory as C-contiguous (rows, columns) is to it the transposed matrix
-(columns, rows); its leading dimension is the number of elements from one row in memory to the next.
+cuBLAS stores matrices by columns. A C-contiguous matrix (rows, columns) is a transposed matrix (columns, rows) for it;
+its leading dimension is the number of elements from one row in memory to the next.
 """
 
 import ctypes
@@ -46,14 +46,14 @@ _STATUSES = {
 
 
 class CublasMissing(RuntimeError):
-    """cuBLAS is not installed: one line that says what to do."""
+    """cuBLAS is not installed: one line with instructions."""
 
 
 class Cublas:
     """Products of matrices. The first call loads the library, or raises :class:`CublasMissing`.
 
     Args:
-        library: what :class:`ctypes.CDLL` gives for cuBLAS, instead of the one that is installed.
+        library: :class:`ctypes.CDLL` of cuBLAS, instead of the installed one.
     """
 
     def __init__(self, library=None):
@@ -74,7 +74,7 @@ class Cublas:
         return handle.value
 
     def set_stream(self, *, handle, stream):
-        """Lets the work of a handle go to a stream; after that it has cuBLAS's own workspace."""
+        """Sends the work of a handle to a stream; this resets it to cuBLAS's own workspace."""
         self._call("cublasSetStream_v2", handle, stream)
 
     def set_workspace(self, handle, address, size):
@@ -89,7 +89,7 @@ class Cublas:
             operations: of a and b, each ``PLAIN`` or ``TRANSPOSED``.
             sizes: m, n, k: c is (m, n), op(a) is (m, k), op(b) is (k, n).
             a: ``(address, leading dimension, elements from one matrix to the next)``.
-            b: likewise.
+            b: as ``a``.
             dtype: of a and b, a storage dtype.
             alpha: a number.
             beta: a number; with 0 nothing of c is read.
@@ -119,7 +119,7 @@ def _load():
     except ImportError:
         raise CublasMissing(f"cuda-pathfinder (the Python module cuda.pathfinder) is missing: {_INSTALL}") from None
     try:
-        # That of a toolkit, a wheel, or one that the process has loaded, with what it loads itself.
+        # The library of a toolkit, of a wheel, or loaded by the process, with its dependencies.
         path = pathfinder.load_nvidia_dynamic_lib("cublas").abs_path
     except RuntimeError:
         raise CublasMissing(f"libcublas.so of CUDA is missing: {_INSTALL}") from None

@@ -129,7 +129,7 @@ class Curvatures(Base):
         return found
 
     def _add_moments(self, rows, out):
-        """Adds the second moments of rows (..., C), whose first elements are those of all groups."""
+        """Adds the second moments of rows (..., C), whose first elements belong to all groups."""
         groups, size, _ = out.shape
         count, channels = rows_of(rows)
         layout = self._address(rows), channels, size
@@ -137,5 +137,5 @@ class Curvatures(Base):
 
 
 def _power_of_two(count):
-    """Returns how many of so many vectors lie beside each other in a block."""
+    """Returns the number of vectors beside each other in a block."""
     return min(_LANES, 1 << (count - 1).bit_length())

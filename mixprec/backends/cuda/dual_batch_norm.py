@@ -6,7 +6,7 @@ from mixprec.backends.cuda.batch_norm_kernels import BatchNormKernels, by_batch
 class DualBatchNorms(BatchNormKernels):
     """The pairs of batch normalizations of :class:`~mixprec.backends.primitives.Primitives`.
 
-    They are computed with the same bits as by the kernels for one. cuDNN has no engine for them, and is not asked, also
+    Results equal the kernels for one normalization bit for bit. cuDNN has no engine for pairs, and is not used even
     where its engines are candidates for one.
     """
 

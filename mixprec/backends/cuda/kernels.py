@@ -39,12 +39,12 @@ class Kernels:
             file: name of a file without ``.cu``.
             name: of a kernel in it.
             blocks: number of blocks.
-            arguments: arrays on the device, or ``None``, of which the kernel gets the addresses; ints (``long long``),
+            arguments: arrays on the device, or ``None``, passed as addresses; ints (``long long``),
                 floats (``double``), and structs as of :meth:`~mixprec.backends.launch.CupyLauncher.launch`.
             dtype: the storage dtype, of NumPy or ml_dtypes.
             width: number of neighbouring elements for a thread, see :func:`width_of`.
             other: another dtype that the kernel reads or writes; ``None`` for ``dtype``.
-            macros: pairs of name and int, those of the file.
+            macros: macros of the file, pairs of name and int.
         """
         if not blocks:
             return
@@ -76,7 +76,7 @@ def names_in(file):
 
 
 def width_of(length, dtypes, addresses):
-    """Returns how many neighbouring elements a thread can read and write at once.
+    """Returns the number of neighbouring elements that a thread can read and write at once.
 
     Args:
         length: number of elements of each row; 0 where the kernel sees to the rest itself.

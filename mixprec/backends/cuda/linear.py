@@ -1,4 +1,4 @@
-"""Linear layers on CUDA, as convolutions with filters of one element: a CUDA graph cannot capture CuPy's cuBLAS."""
+"""Linear layers on CUDA, as convolutions with filters of one element, since CuPy's cuBLAS cannot be captured."""
 
 from mixprec.backends.cuda.convolution import Convolutions
 from mixprec.backends.geometry import Convolution

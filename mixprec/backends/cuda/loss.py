@@ -13,7 +13,7 @@ _WARP = 32
 class Losses(Base):
     """The losses of :class:`~mixprec.backends.primitives.Primitives`.
 
-    A label that is neither a class nor to be ignored gives a loss of NaN.
+    A label that is neither a class nor ignored gives a loss of NaN.
     """
 
     def softmax_cross_entropy(
@@ -65,12 +65,12 @@ class Losses(Base):
         return share
 
     def _mean(self, divisor):
-        """Returns what a loss has of all rows, or ``None``, and the arguments that its kernel takes for that."""
+        """Returns the results of a loss over all rows, or ``None``, and the arguments of its kernel for them."""
         mean = None if divisor is None else tuple([self._empty((), np.float32) for _ in range(3)])
         return mean, [*(mean or [None] * 3), self.launcher.counters(2), float(divisor or -1)]
 
     def _lanes(self, *arrays):
-        """Returns how many classes a thread has at a time, and how many threads a row."""
+        """Returns the number of classes of a thread at a time, and the number of threads of a row."""
         classes = arrays[0].shape[1]
         width = self._width(classes, *arrays)
         vectors = max(classes // width, 1)
@@ -78,12 +78,12 @@ class Losses(Base):
         return width, self.launcher.threads if lanes > 2 * _WARP else min(lanes, _WARP)
 
     def _launch_rows(self, name, arguments, x, width, lanes):
-        blocks = max(ceil_div(x.shape[0], self.launcher.threads // lanes), 1)  # there is a mean of no rows
+        blocks = max(ceil_div(x.shape[0], self.launcher.threads // lanes), 1)  # no rows have a mean, too
         self.kernels.launch(_FILE, name, blocks, arguments, x.dtype, width)
 
 
 def _mixed(mixed):
-    """Returns second labels and shares, and the step from the share of a row to that of the next."""
+    """Returns second labels and shares, and the step from the share of one row to the next."""
     if mixed is None:
         return None, None, 0
     second, share = mixed
@@ -91,5 +91,5 @@ def _mixed(mixed):
 
 
 def _or_infinity(threshold):
-    """Returns a threshold as the kernels take it: no target is above infinity, which stands for none."""
+    """Returns a threshold in the form of the kernels: infinity means none, as no target is above it."""
     return math.inf if threshold is None else float(threshold)

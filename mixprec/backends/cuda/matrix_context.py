@@ -1,7 +1,6 @@
 """Products of matrices on one device, by cuBLAS, on CuPy's current stream.
 
-A CUDA graph may capture them, once one has been asked for eagerly on the same stream: handle and workspace are there
-then.
+A CUDA graph may capture them after an eager product on the same stream, which creates handle and workspace.
 """
 
 import numpy as np
@@ -32,7 +31,7 @@ class MatrixContext:
 
     Args:
         device_id: number of the CUDA device.
-        cublas: :class:`~mixprec.backends.cuda.cublas.Cublas`, instead of what is installed.
+        cublas: :class:`~mixprec.backends.cuda.cublas.Cublas`, instead of the installed one.
         device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
     """
 
@@ -82,9 +81,9 @@ class MatrixContext:
         with self._device.current():
             stream = self._device.stream()
             handle = self._handles.on(stream)
-            # Its own one would be allocated in a capture, and a change of the stream has brought that back.
+            # Its own workspace would be allocated in a capture, and a change of the stream has restored it.
             self._cublas.set_workspace(handle, self._workspaces.address(stream, _WORKSPACE), _WORKSPACE)
-            # In columns all of these are transposed: the product is that of b, then a.
+            # In column order all of these are transposed: the product is b times a.
             operations, sizes = (PLAIN, operation), (columns, rows, inner)
             self._cublas.gemm(handle, operations, sizes, b, a, dtype, alpha, beta, c, count, compute)
 

@@ -1,4 +1,4 @@
-"""The operations of cuDNN that the primitives use, as keys for plans."""
+"""The operations of cuDNN that the primitives use, as keys of plans."""
 
 import math
 
@@ -17,7 +17,7 @@ def conv_fprop(x_shape, w_shape, dtype, convolution, *, b=None, relu=False, stat
         convolution: :class:`~mixprec.backends.geometry.Convolution`.
         b: dtype of a bias, or ``None``.
         relu: whether a ReLU follows.
-        statistics: whether the sums of channels and their squares are wanted.
+        statistics: whether to compute the sums of channels and of their squares.
     """
     k, y_shape = w_shape[0], convolution.y_shape(x_shape, w_shape)
     inputs = [Tensor("x", x_shape, dtype.name), Tensor("w", w_shape, dtype.name)]
@@ -89,7 +89,7 @@ def operation(kind, inputs, outputs, **attributes):
 
 
 def geometry(convolution):
-    """Returns the attributes that all operations with a convolution have, a dict."""
+    """Returns the attributes common to all operations with a convolution, a dict."""
     return dict(vars(convolution))
 
 

@@ -59,7 +59,7 @@ class Poolings(Columns):
         return dx
 
     def _pool(self, name, arrays, pooling, in_shape, out_shape, threads, further=()):
-        """Launches a kernel whose threads have the places of an array of shape ``threads``; with further arguments."""
+        """Launches a kernel with a thread for each element of an array of shape ``threads``; with further arguments."""
         images, height, width, channels = threads
         vector = self._width(channels, *arrays)
         of_image = ceil_div(height * width * (channels // vector), self.launcher.threads)
@@ -69,5 +69,5 @@ class Poolings(Columns):
 
 
 def _squares(size, pad):
-    """Returns how many pairs of rows there are, of the padded ones, that are not all padding before the image."""
+    """Returns the number of pairs of padded rows that are not entirely padding before the image."""
     return (size - 1 + pad) // 2 - pad // 2 + 1

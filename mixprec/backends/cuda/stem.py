@@ -30,7 +30,7 @@ _FLOAT = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class Squares(Convolution):
-    """A convolution whose images have come as squares, (N, rows, columns, 16); all else is as it was without these.
+    """A convolution on images in the form of squares, (N, rows, columns, 16); its other attributes are unchanged.
 
     Attributes:
         size: (H, W) of the images.
@@ -121,9 +121,9 @@ class Stems(Channels):
         return self._by_rule([one], [other])
 
     def _form(self, x_shape, w_shape, dtype, form, is_measured=False):
-        """Returns a form; as it is measured, after both passes of the convolution on images that come as in Chainer.
+        """Returns a form; measuring includes both passes of the convolution on images in Chainer's layout.
 
-        A batch normalization follows, for which one of the forms can take sums.
+        A batch normalization follows; one of the forms can take sums for it.
         """
         if is_measured:
             images, *size, channels = x_shape
@@ -145,7 +145,7 @@ class Stems(Channels):
         return self._filters("unfold_filters", folded, w_shape, form, w_shape)
 
     def _filters(self, name, filters, w_shape, form, shape):
-        """Launches a kernel from filters to others of a shape; ``w_shape`` is that of the ones that are not folded."""
+        """Launches a kernel from filters to filters of another shape; ``w_shape`` is the unfolded shape."""
         found = self._empty(shape, filters.dtype)
         arguments = [filters, found, found.size, *w_shape[1:], *form.before]
         blocks = ceil_div(found.size, self.launcher.threads)

@@ -1,4 +1,4 @@
-"""Comparison of engines: a fast engine that computes something else is not chosen."""
+"""Comparison of engines: a fast engine with deviating results is not chosen."""
 
 import functools
 import logging
@@ -11,7 +11,7 @@ from mixprec.backends.cudnn.autotune import attempt
 _RELATIVE = 2.0**-6
 # Below that float16 has few digits: 4 times its smallest number.
 _FLOORS = {"float16": 2.0**-22}
-_REFERENCES = 3  # candidates that are tried as what the others are compared with
+_REFERENCES = 3  # candidates that are tried as the reference of the comparison
 _ANYTHING = 0xFF  # bytes, which are NaN in every dtype, and negative integers
 _log = logging.getLogger("mixprec")
 
@@ -22,9 +22,9 @@ class Memory(NamedTuple):
     Attributes:
         address: int.
         size: bytes.
-        name: of the tensor; ``None`` if it is no output.
+        name: name of the tensor; ``None`` if it is not an output.
         count: number of elements.
-        dtype: as of :class:`~mixprec.backends.cudnn.operation.Tensor`.
+        dtype: as in :class:`~mixprec.backends.cudnn.operation.Tensor`.
     """
 
     address: int
@@ -35,23 +35,23 @@ class Memory(NamedTuple):
 
 
 def agreeing(device, what, candidates, written, failed, wrong):
-    """Returns the candidates that compute the same as most, and at least one; of two that differ the first.
+    """Returns the candidates whose results agree with the majority, at least one; the first of two that differ.
 
-    Before each of them runs, its outputs and the workspace are filled with NaN, so that one that writes nothing, or
-    minds what is in the workspace, is found.
+    Before each run, outputs and workspace are filled with NaN, to detect candidates that write nothing, or that depend
+    on the contents of the workspace.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
-        what: they compute, for messages.
-        candidates: pairs of name and callable, which works, in the order of preference.
-        written: :class:`Memory` of each output and of the workspace. Booleans are not compared: their places in memory
-            are cuDNN's own affair.
-        failed: called with the name and the exception of one that fails, because it minds what is in the workspace.
-        wrong: called with the name of one that is left out for what it computes, and the reason.
+        what: name of the computation, for messages.
+        candidates: pairs of name and working callable, in the order of preference.
+        written: :class:`Memory` of each output and of the workspace. Booleans are not compared: cuDNN may store
+            them in any order.
+        failed: called with the name and the exception of a candidate that fails due to the contents of the workspace.
+        wrong: called with the name of a candidate that is left out for its results, and the reason.
 
     Raises:
-        BrokenDevice: one of them has left the device in a state in which nothing works.
-        RuntimeError: all fail.
+        BrokenDevice: a candidate has left the device in an unusable state.
+        RuntimeError: all candidates fail.
     """
     if len(candidates) < 2:
         return candidates
@@ -78,7 +78,7 @@ def agreeing(device, what, candidates, written, failed, wrong):
                 working.append(candidate)
                 why = _difference(device, copies, compared)
                 if candidate is not first and why is not None:
-                    off[candidate[0]] = f"{why} that of {first[0]}"
+                    off[candidate[0]] = f"{why} {first[0]}"
         candidates = working
         if len(candidates) == 2 and off:
             ((name, why),) = off.items()

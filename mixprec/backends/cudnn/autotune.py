@@ -5,27 +5,27 @@ import statistics
 
 from mixprec.backends.cudnn.errors import BrokenDevice, lacks_memory, one_line
 
-_ROUNDS = 2, 3, 10  # turns: of all, of those that are not far slower, of those between which it is close
+_ROUNDS = 2, 3, 10  # turns: of all candidates, of those not far slower, of close ones
 _SLOW, _CLOSE = 1.5, 1.05  # times the fastest
 _log = logging.getLogger("mixprec")
 
 
 class Failures:
-    """What has failed when it was measured, without the exceptions: their frames hold the arrays that were worked on.
+    """Failures of measurements, without the exceptions, whose frames would hold the arrays.
 
     Args:
-        what: was measured, for messages.
+        what: name of the measured operation, for messages.
 
     Attributes:
-        reasons: dict from names to the first lines of what the exceptions say, in the order in which they came.
-        lacking: set of the names of what failed for want of memory, and may work the next time.
+        reasons: dict from names to the first lines of the exceptions, in their order.
+        lacking: set of names that failed for lack of memory, and may work the next time.
     """
 
     def __init__(self, what):
         self._what, self.reasons, self.lacking = what, {}, set()
 
     def add(self, name, error):
-        """Notes an exception, and warns of it."""
+        """Notes an exception, and warns about it."""
         self.reasons[name] = one_line(error)
         if lacks_memory(error):
             self.lacking.add(name)
@@ -35,25 +35,25 @@ class Failures:
 def fastest(device, candidates, failed, check=None):
     """Times candidates and returns the fastest.
 
-    Each is called once to warm up, to its end; one that raises an exception then is out. The others are called in
-    turns, so that a clock that changes meanwhile favours none of them, and the median of their times counts. After two
-    turns those are out that took 1.5 times the fastest one's time in both; after three more, those that are within 5 %
-    of the fastest get ten more. Of equally fast ones the first wins.
+    Each is called once to warm up; candidates that raise an exception are excluded. The others are called in turns, so
+    that a changing clock favours none of them, and the median of their times counts. After two turns, candidates that
+    took 1.5 times the fastest time in both are excluded; after three more, candidates within 5 % of the fastest get ten
+    more. Among equally fast ones the first wins.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
         candidates: pairs of name and callable, which does its work on the current stream, the same each time.
-        failed: called with the name and the exception of one that has failed, as :meth:`Failures.add`.
-        check: given a list of such pairs that work, returns those that are to be timed, one at least; may be ``None``.
+        failed: called with the name and the exception of a failed candidate, as :meth:`Failures.add`.
+        check: function from the list of working pairs to the pairs to be timed, at least one; may be ``None``.
 
     Returns:
         ``(name, milliseconds, milliseconds of the first that works)``
 
     Raises:
-        BrokenDevice: one of them has left the device in a state in which nothing works.
-        Exception: that of the first candidate, if all of them have failed.
+        BrokenDevice: a candidate has left the device in an unusable state.
+        Exception: the first candidate's exception, if all have failed.
     """
-    device.synchronize()  # what has failed before is not the fault of a candidate
+    device.synchronize()  # earlier failures must not count for a candidate
     failures = []
 
     def caught(name, error):
@@ -96,9 +96,9 @@ def attempt(device, name, function, failed):
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
-        name: of the function.
+        name: name of the function.
         function: callable that does its work on the current stream.
-        failed: called with the name and the exception if it did not.
+        failed: called with the name and the exception if it failed.
 
     Raises:
         BrokenDevice: the device does not work any more.
@@ -108,10 +108,10 @@ def attempt(device, name, function, failed):
         device.synchronize()
     except BrokenDevice:
         raise
-    except Exception as error:  # whatever it is: another one may work
+    except Exception as error:  # any exception: other candidates may work
         failed(name, error)
         try:
-            # An error of a kernel stays: an illegal address, say, is the answer to every call from then on.
+            # An error of a kernel stays: after an illegal address, for example, every later call returns this error.
             device.synchronize()
         except Exception:
             raise BrokenDevice(

@@ -1,6 +1,6 @@
 """Measured choices on disk: engines are measured once for a GPU and the versions of its software.
 
-A plan looks for a choice when it is built, and :mod:`~mixprec.backends.cudnn.search` adds what it has measured.
+A plan looks up its choice when it is built, and :mod:`~mixprec.backends.cudnn.search` adds measured choices.
 """
 
 import fcntl
@@ -17,7 +17,7 @@ _log = logging.getLogger("mixprec")
 
 
 class Choices:
-    """Names by the text of what they were chosen for, and those that are never to be tried, shared by processes.
+    """Chosen names by the text of their purpose, and names that must never be tried, shared by processes.
 
     The file is JSON: ``{"format": 2, "environment": {...}, "choices": {text: {"name": ..., "milliseconds": ...,
     "seconds": ...}}, "never": {text: {name: why}}}``. If it is damaged or of another environment, it counts as empty
@@ -25,8 +25,8 @@ class Choices:
     warning.
 
     Args:
-        folder: where the file is, or ``None`` for no file.
-        environment: what measurements depend on: a dict of str and int, of which the name of the file is made.
+        folder: folder of the file, or ``None`` for no file.
+        environment: dict of str and int on which measurements depend; the name of the file is made from it.
     """
 
     def __init__(self, folder, environment):
@@ -40,7 +40,7 @@ class Choices:
         self._choices, self._never = self._read()
 
     def get(self, text, seconds=0):
-        """Returns the name that was chosen when a search had at least so many seconds, or ``None``."""
+        """Returns the name chosen by a search with at least this many seconds, or ``None``."""
         choice = self._choices.get(text)
         if choice is None or choice["seconds"] < seconds or choice["name"] in self.never(text):
             return None
@@ -50,24 +50,24 @@ class Choices:
         """Remembers a choice.
 
         Args:
-            text: what it is for.
-            name: what was chosen.
-            milliseconds: that it takes.
-            seconds: that the search was allowed.
+            text: purpose of the choice.
+            name: chosen name.
+            milliseconds: its time.
+            seconds: limit of the search.
         """
         choice = {"name": name, "milliseconds": round(milliseconds, 6), "seconds": seconds}
         self._add({text: choice}, {})
 
     def never(self, text):
-        """Returns what is not to be tried again: a dict from names to the reason."""
+        """Returns the names that must not be tried again: a dict from names to the reason."""
         return self._never.get(text, {})
 
     def ban(self, text, name, why):
-        """Remembers that a name is not to be tried again."""
+        """Remembers that a name must not be tried again."""
         self._add({}, {text: {name: why}})
 
     def _add(self, choices, never):
-        """Adds to what is known, together with what other processes have found meanwhile."""
+        """Adds a record, and merges records that other processes have written meanwhile."""
         with self._lock:
             self._merge(choices, never)
             if self.path is None:
@@ -75,7 +75,7 @@ class Choices:
             try:
                 os.makedirs(os.path.dirname(self.path), exist_ok=True)
                 with open(f"{self.path}.lock", "w") as lock:
-                    # Until it is closed no other process writes: none loses what another has just added.
+                    # Until it is closed no other process writes, so that no record is lost.
                     fcntl.flock(lock, fcntl.LOCK_EX)
                     self._merge(*self._read())
                     self._merge(choices, never)

@@ -22,14 +22,14 @@ _log = logging.getLogger("mixprec")
 
 
 class CudnnContext:
-    """Plans of one device, built when they are first asked for and kept for good: CUDA graphs may hold them.
+    """Plans of one device, built at their first use and kept for good: CUDA graphs may hold them.
 
-    What holds when a plan is asked for, :func:`mixprec.backends.cudnn.settings.current`, is a part of its key. A caller
-    may keep plans under cheaper keys than operations, if these hold the settings too.
+    The current settings, :func:`mixprec.backends.cudnn.settings.current`, are a part of a plan's key. Callers may store
+    plans under cheaper keys than operations, if these include the settings.
 
     Args:
         device_id: number of the CUDA device.
-        frontend: module of cuDNN's frontend, instead of the one that is installed.
+        frontend: module of cuDNN's frontend, instead of the installed one.
         device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
 
     Raises:
@@ -55,7 +55,7 @@ class CudnnContext:
 
         Raises:
             NoEngine: there is no engine for it.
-            RuntimeError: something went wrong that another attempt may not meet, such as a lack of memory.
+            RuntimeError: a temporary failure, such as a lack of memory.
             CaptureError: it is not built yet, and the current stream is capturing a CUDA graph.
         """
         key = operation, settings.current()
@@ -78,7 +78,7 @@ class CudnnContext:
         return True
 
     def measures(self):
-        """Whether :meth:`choose` measures candidates now: that is asked for, and there is time left for it."""
+        """Whether :meth:`choose` measures candidates now: the settings ask for it, and there is time left."""
         now = settings.current()
         return now.autotune == "measure" and SEARCH_TIME.is_left(now.search_seconds)
 
@@ -92,16 +92,15 @@ class CudnnContext:
         )
 
     def choose(self, key, candidates):
-        """Chooses between whole implementations of the same.
+        """Chooses between implementations of the same computation.
 
         Args:
-            key: what they do, with everything that their speed depends on; its text is kept on disk.
-            candidates: pairs of name and callable without arguments. Where :meth:`measures` says so, each is called
-                several times on the current stream, the first time this is asked; otherwise none is, and the first is
-                chosen.
+            key: the computation, with everything that its speed depends on; its text is stored on disk.
+            candidates: pairs of name and callable without arguments. If :meth:`measures` is true, the first request
+                calls each several times on the current stream; otherwise none is called, and the first is chosen.
 
         Returns:
-            the name of one.
+            the name of one candidate.
 
         Raises:
             CaptureError: they have not been measured, and the current stream is capturing a CUDA graph.
@@ -187,7 +186,7 @@ class CudnnContext:
         return self._choices[folder]
 
     def _environment(self):
-        """Returns what measurements and compiled engines depend on."""
+        """Returns the environment that measurements and compiled engines depend on."""
         return {
             "device": self._device.name,
             "sm": self._device.capability,

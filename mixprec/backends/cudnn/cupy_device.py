@@ -1,4 +1,4 @@
-"""A GPU through CuPy, as the cuDNN backend uses it; tests put an object with the same interface in its place."""
+"""A GPU through CuPy, as the cuDNN backend uses it; tests replace it by an object with the same interface."""
 
 import itertools
 
@@ -65,16 +65,16 @@ class CupyDevice:
             self._cuda.runtime.memsetAsync(address, byte, size, self.stream())
 
     def synchronize(self):
-        """Waits for the current stream, and raises what has gone wrong on it."""
+        """Waits for the current stream, and raises its errors."""
         with self._device:
             self._cuda.get_current_stream().synchronize()
 
     def difference(self, a, b, count, dtype):
-        """Compares two arrays, and waits for that.
+        """Compares two arrays, and waits for the result.
 
         Args:
-            a: address of the one that is right.
-            b: address of the other.
+            a: address of the reference.
+            b: address of the other array.
             count: number of elements.
             dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
 
@@ -93,7 +93,7 @@ class CupyDevice:
         return difference.result(found)
 
     def times(self, functions):
-        """Calls functions one after the other and returns what each of them took on the device, in milliseconds."""
+        """Calls functions one after the other and returns their times on the device, in milliseconds."""
         with self._device:
             kernel = self._launcher.compile(text_of("mixprec.backends", "spin.cu"), ("spin",))["spin"]
             stream = self._cuda.get_current_stream()

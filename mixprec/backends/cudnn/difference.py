@@ -6,8 +6,8 @@ from mixprec.backends.launch import text_of
 
 _DTYPES = ("float16", "bfloat16", "float32")  # Dtype in words.cuh
 BLOCKS = 256
-# What is not finite in one array only counts if the other's element is not near the end of the dtype's range either,
-# where two engines may round to different sides of it.
+# An element that is not finite in one array only does not count if the other one's is near the end of the dtype's
+# range, where two engines may round to different sides.
 _LIMITS = {"float32": 2.0**127, "float16": 2.0**15, "bfloat16": 2.0**127}
 
 
@@ -17,7 +17,7 @@ def source():
 
 
 def arguments(a, b, count, dtype, found):
-    """Returns the arguments of the kernel: addresses, number of elements, dtype by name, and where to write."""
+    """Returns the arguments of the kernel: addresses, number of elements, dtype by name, and the address for the results."""
     return a, b, count, _DTYPES.index(dtype), _LIMITS[dtype], found
 
 
@@ -25,7 +25,7 @@ def result(found):
     """Returns ``(largest |a - b|, largest |a|, number of elements that are finite in one array only)``.
 
     Args:
-        found: what the threads have written, (threads, 3) float32.
+        found: results of the threads, (threads, 3) float32.
     """
     largest, scale = np.max(found[:, :2], 0)
     return float(largest), float(scale), int(found[:, 2].sum(dtype=np.float64))

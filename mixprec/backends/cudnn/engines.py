@@ -1,4 +1,4 @@
-"""The engines that cuDNN has for an operation."""
+"""The engines of cuDNN for an operation."""
 
 import re
 
@@ -6,10 +6,10 @@ from mixprec.backends.cudnn.errors import NoEngine, one_line
 from mixprec.backends.cudnn.operation_graphs import data_type, describe
 from mixprec.base.announcements import announce
 
-# In the text of an error: it says nothing about engines. cuDNN could not load a library or get memory, or the GPU has
+# Parts of error texts that tell nothing about engines: cuDNN could not load a library or get memory, or the GPU has
 # failed before.
 _FAULT = re.compile("CUDNN_STATUS_(?!NOT_SUPPORTED|BAD_PARAM)|CUDA_ERROR|cudaError")
-# Products of matrices in bfloat16 whose rows are no multiple of 16 bytes. With cuDNN 9.19 on an H100 eng39, with a
+# Products of matrices in bfloat16 whose rows are not a multiple of 16 bytes. With cuDNN 9.19 on an H100 eng39, with a
 # bias, was off by 3 ulp for 17 channels, and eng63, of gradients, by 160 ulp for 10. eng58 is eng39 without a bias.
 _WRONG_IF_NARROW = ("eng39", "eng58", "eng63")
 _MODES = {"off": ("A", "FALLBACK"), "heuristic": ("B", "FALLBACK"), "measure": ("A", "B", "FALLBACK")}
@@ -18,23 +18,23 @@ _MODES = {"off": ("A", "FALLBACK"), "heuristic": ("B", "FALLBACK"), "measure": (
 class Engines:
     """An operation as a graph of cuDNN, and the engines for it in the order of cuDNN's heuristics.
 
-    An engine is known by cuDNN's name for it with the values of its knobs, ``eng62_k2=5_k13=1``; the name is also what
-    is kept on disk. The frontend's pairs of engine and knobs will not do: knobs that it does not know are ``NOT_SET``.
+    An engine is identified by cuDNN's name with the values of its knobs, ``eng62_k2=5_k13=1``; this name is also stored
+    on disk. The frontend's pairs of engine and knobs are not sufficient: knobs unknown to it are ``NOT_SET``.
 
     Args:
         frontend: the module of cuDNN's frontend.
         operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
         settings: :class:`~mixprec.backends.cudnn.settings.Settings`.
         stored: :class:`~mixprec.backends.stored.Stored` of engines that were compiled; ``None`` to compile each.
-        never: names of engines that are not to be used.
-        **where: arguments of ``pygraph`` that say for which GPU: ``sm_version``, and ``handle`` or ``device_property``.
+        never: names of engines that must not be used.
+        **where: arguments of ``pygraph`` for the GPU: ``sm_version``, and ``handle`` or ``device_property``.
 
     Attributes:
         graph: the frontend's graph.
 
     Raises:
-        NoEngine: cuDNN has none, whatever the workspace.
-        RuntimeError: cuDNN could not even look.
+        NoEngine: cuDNN has none for any workspace.
+        RuntimeError: cuDNN could not look for engines.
     """
 
     def __init__(self, frontend, operation, settings, *, stored=None, never=(), **where):
@@ -47,14 +47,14 @@ class Engines:
         self._stored, self._never = stored, never
         self._wrong = _WRONG_IF_NARROW if _is_narrow(operation) else ()
         self._places = {}  # (graph, index) of the engines that were built
-        self._compiled = {}  # serialized graphs of those that were compiled, until they are kept or dropped
+        self._compiled = {}  # serialized graphs of compiled engines, until they are stored or dropped
         self._unsupported = frontend.cudnnGraphNotSupportedError
         self._failures = (frontend.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         self._excluded = _excluded_notes(operation, settings)
         self._sizes = {}  # bytes of workspace of the engines that were built
-        self._too_large = {}  # those of the engines that need more than the limit
+        self._too_large = {}  # bytes of workspace of engines that need more than the limit
         self._reason = "none is offered"
-        self._fault = None  # an error that says nothing about an engine
+        self._fault = None  # an error that tells nothing about an engine
         self.graph = frontend.pygraph(
             io_data_type=data_type(frontend, operation.inputs[0].dtype),
             intermediate_data_type=frontend.data_type.FLOAT,
@@ -83,7 +83,7 @@ class Engines:
 
     @property
     def names(self):
-        """The names of all engines that are listed, in the order of cuDNN's heuristics."""
+        """The names of all listed engines, in the order of cuDNN's heuristics."""
         return [name for name in self._indices if not self._is_out(name)]
 
     def _is_out(self, name):
@@ -91,7 +91,7 @@ class Engines:
         return name in self._never or name.split("_")[0] in self._wrong
 
     def place(self, name):
-        """Returns the graph of an engine that was built, and its number in there."""
+        """Returns the graph of a built engine, and its number in the graph."""
         return self._places[name]
 
     def is_compiled(self, name):
@@ -100,22 +100,22 @@ class Engines:
         return self._frontend.behavior_note.RUNTIME_COMPILATION in notes
 
     def keep(self, name):
-        """Keeps an engine on disk if it was compiled, for the next process; drops what is known of the others."""
+        """Stores an engine on disk if it was compiled, for the next process; drops data of the others."""
         content = self._compiled.get(name)
         if content is not None and self._stored is not None:
             self._stored.put(self._key(name), content)
         self._compiled.clear()
 
     def size(self, name):
-        """Returns the workspace, in bytes, of an engine that was built."""
+        """Returns the workspace of a built engine in bytes."""
         return self._sizes[name]
 
     def build(self, name, load=False):
         """Builds an engine, once, and returns whether it can be used: cuDNN offers it, it builds, and it fits.
 
         Args:
-            name: of the engine.
-            load: whether to take one that another process has compiled.
+            name: name of the engine.
+            load: whether to use an engine that another process has compiled.
         """
         if name in self._sizes:
             return True
@@ -129,7 +129,7 @@ class Engines:
             else:
                 graph.build_plan_at_index(index)
                 if self._stored is not None and self.is_compiled(name):
-                    self._serialize(name)  # now: it is that of the plan that was built last
+                    self._serialize(name)  # now: the serialized graph is of the last built plan
             size = graph.get_workspace_size_plan_at_index(index)
         except self._failures as error:
             self._note(error)
@@ -143,11 +143,11 @@ class Engines:
     def _serialize(self, name):
         try:
             self._compiled[name] = bytes(self.graph.serialize())
-        except self._failures as error:  # it computes all the same
+        except self._failures as error:  # it can compute nevertheless
             announce("%s: %s cannot be kept on disk: %s", self._operation, name, one_line(error))
 
     def _load(self, name):
-        """Returns a graph with one engine that was compiled by another process, or ``None``."""
+        """Returns a graph with an engine that another process has compiled, or ``None``."""
         content = None if self._stored is None else self._stored.get(self._key(name))
         if content is None:
             return None
@@ -160,7 +160,10 @@ class Engines:
         return graph
 
     def compile_anew(self, name, error):
-        """Compiles an engine that was loaded and fails; returns whether it was one and now is another."""
+        """Recompiles a cached engine that failed to run.
+
+        Returns True if the engine had come from the cache and was replaced.
+        """
         if name not in self._places or self._places[name][0] is self.graph:
             return False
         self._say_unloadable(name, error)
@@ -178,13 +181,13 @@ class Engines:
         return (name for name in self.names if self.build(name, load))
 
     def none(self):
-        """Returns what to raise when no engine can be used: NoEngine; RuntimeError if that may not be so for good."""
+        """Returns the error for no usable engine: NoEngine, or RuntimeError if that may be temporary."""
         if self._fault is None:
             return NoEngine(self.why_none())
         return RuntimeError(f"cuDNN cannot build {self._operation}: {self._fault}")
 
     def why_none(self):
-        """Returns the reason why no engine can be used, or why the last one that failed did."""
+        """Returns the reason why no engine can be used, or why the last one failed."""
         if self._too_large:
             enough = -(-min(self._too_large.values()) // 2**20)
             return (
@@ -203,14 +206,14 @@ class Engines:
 
 
 def _is_narrow(operation):
-    """Whether a convolution in bfloat16 has rows of an image or a filter that are no multiple of 16 bytes."""
+    """Whether a convolution in bfloat16 has rows of an image or a filter that are not a multiple of 16 bytes."""
     return operation.kind.startswith("conv") and any(
         tensor.dtype == "bfloat16" and len(tensor.shape) == 4 and tensor.shape[3] % 8 for tensor in operation.tensors
     )
 
 
 def _excluded_notes(operation, settings):
-    """Returns the names of numerical notes whose engines are not wanted."""
+    """Returns the names of numerical notes whose engines are excluded."""
     notes = []
     if settings.deterministic:
         notes.append("NONDETERMINISTIC")

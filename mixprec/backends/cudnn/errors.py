@@ -4,7 +4,7 @@ import re
 
 from mixprec.base.messages import text_of
 
-# In the text of an error: there is not enough memory, says cuDNN, or CUDA below it.
+# Parts of error texts of cuDNN, or of CUDA below it, that mean a lack of memory.
 _NO_MEMORY = re.compile("ALLOC(ATION)?_FAILED|OUT_OF_MEMORY|cudaErrorMemoryAllocation")
 
 
@@ -13,11 +13,11 @@ class NoEngine(RuntimeError):
 
 
 class BrokenDevice(RuntimeError):
-    """After what an engine did every call of CUDA fails: the process has to be started again, which will avoid it."""
+    """An engine has made every call of CUDA fail: the process must be restarted, and will then avoid this engine."""
 
 
 def lacks_memory(error):
-    """Whether an exception says that there is not enough memory, which may be otherwise the next time."""
+    """Whether an exception means a lack of memory, which may be different the next time."""
     return isinstance(error, MemoryError) or _NO_MEMORY.search(text_of(error)) is not None
 
 

@@ -1,4 +1,4 @@
-"""Running what is built, on a device's current stream.
+"""Execution of built engines on a device's current stream.
 
 A :class:`~mixprec.backends.cudnn.plans.Plan` runs through it in each step, and the search while it measures engines.
 """
@@ -10,7 +10,7 @@ from mixprec.backends.cudnn.workspace import Workspaces
 
 
 class Executor:
-    """Asks cuDNN for work on the current stream of a device, whichever device is the current one.
+    """Runs cuDNN on the current stream of a device, independent of the current device.
 
     Args:
         frontend: the module of cuDNN's frontend.
@@ -25,8 +25,8 @@ class Executor:
         self.device = device
         self.handles = Handles(frontend, device)
         self._workspaces = Workspaces(device)
-        # Kernels of two plans must not alternate on a stream, they share a workspace; and neither are graphs of the
-        # frontend said to be usable by two threads at once.
+        # Kernels of two plans must not alternate on a stream, as they share a workspace; and the frontend does not
+        # promise that two threads may use a graph at once.
         self._lock = threading.Lock()
 
     def run(self, graph, index, addresses, *, size=0, workspace=None):
@@ -34,10 +34,10 @@ class Executor:
 
         Args:
             graph: a graph of the frontend.
-            index: number of an engine in the graph, which is built.
+            index: number of a built engine in the graph.
             addresses: dict of ints by uid.
             size: bytes of the shared workspace.
-            workspace: address of one of the caller's, in place of the shared one.
+            workspace: address of the caller's own workspace, instead of the shared one.
         """
         with self._lock, self.device.current():
             stream = self.device.stream()

@@ -1,6 +1,6 @@
 """Handles of a library, which belong to one device, and must not be used by two threads at once.
 
-Whoever calls cuDNN or cuBLAS asks for the handle of its thread before each call.
+Callers of cuDNN or cuBLAS get the handle of their thread before each call.
 """
 
 import threading
@@ -11,8 +11,8 @@ from mixprec.backends.capture_error import CaptureError
 class Handles:
     """One handle for each thread, made when the thread first needs it.
 
-    None is ever destroyed, which might happen while another thread captures a graph: the handle of a thread that has
-    ended serves the next new thread.
+    Handles are never destroyed, as this might happen while another thread captures a graph: the handle of an ended
+    thread serves the next new thread.
 
     Args:
         frontend: the module of cuDNN's frontend, or an object with its ``create_handle`` and ``set_stream``.
@@ -54,7 +54,7 @@ class Handles:
 
 
 class _Lease:
-    """A handle as long as its thread lives: what is thread-local is dropped with the thread."""
+    """A handle that lives as long as its thread: thread-local objects are dropped with the thread."""
 
     __slots__ = ("_free", "handle", "stream")
 

@@ -8,9 +8,9 @@ class Tensor(NamedTuple):
     """An input or output of an operation.
 
     Attributes:
-        name: what graph and caller call it.
+        name: name in the graph and for callers.
         shape: in the order of memory, which is dense: (N, H, W, C), (K, R, S, C) or (C,); or (N, C, ...), (K, C, ...)
-            with as many axes in space as there are.
+            with any number of spatial axes.
         dtype: ``"float16"``, ``"bfloat16"``, ``"float32"`` or ``"boolean"``.
         layout: ``"NHWC"`` or ``"NCHW"``, also of filters: whether channels are the last axis or the second.
     """
@@ -40,13 +40,13 @@ class Operation:
     ``batch_norm_backward`` dy, x, gamma, mean, invstd [, beta | mask]     dx, dgamma, dbeta [, dadd]
     ======================  =============================================  =========================================
 
-    What is in brackets is there or not, and decides on the graph: ``sum`` and ``square_sum`` are the sums of each
+    Tensors in brackets are optional, and determine the graph: ``sum`` and ``square_sum`` are the sums of each
     channel of y, ``add`` an addition before the ReLU, ``beta`` the recomputation of a ReLU without an addition,
     ``mask`` (boolean, shape of x) where the ReLU after an addition was open, ``dadd`` the gradient after that mask.
 
     A boolean takes a bit, the lowest one of a byte first: seen with 9.19 on an H100. Since 9.25 cuDNN has another type
     for booleans that take a byte, ``CUDNN_DATA_BYTE_BOOLEAN``.
-    For some of these there is no engine: ``tests/stand_ins/fake_cudnn_limits.py`` has what cuDNN 9.19 and 9.28 refuse.
+    Some have no engine: ``tests/stand_ins/fake_cudnn_limits.py`` lists what cuDNN 9.19 and 9.28 refuse.
 
     Attributes:
         kind: one of the table.
@@ -63,7 +63,7 @@ class Operation:
 
     @property
     def tensors(self):
-        """Inputs, then outputs; their places are their numbers in the graph."""
+        """Inputs, then outputs; their positions are their numbers in the graph."""
         return self.inputs + self.outputs
 
     @property

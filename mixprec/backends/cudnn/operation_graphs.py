@@ -1,7 +1,7 @@
 """The graph of an operation, in the terms of cuDNN's Python frontend.
 
-cuDNN names dimensions in the order N, C, H, W (K, C, R, S for filters) whatever the memory looks like; strides say
-whether channels lie innermost. What is per channel has dimensions (1, C, 1, 1).
+cuDNN always names dimensions in the order N, C, H, W (K, C, R, S for filters); strides show whether channels are
+innermost. Vectors per channel have dimensions (1, C, 1, 1).
 """
 
 import math
@@ -27,7 +27,7 @@ def describe(cudnn, graph, operation):
 
 
 class _Builder:
-    """An operation's inputs, outputs and attributes as those of the graph."""
+    """The inputs, outputs and attributes of an operation, added to the graph."""
 
     def __init__(self, cudnn, graph, operation):
         self.cudnn, self.graph, self.operation = cudnn, graph, operation
@@ -53,14 +53,14 @@ class _Builder:
         node.set_dim(dim).set_stride(stride)
 
     def rounded(self, node, like):
-        """Gives an intermediate value the dtype of a tensor: cuDNN has no engine for a float32 operand in its place."""
+        """Gives an intermediate value the dtype of a tensor: cuDNN has no engine for a float32 operand there."""
         return node.set_data_type(data_type(self.cudnn, self._tensors[like].dtype))
 
     def scalar(self, value):
         return self.graph.tensor_scalar(value, self.cudnn.scalar_type.RUNTIME_PARAM)
 
     def geometry(self):
-        """Returns the arguments that all convolutions have. Groups follow from the channels of image and filter."""
+        """Returns the arguments common to all convolutions. Groups follow from the channels of image and filter."""
         names = {"padding": "pad", "stride": "stride", "dilation": "dilation"}
         return {theirs: list(self.operation.attribute(ours)) for theirs, ours in names.items()}
 

@@ -10,9 +10,9 @@ from mixprec.backends.cudnn.search import in_place, search, size_of, text_of
 from mixprec.backends.cudnn.search_time import SEARCH_TIME
 from mixprec.backends.device_log import record
 
-_ALIGNMENT = 16  # bytes, of addresses: what the frontend tells cuDNN of each tensor
-# To find out whether an engine may write an output where it reads an input: how often, with which byte in the input
-# (as float32, 12.08), and by how much results may differ, of the largest of them.
+_ALIGNMENT = 16  # of addresses, in bytes: the frontend declares it to cuDNN for each tensor
+# Test whether an engine may write an output in the memory of an input: number of trials, byte in the input (as float32,
+# 12.08), and tolerance relative to the largest result.
 _TRIES, _BYTE, _APART = 8, 0x41, 2.0**-16
 _log = logging.getLogger("mixprec")
 
@@ -34,7 +34,7 @@ class Plan:
         operation: the operation.
         engine: cuDNN's name of the engine.
         workspace: bytes of temporary memory that it needs.
-        works_in_place: whether outputs may lie where inputs are; ``None`` until a run has tried that.
+        works_in_place: whether outputs may share the memory of inputs; ``None`` until a run has tried that.
 
     Raises:
         NoEngine: no engine can be used; the text is only the reason.
@@ -53,7 +53,7 @@ class Plan:
             self._measured = True
             self._take(known)
             return
-        # What is going to be measured is built here: a file that fails is not the fault of an engine.
+        # Engines to be measured are built here: a failing file is not the fault of an engine.
         first = next(engines.usable(load=self._measured), None)
         if first is None:
             raise engines.none()
@@ -70,7 +70,7 @@ class Plan:
                 or to allocate.
         """
         if functools.reduce(operator.or_, addresses) % _ALIGNMENT:
-            why = f"cuDNN wants arrays to begin at multiples of {_ALIGNMENT} bytes"
+            why = f"cuDNN needs arrays that begin at multiples of {_ALIGNMENT} bytes"
             self._run_copies(addresses, [address % _ALIGNMENT != 0 for address in addresses], why)
             return
         count = len(self.operation.inputs)
@@ -100,7 +100,7 @@ class Plan:
             self._executor.run(*self._place, places, size=self.workspace)
 
     def _run_copies(self, addresses, are_copied, why):
-        """Runs with copies of some arrays, and says that once."""
+        """Runs with copies of some arrays, and announces that once."""
         device, replaced, copied = self._executor.device, list(addresses), []
         tensors = zip(self.operation.tensors, addresses, are_copied, strict=True)
         for place, (tensor, address, is_copied) in enumerate(tensors):
@@ -135,10 +135,10 @@ class Plan:
         self._take(name)
 
     def _try_in_place(self, addresses):
-        """Returns whether the engine gives the same where outputs lie on inputs, as running statistics do.
+        """Returns whether the engine gives the same results if outputs share memory with inputs, as running statistics do.
 
         cuDNN does not promise that. An engine that reads what another of its blocks has written would move a statistic
-        twice; whether it does is tried, with memory of our own in the places of these inputs.
+        twice; this is tried with our own memory instead of these inputs.
         """
         if not self._measured:
             self._measure(addresses)

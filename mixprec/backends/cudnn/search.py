@@ -10,14 +10,14 @@ from mixprec.backends.cudnn.autotune import Failures, fastest
 from mixprec.backends.cudnn.errors import BrokenDevice
 
 # How many engines are measured, as by default in PyTorch (torch.backends.cudnn.benchmark_limit). cuDNN lists about 45
-# for a convolution of float16, those first that it thinks are fast.
+# for a convolution of float16, the presumably fast ones first.
 _CANDIDATES = 10
 _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "boolean": 1}
 _log = logging.getLogger("mixprec")
 
 
 def search(operation, settings, engines, executor, choices, addresses):
-    """Measures engines; keeps the fastest, and those that fail or compute something else, in the choices.
+    """Measures engines; stores the fastest in the choices, and engines that fail or have deviating results.
 
     Args:
         operation: :class:`~mixprec.backends.cudnn.operation.Operation`.
@@ -25,14 +25,14 @@ def search(operation, settings, engines, executor, choices, addresses):
         engines: :class:`~mixprec.backends.cudnn.engines.Engines` of the operation, at least one of which can be used.
         executor: :class:`~mixprec.backends.cudnn.executor.Executor`.
         choices: :class:`~mixprec.backends.cudnn.choices.Choices`.
-        addresses: int of each tensor. Outputs are overwritten, but for those that lie where an input is.
+        addresses: int of each tensor. Outputs are overwritten, except outputs in the memory of an input.
 
     Returns:
         the name of the fastest engine.
 
     Raises:
-        BrokenDevice: an engine has left the device in a state in which nothing works.
-        RuntimeError: all have failed.
+        BrokenDevice: an engine has left the device in an unusable state.
+        RuntimeError: all engines have failed.
     """
     device, text = executor.device, text_of(operation, settings)
     outputs = operation.tensors[len(operation.inputs) :]
@@ -64,7 +64,7 @@ def search(operation, settings, engines, executor, choices, addresses):
     except BrokenDevice:
         ban(list(failures.reasons)[-1])
         raise
-    # Only now: where all fail, it is not the fault of each of them.
+    # Only now: if all fail, the engines are not the cause.
     for failing in failures.reasons:
         ban(failing)
     choices.put(text, name, milliseconds, settings.compile_seconds)
@@ -77,12 +77,12 @@ def search(operation, settings, engines, executor, choices, addresses):
 
 
 def text_of(operation, settings):
-    """Returns the text by which choices for an operation are kept."""
+    """Returns the key of the choices for an operation."""
     return f"{operation} {settings.restrictions}"
 
 
 def in_place(operation, addresses, device):
-    """Returns memory for the outputs that lie where an input is, by uid: a second run would find another input."""
+    """Returns memory for outputs that share the memory of an input, by uid: a second run would find a changed input."""
     count = len(operation.inputs)
     inputs = set(addresses[:count])
     outputs = enumerate(zip(operation.outputs, addresses[count:], strict=True), start=count + 1)
@@ -100,7 +100,7 @@ def _candidates(engines, seconds, device):
     while True:
         size = max(map(engines.size, names))
         try:
-            # Not in the shared workspace, which would stay as large as the hungriest of them.
+            # Not in the shared workspace, which would keep the size of the largest of them.
             return names, device.allocate(max(1, size))
         except MemoryError as error:
             modest = [name for name in names if engines.size(name) < size]
@@ -111,7 +111,7 @@ def _candidates(engines, seconds, device):
 
 
 def built(engines, seconds):
-    """Builds engines and yields the names of those that can be used: as many as are worth it, and the first."""
+    """Builds engines and yields the names of usable ones: as many as are worth measuring, and the first."""
     spent, found = 0.0, 0
     for name in engines.names:
         is_compiled = engines.is_compiled(name)

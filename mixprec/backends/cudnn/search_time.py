@@ -11,12 +11,12 @@ _log = logging.getLogger("mixprec")
 
 
 class SearchTime:
-    """What was spent on all devices and by all threads, and what was not measured for want of it.
+    """The time spent on all devices and by all threads, and the number of operations left unmeasured for lack of it.
 
     Attributes:
-        spent: seconds; with what is measured within another measurement, once.
+        spent: seconds; nested measurements count once.
         measured: number of operations of cuDNN that were measured.
-        unmeasured: number of those that were not.
+        unmeasured: number of operations that were not.
     """
 
     def __init__(self):
@@ -25,7 +25,7 @@ class SearchTime:
         self._of_thread = threading.local()
 
     def is_left(self, limit):
-        """Whether something may be measured; what has begun is finished.
+        """Whether measuring is allowed; running measurements are finished.
 
         Args:
             limit: seconds, or ``None`` for no limit.
@@ -34,7 +34,7 @@ class SearchTime:
 
     @contextlib.contextmanager
     def spending(self, operations=0):
-        """Counts the time inside of the block, and the number of operations that are measured there."""
+        """Counts the time inside the block, and the number of operations that are measured there."""
         is_outermost = not getattr(self._of_thread, "is_inside", False)
         self._of_thread.is_inside = True
         start = time.monotonic()

@@ -13,36 +13,34 @@ AUTOTUNE = ("off", "heuristic", "measure")
 
 
 def default_cache():
-    """Returns the folder of what is found out once."""
+    """Returns the cache folder."""
     return str(files.cache_folder())
 
 
 def folder(name):
-    """Returns a folder in that of the current settings, or ``None`` where nothing is to be kept."""
+    """Returns a subfolder of the current settings' cache folder, or ``None`` if nothing is to be stored."""
     cache = current().cache
     return None if cache is None else os.path.join(cache, name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """A plan is built for one of these, so that they are a part of its key.
+    """Settings of cuDNN. A plan is built for one of these, so that they are a part of its key.
 
     Attributes:
-        autotune: how an engine is chosen among those that build and fit. ``"off"``: the first of cuDNN's heuristic A,
-            which is quick to ask; ``"heuristic"``: the first of heuristic B, which looks more closely; ``"measure"``:
-            the fastest of those of A, B and the fallbacks, timed on the device. Where a heuristic knows none, the first
-            of the fallbacks.
-        workspace: bytes of temporary memory that an engine may need at most.
-        deterministic: only engines that give the same bits each time.
+        autotune: choice among engines that build and fit. ``"off"``: the first of cuDNN's fast heuristic A;
+            ``"heuristic"``: the first of the slower heuristic B; ``"measure"``: the fastest of the engines of A, B and
+            the fallbacks, timed on the device. If a heuristic has none, the first of the fallbacks.
+        workspace: limit of the temporary memory of an engine, in bytes.
+        deterministic: whether to use only engines that give the same bits each time.
         tf32: whether convolutions of float32 may round their inputs to TF32, 10 bits instead of 23.
         tensor_cores: whether engines may use Tensor cores.
-        cache: folder where measured choices and what was compiled are kept, or ``None`` to forget them with the
-            process.
-        compile_seconds: of building, which a search may spend on the engines of an operation that are compiled when
-            they are built, beyond the first. Those of batch normalizations are, each in about a second; with 0 these
-            are own kernels. A choice that was made in less time is made again.
-        search_seconds: of all searches of the process together, ``None`` for no limit. When they are used up, what is
-            not known is chosen as with ``"heuristic"``.
+        cache: folder for measured choices and compiled engines, or ``None`` to keep them in the process only.
+        compile_seconds: limit of the time that a search spends on engines of an operation that are compiled when they
+            are built, beyond the first. Engines of batch normalizations are, each in about a second; with 0 own kernels
+            are used for these. A choice that was made in less time is made again.
+        search_seconds: limit of the time of all searches of the process together, ``None`` for no limit. After that,
+            unknown choices are made as with ``"heuristic"``.
     """
 
     autotune: str = "heuristic"
@@ -77,7 +75,7 @@ class Settings:
 
     @property
     def restrictions(self):
-        """What decides, beside the operation, which engines there are to choose from, as text."""
+        """The settings that, beside the operation, determine the available engines, as text."""
         cores = "" if self.tensor_cores else ", tensor_cores=False"
         return f"deterministic={self.deterministic}, tf32={self.tf32}, workspace={self.workspace}{cores}"
 
@@ -89,13 +87,13 @@ _CORES = {"never": {"tensor_cores": False}, "auto": {}, "always": {"tf32": True}
 
 
 def configure(**changes):
-    """Changes settings from now on; plans that were built for others stay, and serve those.
+    """Changes settings from now on; plans for other settings stay, and serve these.
 
     Args:
         **changes: attributes of :class:`Settings`; ``cache`` may be any path.
 
     Raises:
-        TypeError: there is no such setting.
+        TypeError: a name is not a setting.
         ValueError: a value is not allowed; nothing has changed.
     """
     global _variants
@@ -125,7 +123,7 @@ def current():
     Raises:
         ValueError: ``chainer.config.use_cudnn_tensor_core`` is none of these and not ``"auto"``.
     """
-    # What chainer.config.autotune looks up, in a tenth of the time: every primitive of a step comes through here.
+    # The same as chainer.config.autotune, in a tenth of the time: every primitive of a step comes through here.
     everywhere, here = vars(chainer.global_config), vars(_of_thread)
     cores = here.get("use_cudnn_tensor_core", everywhere["use_cudnn_tensor_core"])
     try:

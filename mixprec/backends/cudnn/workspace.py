@@ -10,12 +10,12 @@ _PER_THREAD = 2  # cudaStreamPerThread: the address of as many streams as there 
 class Workspaces:
     """One buffer for each stream of a device, shared by all plans: work on a stream is done one after the other.
 
-    A buffer grows with the plan that needs most. How much a plan may need is the plan's matter, see
-    :attr:`mixprec.backends.cudnn.settings.Settings.workspace`. cuBLAS has buffers of its own.
+    A buffer grows to the largest need of a plan, which :attr:`mixprec.backends.cudnn.settings.Settings.workspace`
+    limits. cuBLAS has its own buffers.
 
     Args:
         device: :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`.
-        library: name of what computes in it, for messages.
+        library: name of the library that uses it, for messages.
     """
 
     def __init__(self, device, library="cuDNN"):
@@ -43,7 +43,7 @@ class Workspaces:
                 )
             buffer = self._buffers[key] = _Buffer(self._device.allocate(size), size)
         if capturing and not buffer.captured:
-            # The graph holds the address for good: the buffer stays, also after a larger one has taken its place.
+            # The graph holds the address for good: the buffer stays, even after a larger one has replaced it.
             buffer.captured = True
             self._captured.append(buffer)
         return buffer.memory.ptr

@@ -1,6 +1,8 @@
 """Plain Chainer's layers on a GPU, in its own layout NCHW: plans of cuDNN, and kernels of our own.
 
-:mod:`mixprec.bridge` calls them in the place of CuPy's former cuDNN bindings."""
+:mod:`mixprec.bridge` calls them instead of CuPy's former cuDNN bindings. A file each: ``convolution``, ``batch_norm``
+(on ``planes``), ``pooling``, ``activation``, ``softmax``, ``bias``.
+"""
 
 import functools
 

@@ -18,7 +18,7 @@ class Activations(Base):
         Args:
             x: array.
             mode: see above.
-            coef: the ceiling of ``"clipped_relu"``; the others do not look at it.
+            coef: the ceiling of ``"clipped_relu"``; the others ignore it.
 
         Returns:
             Array like ``x``.
@@ -31,8 +31,8 @@ class Activations(Base):
         """Returns the gradient of an activation.
 
         Args:
-            x: input, like ``dy``; of ``"clipped_relu"`` only, the others do not look at it.
-            y: output, like ``dy``; ``"clipped_relu"`` does not look at it.
+            x: input, like ``dy``; only ``"clipped_relu"`` uses it.
+            y: output, like ``dy``; ``"clipped_relu"`` ignores it.
             dy: gradient of the output.
             mode: see above.
             coef: as it was forward.

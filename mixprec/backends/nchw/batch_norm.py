@@ -13,7 +13,7 @@ _COMBINED = 8  # channels for a block that combines parts, see batch_norm.cuh
 class PlaneBatchNorms(Planes):
     """The batch normalization of ``cupy.cudnn``, for each channel (``CUDNN_BATCHNORM_SPATIAL``).
 
-    Arrays like ``x`` are (N, C, *spatial), C-contiguous and in a storage dtype; those of channels are (C,) float32.
+    Arrays like ``x`` are (N, C, *spatial), C-contiguous and in a storage dtype; vectors per channel are (C,) float32.
     """
 
     def batch_norm(self, x, gamma, beta, running, eps, decay):
@@ -32,7 +32,7 @@ class PlaneBatchNorms(Planes):
             ``(y, mean, invstd)``: the result like ``x``, and ``1 / sqrt(variance + eps)`` of the batch with its mean.
 
         Raises:
-            ValueError: there is no element of a channel.
+            ValueError: the batch is empty.
         """
         images, channels, pixels = planes_of(x)
         if not images * pixels:
@@ -49,7 +49,7 @@ class PlaneBatchNorms(Planes):
         return self._normalized(x, (gamma, beta, mean, invstd), _INVSTD, 0.0), mean, invstd
 
     def batch_norm_inference(self, x, gamma, beta, mean, variance, eps):
-        """Returns what is normalized by given statistics, like ``x``; arguments as of :meth:`batch_norm`."""
+        """Returns the normalization by given statistics, like ``x``; arguments as for :meth:`batch_norm`."""
         return self._normalized(x, (gamma, beta, mean, variance), _VARIANCE, eps)
 
     def batch_norm_backward(self, dy, x, gamma, mean, invstd):

@@ -14,7 +14,7 @@ class PlaneConvolutions(PlaneBiases, Candidates):
     With ``layout="NHWC"``, two axes in space only, they are (N, H, W, C) and (K, R, S, C / groups). Geometries are
     :class:`~mixprec.backends.geometry.Convolution`, with as many elements as there are axes in space.
 
-    Batches of 0 are none of cuDNN's business: it has no plans for them.
+    Empty batches are handled without cuDNN, which has no plans for them.
 
     Raises:
         NoEngine: cuDNN cannot do it; nothing was written.

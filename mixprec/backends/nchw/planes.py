@@ -16,7 +16,7 @@ _WRITING_BLOCKS = 4096
 
 
 class Tiling(NamedTuple):
-    """The part of an array that each thread has, the same on every GPU.
+    """The division of an array between threads, the same on every GPU.
 
     Attributes:
         width: elements of a unit.

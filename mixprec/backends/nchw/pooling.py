@@ -25,7 +25,7 @@ class PlanePoolings(Base):
     - ``"average_without_padding"``: of the elements that exist; of none NaN.
 
     ``window``, ``stride`` and ``pad`` have an int for each spatial axis. Window ``i`` begins at element ``i * stride -
-    pad``. How many there are is said by the shape of y: windows may reach beyond the padding, too.
+    pad``. The shape of y determines their number: windows may reach beyond the padding.
     """
 
     def pool(self, x, y, kind, window, stride, pad):
@@ -37,7 +37,7 @@ class PlanePoolings(Base):
             kind: see above.
             window: elements of a window.
             stride: steps between two windows.
-            pad: elements before the first one and behind the last one.
+            pad: elements before the first and after the last.
 
         Raises:
             ValueError: a plane of ``x`` or ``y`` has 2**31 elements or more.
@@ -46,11 +46,11 @@ class PlanePoolings(Base):
         self._launch_planes(name, [x, y], how, x, y, (window, stride, pad), written=y)
 
     def pool_backward(self, x, y, dy, kind, window, stride, pad):
-        """Returns the gradient of a pooling; that of a maximum goes to the first one of several, in row-major order.
+        """Returns the gradient of a pooling; a maximum's goes to the first of equal elements, in row-major order.
 
         Args:
             x: (N, C, *spatial); for an average only its shape counts.
-            y: (N, C, *outputs), what :meth:`pool` has written; only looked at for a maximum.
+            y: (N, C, *outputs), the result of :meth:`pool`; only used for a maximum.
             dy: gradient of the output, like ``y``.
             kind: as it was forward, as the others are.
             window: elements of a window.

@@ -1,4 +1,9 @@
-"""The pages, a file each; :func:`add` tells NiceGUI their addresses."""
+"""The pages, a file each; :func:`add` registers them with NiceGUI.
+
+Reading order. ``frame`` has the layout and shared pieces, ``inputs`` the checked inputs, ``working`` waits for work of
+other processes, ``clients`` limits pages without a browser. The pages: ``runs_page`` (the table), ``run_page``,
+``compare_page``, ``evaluate_page``, ``inside_page``, ``before_page``, ``jobs_page``.
+"""
 
 from fastapi import Request
 from nicegui import ui
@@ -25,7 +30,7 @@ _PAGES = {
     "/inside": inside_page,
     "/jobs": jobs_page,
 }
-_SECONDS = 60  # until a page must be there: on a slow disk the listing of many runs takes a while
+_SECONDS = 60  # limit for building a page: on a slow disk the listing of many runs takes a while
 
 
 def add(monitor):
@@ -42,7 +47,7 @@ def add(monitor):
 
 
 def _offer(path, page, monitor):
-    """Has the function ``page`` of a module make the page at a path, from the state and the query of its address."""
+    """Registers the function ``page`` of a module for a path; it gets the state and the query of the address."""
 
     @ui.page(path, response_timeout=_SECONDS)
     async def _(request: Request):

@@ -1,4 +1,4 @@
-"""Before the start: the learning rate of a config, its classes and images, and what augmentation does to one."""
+"""Before the start: the learning rate of a config, its classes and images, and the augmentation of one."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from mixprec.app.monitor.pages.working import Work
 
 
 class Preview:
-    """What a config says, computed by other processes.
+    """The schedule and data of a config, computed by other processes.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
@@ -25,9 +25,9 @@ class Preview:
             list(self._paths), label="config", value=first, with_input=True, on_change=self.show
         )
         self._config.classes("full-width").mark("config")
-        self._overrides = inputs.Lines("settings in place of its own, section.key=value, one a line").props("dense")
+        self._overrides = inputs.Lines("settings that override it, section.key=value, one per line").props("dense")
         self._overrides.classes("full-width").visible = monitor.jobs is not None
-        self._images = inputs.Number("training images, where they are not here", min=1, format="%d").props("dense")
+        self._images = inputs.Number("number of training images, if they are not here", min=1, format="%d").props("dense")
         with ui.row():
             ui.button("Show", on_click=self.show).props("flat dense no-caps").mark("show")
         self._schedule, self._data, self._augmented = (ui.element("div") for _ in range(3))

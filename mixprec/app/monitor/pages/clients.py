@@ -1,16 +1,16 @@
-"""Pages that were sent and that no browser has connected to: the server holds a few of them only."""
+"""A limit for pages that were sent but have no connected browser."""
 
 import weakref
 
 from nicegui import Client, app
 
-_WAITING = 64  # pages; a browser connects within a second, and loads the page again where it was too late
+_WAITING = 64  # pages; a browser connects within a second, and reloads the page if it was too late
 
 
 class FewWaiting:
-    """The middleware: before each request the oldest pages go that no browser has connected to, if there are many.
+    """The middleware: before each request it removes the oldest unconnected pages, if there are many.
 
-    NiceGUI keeps each for a minute, so that a program that loads pages, and nothing else, could fill the memory.
+    NiceGUI keeps each for a minute, so that a program that only loads pages could fill the memory.
 
     Args:
         app: ASGI application behind it.

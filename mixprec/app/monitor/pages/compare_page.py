@@ -27,7 +27,7 @@ class Comparison:
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        names: of the runs.
+        names: names of the runs.
     """
 
     def __init__(self, monitor, names):
@@ -47,7 +47,7 @@ class Comparison:
         self._chart, self._differences = ui.element("div"), ui.element("div")
 
     async def refresh(self):
-        """Draws the chart, if something in it is new."""
+        """Draws the chart, if its data has changed."""
         runs = [run for run in map(self._monitor.runs.get, self._names.value[:_MOST]) if run is not None]
         title = self._value.value or "validation accuracy"
         name, base = _VALUES[title]
@@ -81,7 +81,7 @@ async def page(monitor, query):
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        query: of the address, with the ``name`` of each run; those that are not listed are left out.
+        query: query of the address, with the ``name`` of each run; runs that are not listed are left out.
     """
     await asyncio.to_thread(monitor.runs.refresh, _SECONDS)
     with frame.frame(monitor, "Compare", "/compare"):

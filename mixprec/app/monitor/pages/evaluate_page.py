@@ -14,7 +14,7 @@ _WORST = 48  # pictures
 
 
 class Evaluation:
-    """Chooses weights, and shows what came out.
+    """Chooses weights, and shows the results.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
@@ -29,22 +29,22 @@ class Evaluation:
             ui.button("Evaluate", on_click=self.evaluate).props("flat dense no-caps").mark("evaluate")
             ui.button("End it", on_click=self._stop).props("flat dense no-caps").mark("stop")
         self.result, self._worst = ui.element("div"), ui.element("div")
-        self._turn = 0  # of what is shown: of two that overlap, the later one stays
+        self._turn = 0  # number of the shown result: of two that overlap, the later one stays
 
     async def evaluate(self):
-        """Evaluates the chosen weights in a process of its own, which writes the file beside the run."""
+        """Evaluates the chosen weights in a separate process, which writes the file beside the run."""
         self._clear()
         answer = await self._work.into(self.result, "evaluate", self._wanted(), _result, shared=True)
         if answer is not None:
             await self._pictures(answer)
 
     async def show_first(self):
-        """Shows the last evaluation when the page has been drawn, unless something was asked for before."""
+        """Shows the last evaluation when the page has been drawn, unless another was requested before."""
         if not self._turn:
             await self.show_last()
 
     async def show_last(self):
-        """Shows the evaluation of these weights that goes on, or what an earlier one has written, if there is one."""
+        """Shows the running evaluation of these weights, or the results of an earlier one, if there is one."""
         if self._tasks.is_shared("evaluate", self._wanted()):
             await self.evaluate()
             return
@@ -63,7 +63,7 @@ class Evaluation:
                     ui.label("These are numbers of older weights: the file has changed since. Evaluate again.")
                 _result(answer)
             await self._pictures(answer)
-        except Exception:  # whatever the file holds, it is no evaluation of ours
+        except Exception:  # the file is not an evaluation of ours
             self._clear()
             with self.result:
                 ui.label(f"{name} cannot be read; evaluate again").classes("faint")
@@ -120,7 +120,7 @@ async def page(monitor, query):
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        query: of the address, with the ``name`` of a run that is listed.
+        query: query of the address, with the ``name`` of a listed run.
     """
     name = query.get("name", "")
     make = functools.partial(Evaluation, monitor)

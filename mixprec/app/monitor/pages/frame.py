@@ -1,4 +1,4 @@
-"""What the pages look like, and the pieces that several of them have. All text is shown as text, never as HTML."""
+"""The layout of the pages, and their shared pieces. All text is shown as text, never as HTML."""
 
 import asyncio
 import contextlib
@@ -38,14 +38,14 @@ def prepare():
 
 @contextlib.contextmanager
 def frame(monitor, title, path):
-    """The header of a page, and below it what is made inside of this context.
+    """The header of a page; elements made inside this context follow below it.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        title: of the page.
-        path: of the page, which the header marks.
+        title: title of the page.
+        path: path of the page, which the header marks.
     """
-    # NiceGUI listens for its sub pages, which ours have not, and takes whatever comes.
+    # NiceGUI listens for its sub pages, which ours do not have, and accepts any message.
     ui.context.client.layout._event_listeners.clear()
     ui.page_title(f"mixprec: {title}")
     with ui.element("nav").classes("bar row items-center q-gutter-x-md"):
@@ -95,7 +95,7 @@ def picture(png, caption, *, of_grid=False):
 
 
 def table_column(name, label, **more):
-    """Returns the description of a column of a table, as NiceGUI takes it."""
+    """Returns the description of a table's column for NiceGUI."""
     return {"name": name, "field": name, "label": label, "sortable": True, **more}
 
 
@@ -104,7 +104,7 @@ def table(names, rows, *, pagination=10):
 
     Args:
         names: headings of the columns.
-        rows: list of tuples; no two begin with the same.
+        rows: list of tuples; their first elements differ.
         pagination: number of rows of a page.
     """
     described = [table_column(str(at), name, align="left", classes="ellipsis") for at, name in enumerate(names)]
@@ -134,17 +134,17 @@ def span(seconds):
 
 
 def reading(share, name=""):
-    """Returns how much of a log has been read, as the end of a text; nothing if it is all of it."""
+    """Returns the share of a log that has been read, as the end of a text; nothing if it is complete."""
     return "" if share == 1 else f", reading {name}{' ' if name else ''}{share:.0%}"
 
 
 def age(changed):
-    """Returns how long ago a time is, as text."""
+    """Returns the age of a time, as text."""
     return "-" if not changed else span(time.time() - changed)
 
 
 def listed(monitor, name):
-    """Returns a run; where it is not, or no longer, listed, the page says so, and this returns ``None``."""
+    """Returns a run; if it is not listed (any more), writes that on the page and returns ``None``."""
     run = monitor.runs.get(name)
     if run is None:
         ui.label(f"There is no run {name!r} in {monitor.runs.root}.")
@@ -153,17 +153,17 @@ def listed(monitor, name):
 
 
 async def with_weights(monitor, name, title, path, make):
-    """Makes a page about weights of a run, or one that says that there is no such run, or that it has none.
+    """Makes a page about weights of a run, or a message if there is no such run, or if it has none.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        name: of the run.
-        title: of the page.
-        path: of the page.
-        make: makes what is below the heading, from the run and the names of its files of weights.
+        name: name of the run.
+        title: title of the page.
+        path: path of the page.
+        make: makes the contents below the heading, from the run and the names of its files of weights.
 
     Returns:
-        What ``make`` returns; ``None`` if it was not called.
+        The result of ``make``; ``None`` if it was not called.
     """
     await asyncio.to_thread(monitor.runs.refresh, 1.0)
     with frame(monitor, title, path):

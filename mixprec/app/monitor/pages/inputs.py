@@ -1,4 +1,4 @@
-"""Elements that take something from a browser, which may send anything: what they cannot hold goes no further."""
+"""Input elements; browsers may send anything, and invalid values are dropped here."""
 
 from nicegui import helpers, ui
 
@@ -8,9 +8,9 @@ _COUNT = 10**9
 
 
 class _Checked:
-    """An element whose handlers are called with what :meth:`accepts` lets pass; the rest has no effect.
+    """An element whose handlers only get values that :meth:`accepts` allows; others have no effect.
 
-    Our pages send nothing else, so that there is no user to tell.
+    Our pages send only valid values, so that there is no user to notify.
     """
 
     def on(self, type, handler=None, *arguments, **keywords):
@@ -36,7 +36,7 @@ class _Checked:
         return not kind.startswith("update:") or self.holds(sent)
 
     def holds(self, sent):
-        """Returns ``True`` if the value of the element may be this."""
+        """Returns ``True`` if the element may have this value."""
         return False
 
 
@@ -52,7 +52,7 @@ class Lines(Text, ui.textarea):
 
 
 class Number(_Checked, ui.number):
-    """A number; what it may be is up to what it is for."""
+    """A number; its range is checked where it is used."""
 
     def holds(self, sent):
         if sent is None or sent == "":
@@ -85,7 +85,7 @@ class Toggle(_Checked, ui.toggle):
 
 
 class Expansion(_Checked, ui.expansion):
-    """What is seen when it is opened."""
+    """Content that is shown when it is opened."""
 
     def holds(self, sent):
         return isinstance(sent, bool)
@@ -96,7 +96,7 @@ class Progress(_Checked, ui.linear_progress):
 
 
 class Table(_Checked, ui.table):
-    """A table. Rows that are selected are those that it has, whatever a browser says of them."""
+    """A table. Selected rows are its own rows, never the contents that a browser sends."""
 
     def accepts(self, kind, sent):
         if kind == "request":
@@ -108,7 +108,7 @@ class Table(_Checked, ui.table):
         return super().accepts(kind, sent)
 
     def holds(self, sent):
-        """Whether this says which rows are shown, in which order."""
+        """Whether this is a valid page and order of rows."""
         if not isinstance(sent, dict):
             return False
         names = [column["name"] for column in self.columns]

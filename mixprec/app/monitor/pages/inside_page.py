@@ -1,4 +1,4 @@
-"""What a network sees in an image: its classes, the outputs of its layers, its weights, and what FP16 would lose."""
+"""The inside of a network for an image: classes, outputs of layers, weights, and the losses of FP16."""
 
 import base64
 import functools
@@ -16,7 +16,7 @@ _HEADINGS = ("layer", "type", "shape", "min", "max", "mean", "std", "zeros", "FP
 
 
 class Inside:
-    """Takes an image, and shows what becomes of it.
+    """Takes an image, and shows the results.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.

@@ -25,7 +25,7 @@ class Desk:
         frame.heading("Start")
         self._config = inputs.Choice(list(self._paths), label="config, or a run to clone", with_input=True)
         self._name = inputs.Text("name of the new run", value=f"job/{datetime.datetime.now():%Y%m%d-%H%M%S}")
-        self._overrides = inputs.Lines("settings in place of its own, section.key=value, one a line")
+        self._overrides = inputs.Lines("settings that override it, section.key=value, one per line")
         for part in (self._config, self._name, self._overrides):
             part.props("dense").classes("full-width")
         ui.button("Start", on_click=self._start).props("flat dense no-caps").mark("start")
@@ -74,11 +74,11 @@ class Desk:
 
 
 async def page(monitor, query):
-    """Makes the page, which takes no query; without jobs it says how to allow them."""
+    """Makes the page, which takes no query; without jobs it explains how to allow them."""
     await asyncio.to_thread(monitor.runs.refresh, 1.0)
     with frame.frame(monitor, "Jobs", "/jobs"):
         if monitor.jobs is None:
-            ui.label("This server only looks. With --allow-jobs it starts and stops runs.")
+            ui.label("This server is read-only. With --allow-jobs it starts and stops runs.")
             return
         desk = Desk(monitor)
     await desk.refresh()

@@ -38,7 +38,7 @@ class Curves:
         self._histogram = ui.element("div")
 
     async def refresh(self):
-        """Shows what the files say now."""
+        """Shows the current contents of the files."""
         log, version, curves = await asyncio.to_thread(self._monitor.curves, self._run, self._axis.value or "epoch")
         row = await asyncio.to_thread(self._monitor.row, self._run)
         gradients = await self._show_gradients()
@@ -93,7 +93,7 @@ def _summary(row, log, gradients):
 
 
 def _settings(monitor, run):
-    """The config, or where it differs from that of another run."""
+    """The config, or its differences from another run's config."""
     others = [row.name for row in monitor.runs.rows if row.name != run.name][:500]
     with ui.element("div"):
         chosen = inputs.Choice(others, label="differences to", with_input=True, clearable=True).classes("full-width")
@@ -111,7 +111,7 @@ def _settings(monitor, run):
 
 
 def _report(run, title, file):
-    """A text of the run, which is read when it is opened: most pages are left without a look at it."""
+    """A text of the run, read when it is opened: most users leave the page without opening it."""
 
     async def show(event):
         text = await asyncio.to_thread(run.text, file) if event.value else None

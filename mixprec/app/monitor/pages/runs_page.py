@@ -11,7 +11,7 @@ def _epoch(row):
     return frame.number(row.epoch, "{:.2f}") + (f" / {row.epochs:g}" if row.epochs is not None else "")
 
 
-# Name of a column, by which rows are sorted -> its heading, and what it shows of a row.
+# Name of a column, by which rows are sorted -> its heading, and a function from a row to its text.
 _COLUMNS = {
     "name": ("run", lambda row: row.name),
     "state": ("state", lambda row: row.state + frame.reading(row.share)),
@@ -26,13 +26,13 @@ _COLUMNS = {
     "left": ("left", lambda row: frame.span(row.left)),
     "changed": ("age", lambda row: frame.age(row.changed)),
 }
-_SECONDS = 2.0  # between two looks at the files
+_SECONDS = 2.0  # between two reads of the files
 _ROWS = 25  # of a page of the table
 _LINK = '<q-td :props="props"><a :href="props.row.link">{{ props.row.name }}</a></q-td>'
 
 
 class Table:
-    """The rows that are seen, of as many runs as there may be: the server filters, sorts and cuts.
+    """The visible rows of any number of runs: the server filters, sorts and pages.
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
@@ -58,7 +58,7 @@ class Table:
         self._problem = ui.label().classes("faint")
 
     async def refresh(self):
-        """Shows what the files say now."""
+        """Shows the current contents of the files."""
         rows = await asyncio.to_thread(self._monitor.runs.refresh, _SECONDS / 2)
         self._show(rows)
 
@@ -67,7 +67,7 @@ class Table:
         found = [row for row in rows if all(word in f"{row.name} {row.state} {row.arch}".lower() for word in words)]
         key, paging = self._paging["sortBy"] or "changed", self._paging
         known = [row for row in found if getattr(row, key) is not None]
-        # The age is shown, and ascends where the time of the last change descends.
+        # The age is shown; it ascends as the time of the last change descends.
         known.sort(key=lambda row: getattr(row, key), reverse=bool(paging["descending"]) != (key == "changed"))
         found = known + [row for row in found if getattr(row, key) is None]
         paging["rowsNumber"] = len(found)

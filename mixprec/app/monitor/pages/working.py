@@ -1,4 +1,4 @@
-"""Work of another process on a page: a bar while it goes on, then the result, or one line that says why not."""
+"""Work of another process on a page: a progress bar, then the result, or one line with the reason of a failure."""
 
 import asyncio
 
@@ -17,21 +17,21 @@ class Work:
 
     def __init__(self, monitor):
         self._tasks = monitor.tasks
-        self._running = {}  # slot -> what is to be shown there; what it replaces is ended
+        self._running = {}  # slot -> the work to be shown there; the work that it replaces is ended
         ui.context.client.on_delete(self._end)
 
     async def into(self, slot, task, arguments, show, *, shared=False):
-        """Fills a slot of the page.
+        """Fills a slot of the page with the result of work.
 
         Args:
             slot: element, whose content is replaced.
             task: name of the work, see :meth:`mixprec.app.monitor.task_runner.Tasks.run`.
             arguments: dict for it.
-            show: called with what it answers, inside of the slot.
+            show: called with the answer, inside the slot.
             shared: whether it goes on without the page, see :meth:`mixprec.app.monitor.task_runner.Tasks.share`.
 
         Returns:
-            What it answers; ``None`` if it failed, or something else is to be shown there by now.
+            The answer; ``None`` if it failed, or other work was started for the slot meanwhile.
         """
         slot.clear()
         with slot:
@@ -64,7 +64,7 @@ class Work:
         return work.result()
 
     def leave(self, slot):
-        """Ends what is to be shown in a slot; what is shared goes on elsewhere."""
+        """Ends the work for a slot; shared work continues."""
         work = self._running.pop(slot, None)
         if work is not None:
             work.cancel()

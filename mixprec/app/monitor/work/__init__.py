@@ -1,5 +1,8 @@
-"""Work of the monitor in processes of its own: evaluation, images, schedules, and the inside of a network.
+"""Work of the monitor in separate processes: evaluation, images, schedules, and the inside of a network.
 
-``python -m mixprec.app.monitor.work TASK`` reads one JSON object and prints another one; the tasks are in
-:mod:`mixprec.app.monitor.work.tasks`. The pages of the monitor import nothing of this.
+``python -m mixprec.app.monitor.work TASK`` reads one JSON object and prints another; the monitor's pages import nothing
+of this. Reading order. ``tasks`` lists the tasks, ``fields`` checks requests, ``serving`` is the protocol with
+``json_lines``; ``links`` and ``opened`` open what a request names, ``uploaded_image`` its upload. Tasks:
+``evaluate_task`` (``predictions``), ``images_task``, ``data_task``, ``augment_task`` (``thumbnails``), ``inside_task``
+(``seen_layers``, ``grids``), ``schedule_task``.
 """

@@ -15,5 +15,5 @@ from mixprec.app.monitor.work import serving
 from mixprec.app.monitor.work.tasks import TASKS
 
 if __name__ == "__main__":
-    os.nice(10)  # a training on this machine goes first
+    os.nice(10)  # training on this machine has priority
     sys.exit(serving.main(sys.argv[1:], TASKS))

@@ -1,4 +1,4 @@
-"""The task ``augment``: what the loader of a config makes of one training image, several times."""
+"""The task ``augment``: several variants of one training image, made by the loader of a config."""
 
 import contextlib
 import dataclasses
@@ -18,10 +18,10 @@ _SIZE = 256
 
 
 def augment(request, progress):
-    """Returns an image as it is stored, and as training sees it in as many epochs.
+    """Returns a stored image, and the variants that training sees in ``count`` epochs.
 
-    The loader is that of the config, on the CPU, over a source that holds this image alone. So its crops are drawn as
-    in training, and are others than those that this image gets there.
+    The config's loader runs on the CPU, over a source that holds only this image. So its crops are drawn as in
+    training, but differ from this image's crops there.
 
     Args:
         request: with ``config``, ``overrides``, ``index`` of a training image, and ``count``.
@@ -67,13 +67,13 @@ def pixels(normalized, data):
 
 @contextlib.contextmanager
 def _alone(source, index):
-    """Gives a source that holds one image of another one."""
+    """Returns a source that holds a single image of another source."""
     labels = source.labels[index : index + 1]
     if isinstance(source, ImageFiles):
         lines = source.line_numbers if source.line_numbers is None else source.line_numbers[index : index + 1]
         yield dataclasses.replace(source, files=(source.files[index],), labels=labels, line_numbers=lines, skipped=())
         return
-    # Of a shard: a file of its own. The loader decodes it likewise, and only its reader is another one.
+    # From a shard: a separate file. The loader decodes it in the same way, only with another reader.
     with tempfile.TemporaryDirectory(prefix="mixprec-augment-") as folder:
         with open(os.path.join(folder, "image"), "wb") as file:
             file.write(source.read(index))

@@ -11,7 +11,7 @@ _SKIPPED, _CLASSES, _EXAMPLES, _SIZE = 200, 20, 3, 64
 
 
 def describe_data(request, progress):
-    """Returns what a run of a config would find.
+    """Returns the images that a run of a config would find.
 
     Args:
         request: with ``config`` and ``overrides``.
@@ -24,7 +24,7 @@ def describe_data(request, progress):
         dicts with ``label``, ``class`` and ``images``, of up to 20 classes, from the training images.
 
     Raises:
-        OneLineError: the config is bad. What is wrong with the images is no error.
+        OneLineError: the config is bad. Faults of the images are part of the result.
     """
     config = open_config(request.config, request.overrides)
     sources, problems = {}, []

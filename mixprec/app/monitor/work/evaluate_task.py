@@ -16,14 +16,14 @@ from mixprec.recipes.models import MODELS
 
 
 def evaluate(request, progress):
-    """Evaluates a run, writes ``evaluation-<weights>.json`` into its folder, and returns the same.
+    """Evaluates a run, writes ``evaluation-<weights>.json`` into its folder, and returns its contents.
 
     Args:
         request: with ``run``, a results folder; ``weights``, the name of a file in it or ``None``; ``overrides``.
         progress: called with the share that is done and a text.
 
     Returns:
-        dict: ``file``, ``weights`` (names of files), ``classes`` (their names), and those of
+        dict: ``file``, ``weights`` (names of files), ``classes`` (their names), and the keys of
         :meth:`mixprec.app.monitor.work.predictions.Predictions.tables`.
 
     Raises:

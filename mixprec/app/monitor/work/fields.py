@@ -1,4 +1,4 @@
-"""The keys of a request: which there may be, what they hold, and the error for what they may not."""
+"""The keys of a request: names, allowed values, and errors."""
 
 import dataclasses
 import types
@@ -11,18 +11,18 @@ _REQUIRED = object()
 
 
 class RequestError(OneLineError):
-    """A request that cannot be worked on; the message is one line and names the key."""
+    """An invalid request; the message is one line and names the key."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """What a key of a request may hold.
+    """The allowed values of a key of a request.
 
     Attributes:
-        wanted: in words, for messages.
-        holds: from a value of JSON to whether it may be that.
-        default: what it is where the key is missing; by default the key must not be missing. If it is ``None``, the key
-            may be null, too.
+        wanted: description for messages.
+        holds: function from a value of JSON to whether it is allowed.
+        default: value of a missing key; by default the key must not be missing. If it is ``None``, the key may be null,
+            too.
     """
 
     wanted: str
@@ -66,11 +66,11 @@ def parse(task, values, fields):
 
     Args:
         task (str): name of the task, for messages.
-        values: what JSON has given.
+        values: parsed JSON.
         fields: dict from key to :class:`Field`.
 
     Raises:
-        RequestError: it is no object, a key is unknown or missing, or holds something else.
+        RequestError: it is not an object, a key is unknown or missing, or a value is not allowed.
     """
     if not isinstance(values, dict):
         raise RequestError(f"{task}: found {shown(values)}; wanted: a JSON object with {', '.join(fields)}")

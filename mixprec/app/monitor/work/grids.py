@@ -8,7 +8,7 @@ from PIL import Image
 from mixprec.app.monitor.work.thumbnails import png_of_array
 
 _TILES = 64
-_SMALLEST, _LARGEST = 16, 32  # pixels of a tile's longer side; what is smaller is enlarged by a whole number
+_SMALLEST, _LARGEST = 16, 32  # pixels of a tile's longer side; smaller tiles are enlarged by a whole number
 _GAP, _BETWEEN = 2, 96  # pixels between tiles, and their gray
 _BARS, _HEIGHT, _WIDTH = 256, 48, 256  # number of bars at most, and pixels of a strip
 _SIDE = 128  # rows and columns of a matrix that are shown
@@ -28,7 +28,7 @@ def channels(maps):
 def bars(vector):
     """Returns a strip of white bars on black, from the zero line up or down, as PNG in base64.
 
-    Of more than 256 values each bar is the one of largest magnitude among neighbours. NaN is no bar.
+    For more than 256 values, each bar shows the largest magnitude among neighbours. NaN has no bar.
 
     Args:
         vector: floating point, of any shape.
@@ -46,12 +46,12 @@ def bars(vector):
 def filters(weights):
     """Returns a picture of weights as PNG in base64.
 
-    Filters of three channels are tiles in RGB, the first 64, each scaled to its own smallest and largest value. Of
-    others there are the first 8 filters, a row each, with their first 8 channels; a row is scaled as a whole. Those of
-    one pixel, and matrices, are one tile: a row for each output, the first 128 outputs and inputs.
+    Filters with three channels are tiles in RGB, the first 64, each scaled to its own smallest and largest value. For
+    other filters, the first 8 are a row each, with their first 8 channels; a row is scaled as a whole. Filters of one
+    pixel, and matrices, are one tile: a row for each output, the first 128 outputs and inputs.
 
     Args:
-        weights: floating point, (K, C, R, S), (K, C), or others that are taken for the latter.
+        weights: floating point, (K, C, R, S), (K, C), or other shapes, treated like the latter.
     """
     if weights.ndim != 4 or weights.shape[2:] == (1, 1):
         matrix = weights.reshape(len(weights), -1)[:_SIDE, :_SIDE]
@@ -63,7 +63,7 @@ def filters(weights):
 
 
 def gray(values):
-    """Returns values scaled to their smallest and largest finite one, uint8; all 0 if these are equal."""
+    """Returns values scaled to their finite range, uint8; all 0 if it is empty."""
     values = np.asarray(values, np.float64)
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
@@ -74,7 +74,7 @@ def gray(values):
 
 
 def _resized(tile):
-    """Returns a tile (H, W) or (H, W, 3) of a size that one can look at."""
+    """Returns a tile (H, W) or (H, W, 3) enlarged or reduced to a visible size."""
     height, width = tile.shape[:2]
     longer = max(height, width)
     if longer <= _LARGEST:

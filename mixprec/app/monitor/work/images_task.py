@@ -12,7 +12,7 @@ def show_images(request, progress):
     """Returns thumbnails of some images.
 
     Args:
-        request: with ``run``, ``overrides`` and ``indices``.
+        request: attributes ``run``, ``overrides`` and ``indices``.
         progress: called with the share that is done and a text.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The task ``inside``: what each layer of a run's network makes of an image that somebody has sent."""
+"""The task ``inside``: the output of each layer of a run's network for an uploaded image."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def look_inside(request, progress):
     with contextlib.ExitStack() as inside:
         inside.enter_context(chainer.using_config("train", False))
         inside.enter_context(chainer.no_backprop_mode())
-        inside.enter_context(np.errstate(all="ignore"))  # of weights that are not finite
+        inside.enter_context(np.errstate(all="ignore"))  # for weights that are not finite
         inside.enter_context(SeenLayers(network, see))
         logits = network(images.normalize(pixels)).array[0].astype(np.float64)
     progress(0.8, f"{len(layers)} layers")
@@ -58,19 +58,19 @@ def look_inside(request, progress):
 
 
 def layer(name, kind, array, is_pictured):
-    """Returns what there is to tell of the output of a layer.
+    """Returns the summary of a layer's output.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         kind: name of its class.
         array: floating point, (1, C, H, W) or (1, ...).
         is_pictured: whether there is a picture.
 
     Returns:
         dict: ``name``, ``type``, ``shape``; ``minimum``, ``maximum``, ``mean``, ``std``; the shares ``zeros`` (exact
-        ones), ``fp16_zeros`` (others, which FP16 would flush to zero), ``subnormals`` (of FP16) and ``overflows``
-        (which FP16 would make infinite, and what is not finite); ``png``, the grid of channels, or the strip of a
-        vector.
+        zeros), ``fp16_zeros`` (other values that FP16 would flush to zero), ``subnormals`` (of FP16) and ``overflows``
+        (values that FP16 would make infinite, and values that are not finite); ``png``, the grid of channels, or the
+        strip of a vector.
     """
     values = array.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -93,7 +93,7 @@ def layer(name, kind, array, is_pictured):
 
 
 def _classes(folder, count):
-    """The names of the classes; their numbers, of a run without such a file."""
+    """The names of the classes; their numbers, for a run without such a file."""
     path = os.path.join(folder, CLASSES)
     names = read_classes(path) if os.path.exists(path) else []
     return names if len(names) == count else [str(label) for label in range(count)]

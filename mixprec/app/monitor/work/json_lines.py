@@ -1,4 +1,4 @@
-"""Lines of JSON that any program reads: valid UTF-8, one line each, without NaN."""
+"""Lines of JSON that any program can read: valid UTF-8, one line each, without NaN."""
 
 import json
 import math
@@ -7,10 +7,10 @@ from mixprec.base.messages import printable
 
 
 def clean(value):
-    """Returns a value as JSON has it.
+    """Returns a value in the types of JSON.
 
-    Texts become printable: what cannot be printed, such as a line break or half a surrogate pair, is an escape then.
-    NaN and infinities, which JSON lacks, become None.
+    Texts become printable: other characters, such as a line break or half a surrogate pair, become escapes. NaN and
+    infinities, which JSON lacks, become None.
 
     Args:
         value: None, bool, int, float, str, list, tuple, or dict with str as keys, of these.

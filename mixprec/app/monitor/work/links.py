@@ -1,4 +1,4 @@
-"""Links that the folder of a run may have, which no task follows."""
+"""Links in the folder of a run, which no task follows."""
 
 import contextlib
 import os
@@ -9,13 +9,14 @@ from mixprec.base import files
 
 @contextlib.contextmanager
 def not_followed(request):
-    """While this lasts, links in the folder of the run of a request are not followed, nor those on the way to it.
+    """Inside the block, links in the folder of a request's run, and on the path to it, are not followed.
 
-    What the config of a run names elsewhere, its images, may be reached through links: those are its user's.
+    Images, which the config of a run names elsewhere, may be reached through links: these belong to the user.
 
     Args:
-        request: with ``run`` or ``config``, which may be missing or ``None``; and ``root``, the folder of results in
-            which runs lie. Without it links on the way to ``run`` are followed, and a ``config`` is none of a run.
+        request: attributes ``run`` or ``config``, which may be missing or ``None``; and ``root``, the folder of results
+            that contains the runs. Without ``root``, links on the path to ``run`` are followed, and a ``config`` does
+            not belong to a run.
 
     Raises:
         RequestError: the run does not lie in ``root``.

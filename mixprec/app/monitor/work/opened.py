@@ -1,4 +1,4 @@
-"""What a request names, opened: configs, weights, and one source of images."""
+"""Opens the configs, weights and sources of images that a request names."""
 
 import os
 import re
@@ -15,19 +15,19 @@ from mixprec.training import snapshots
 
 
 def open_config(path, overrides):
-    """Returns the :class:`mixprec.app.config.Config` of a file, or of one that comes with mixprec."""
+    """Returns the :class:`mixprec.app.config.Config` of a file, or a config that comes with mixprec."""
     return configs.load(config_path(path), overrides, choices={"model.arch": sorted(MODELS)})
 
 
 def weights_of(folder, name):
-    """Returns the path of a file of weights in a results folder; ``None`` if there is none, which opening it tells.
+    """Returns the path of a file of weights in a results folder; ``None`` if there is none, an error on opening.
 
     Args:
         folder: path of the results folder.
-        name: name of the file; ``None`` is ``model.npz``, or the newest snapshot where the run has not come to its end.
+        name: name of the file; ``None`` means ``model.npz``, or the newest snapshot of an unfinished run.
 
     Raises:
-        RequestError: the name is none of a .npz file in the folder.
+        RequestError: the folder has no .npz file of this name.
     """
     if name is not None:
         if os.path.basename(name) != name or not name.endswith(".npz"):
@@ -46,7 +46,7 @@ def open_source(config, part):
     data = config.data
     path = getattr(data, part)
     if data.format == "synthetic":
-        raise DataError("data.format is synthetic: random numbers stand in for images, and there are none to show")
+        raise DataError("data.format is synthetic: random numbers replace images, and there are none to show")
     if path is None:
         raise DataError(f"data.{part} is null; wanted: the path of the images")
     if not os.path.exists(path):
@@ -56,10 +56,10 @@ def open_source(config, part):
     except DataError as error:
         if os.path.isdir(path):
             raise
-        # It quotes a line of a list, and the config of a run may name any file: a browser is not to be shown that.
+        # It quotes a line of a list, and the config of a run may name any file: a browser must not see that.
         where = re.match(re.escape(printable(os.path.abspath(path))) + r"(:\d+)?", str(error))
         shown = where[0] if where else printable(path)
-        raise DataError(f"{shown}: no good list of images; training says what is wrong with it") from None
+        raise DataError(f"{shown}: not a valid list of images; training reports the fault") from None
 
 
 def check_index(index, source):

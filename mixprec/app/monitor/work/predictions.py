@@ -1,4 +1,4 @@
-"""What a network says of images with labels: loss and prediction of each, and the tables that follow."""
+"""A network's predictions for images with labels: loss and prediction of each, and summary tables."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Predictions:
         self._in_top = np.zeros(images, bool)
 
     def add(self, logits, labels):
-        """Takes the next images.
+        """Adds the next images.
 
         Args:
             logits: float32 (n, classes).
@@ -30,17 +30,17 @@ class Predictions:
         """
         rows = slice(self._done, self._done + len(labels))
         own = logits[np.arange(len(labels)), labels]
-        with np.errstate(all="ignore"):  # of a network whose training diverged, which has NaN in the tables
+        with np.errstate(all="ignore"):  # for a network whose training diverged, which has NaN in the tables
             shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
             losses = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
             self._shares[rows] = np.exp(-losses)
-            # As mixprec.training.label_accuracy: logits that equal that of the label count as larger ones.
+            # As mixprec.training.label_accuracy: logits equal to the label's logit count as larger.
             self._in_top[rows] = (~(logits < own[:, None])).sum(1) <= TOP
         self._labels[rows], self._found[rows], self._losses[rows] = labels, logits.argmax(1), losses
         self._done = rows.stop
 
     def tables(self, name):
-        """Returns what there is to tell of all images, as values of JSON.
+        """Returns the summary of all images, as values of JSON.
 
         Args:
             name (callable): from the index of an image to its name.

@@ -1,4 +1,4 @@
-"""The task ``schedule``: the learning rate of each iteration of a config, as training sets it."""
+"""The task ``schedule``: the learning rate that training would set in each iteration of a config."""
 
 from mixprec.app.monitor.work.fields import RequestError
 from mixprec.app.monitor.work.opened import open_config, open_source
@@ -6,7 +6,7 @@ from mixprec.app.parts.rates import described_rate, images_per_step, rates_of
 from mixprec.app.parts.stages import Steps, stages_of
 from mixprec.data.data_error import DataError
 
-_RANKS = 1  # a page does not know how many there will be
+_RANKS = 1  # a page does not know the number
 _POINTS = 500
 _BENDS = 200  # points that may be spent on iterations where the rate jumps or bends
 
@@ -67,7 +67,7 @@ def _bends(rates, steps, total):
 
 
 def _chosen(total, bends):
-    """At most 500 iterations of ``total``, sorted: the first and the last one, the bends, and others evenly spaced."""
+    """At most 500 iterations of ``total``, sorted: the first, the last, the bends, and others evenly spaced."""
     if total <= _POINTS:
         return range(total)
     even = _POINTS - len(set(bends))

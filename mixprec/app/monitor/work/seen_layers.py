@@ -13,7 +13,7 @@ class SeenLayers(chainer.LinkHook):
     Args:
         network: ``chainer.Link``.
         see: called with the name of the layer, the name of its class, and its output, an array that stays as it is. The
-            name is the path of the link, or ``"after conv1: ReLU"``; a layer that runs again has `` (2)`` behind it.
+            name is the path of the link, or ``"after conv1: ReLU"``; a layer that runs again has the suffix `` (2)``.
     """
 
     name = "mixprec.app.monitor links"
@@ -48,7 +48,7 @@ class SeenLayers(chainer.LinkHook):
 
 
 class _ReLUs(chainer.FunctionHook):
-    """Tells the input of each ReLU, whose outputs a hook does not get."""
+    """Reports the input of each ReLU, whose outputs a hook does not get."""
 
     name = "mixprec.app.monitor functions"
 

@@ -15,12 +15,12 @@ from mixprec.app.monitor.work.fields import RequestError, parse
 from mixprec.base.messages import OneLineError, one_line
 
 BAD, FAILED = 2, 1  # exit codes
-_LARGEST = 32 << 20  # bytes of a request: an upload of 20 MB in base64, and what comes with it
-_GRACE = 10  # seconds of processor time between the end of a task and that of its process
+_LARGEST = 32 << 20  # bytes of a request: an upload of 20 MB in base64, and further fields
+_GRACE = 10  # seconds of processor time between the ends of a task and of its process
 
 
 class Ended(BaseException):
-    """A signal ends the task. It is no ``Exception``, so that nothing takes it for an error of its own."""
+    """A signal ends the task. It is not an ``Exception``, so that no code handles it as an error."""
 
     def __init__(self, reason, code):
         super().__init__(reason)
@@ -28,7 +28,7 @@ class Ended(BaseException):
 
 
 class ReaderGone(Exception):
-    """Nobody reads the answer any more."""
+    """The reader of the answer is gone."""
 
 
 def main(argv, tasks):
@@ -43,7 +43,7 @@ def main(argv, tasks):
 
     Returns:
         int: exit code. 0: an answer. 2: bad input, or memory or processor time are used up. 1: an unexpected error,
-        with its traceback on standard error; or nobody reads. 128 and its number: a signal has ended it.
+        with its traceback on standard error; or the reader is gone. 128 plus its number: a signal has ended it.
     """
     lines = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
@@ -63,7 +63,7 @@ def main(argv, tasks):
         return serve(argv, tasks, sys.stdin.buffer, write)
     except ReaderGone:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, lines.fileno())  # or what is still in the buffer is a traceback at the end
+        os.dup2(nowhere, lines.fileno())  # otherwise the rest of the buffer causes a traceback at the end
         os.close(nowhere)
         return FAILED
 
@@ -73,7 +73,7 @@ def serve(argv, tasks, source, write):
 
     Args:
         argv: as for :func:`main`.
-        tasks: likewise.
+        tasks: as for :func:`main`.
         source: binary file with the request.
         write: called with each line, a dict.
 
@@ -109,9 +109,9 @@ def _answer(argv, tasks, source, write):
 
 
 def raise_at(number, reason, code):
-    """From here on the first signal of a kind raises :class:`Ended`; the second one ends the process at once.
+    """From here on the first signal of a kind raises :class:`Ended`; the second ends the process at once.
 
-    But not SIGXCPU, which comes again for each second of what is still to be done.
+    Except SIGXCPU, which comes again for each second of the remaining work.
     """
 
     def end(number, frame):
@@ -122,12 +122,12 @@ def raise_at(number, reason, code):
 
 
 def _limit(name, seconds):
-    """Limits the processor time of this process; what the imports took is a part of it."""
+    """Limits the processor time of this process, imports included."""
     if seconds is None:
         return
     raise_at(signal.SIGXCPU, f"{name}: more than {seconds} s of processor time", BAD)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    wanted = seconds + _GRACE  # where the system kills, if the signal does not come through
+    wanted = seconds + _GRACE  # here the system kills the process, if the signal had no effect
     hard = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     resource.setrlimit(resource.RLIMIT_CPU, (min(seconds, hard), hard))
 
@@ -139,7 +139,7 @@ def _read(name, source):
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name}: standard input is no JSON ({type(error).__name__}); wanted: an object") from error
+        raise RequestError(f"{name}: standard input is not JSON ({type(error).__name__}); wanted: an object") from error
 
 
 def _of_system(error):

@@ -1,4 +1,4 @@
-"""The tasks by name: the keys of their requests, what they call, and their limits."""
+"""The tasks by name: the keys of their requests, their functions, and their limits."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Task:
         run: function of the request, an object with a value for each field, and of a function ``progress(share,
             text)``; it returns the answer, a dict.
         fields: dict from key of the request to :class:`mixprec.app.monitor.work.fields.Field`.
-        seconds: of processor time that it may take; ``None`` is no limit.
+        seconds: limit of its processor time; ``None`` for no limit.
     """
 
     run: Callable

@@ -15,8 +15,8 @@ def thumbnail(source, index, size):
 
     Args:
         source: from :func:`mixprec.data.sources.opening.open_images`.
-        index: of the image.
-        size: the longer side has at most so many pixels.
+        index: index of the image.
+        size: largest number of pixels of the longer side.
 
     Raises:
         DataError: it cannot be read; the message names it.

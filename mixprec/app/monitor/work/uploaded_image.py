@@ -1,4 +1,4 @@
-"""An image that somebody has sent: from base64 to a source of one image, checked before it is decoded."""
+"""An uploaded image: from base64 to a source of one image, checked before it is decoded."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ _NAME = "the uploaded image"
 
 
 class UploadError(OneLineError):
-    """An upload that is no image to look at; the message is one line."""
+    """An upload that is not a valid image; the message is one line."""
 
 
 class Upload:
@@ -28,7 +28,7 @@ class Upload:
         text (str): an image file in base64.
 
     Raises:
-        UploadError: it is no base64, too large, or no intact image of a format that training takes.
+        UploadError: it is not base64, too large, or not an intact image in a format of training.
     """
 
     def __init__(self, text):
@@ -36,7 +36,7 @@ class Upload:
         try:
             self._content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise UploadError(f"{_NAME}: no base64; wanted: the bytes of an image file in base64") from error
+            raise UploadError(f"{_NAME}: not base64; wanted: the bytes of an image file in base64") from error
         if len(self._content) > _BYTES:
             raise UploadError(f"{_NAME}: {len(self._content)} bytes; wanted: at most {_BYTES}")
         problem = self._problem()
@@ -47,7 +47,7 @@ class Upload:
         return 1
 
     def name(self, index):
-        """What messages call the image."""
+        """The name of the image in messages."""
         return _NAME
 
     def read(self, index):
