@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.recording_device.arrays import Array, conversions_stay
 from mixprec.backends import device_log
-from mixprec.backends.wgrad_stream import SideStream
 from mixprec.backends.memory import axes
+from mixprec.backends.wgrad_stream import SideStream
 
 
 def _nothing(*_):

@@ -8,7 +8,7 @@ import functools
 
 
 def axes(array):
-    """Returns the axes of an array in memory order, a tuple: first axes of length 1, then from the outermost inwards."""
+    """Returns the axes of an array in memory order, a tuple: axes of length 1, then the others, the outermost first."""
     return _axes(array.shape, array.strides)
 
 

@@ -80,8 +80,8 @@ class Primitives(Composed, Interface):
                 standard deviation is not far below its mean: the variance is the difference of two float32 sums.
             ranks: ``None``, or :class:`~mixprec.backends.joint_batch.JointBatch`: the batches of these processes are
                 normalized as one, by its ``statistics``. They have as many channels; numbers of rows may differ.
-            factors: ``None`` for 1, or (N,) float32 from :meth:`row_factors`, one for each of the N images of x, which is
-                then (N, ..., C); only with ``add``. The statistics cover the whole batch.
+            factors: ``None`` for 1, or (N,) float32 from :meth:`row_factors`, one for each of the N images of x, which
+                is then (N, ..., C); only with ``add``. The statistics cover the whole batch.
 
         Returns:
             ``(y, saved)``: y like ``x``, and Saved, which the backward pass needs.
@@ -101,8 +101,8 @@ class Primitives(Composed, Interface):
             plus: ``None``, or an array like ``dy``: the gradient of the result is ``dy + plus``, as the network
                 branches there. A backend that writes the sum to memory rounds it as :meth:`add` does, and then computes
                 the same bits as it would of that; one that does not may keep it in float32.
-            ranks: as there. dx is the gradient of the sum of the losses of all processes; dgamma and dbeta are means over
-                the processes, and so the same in all of them, as in ChainerMN.
+            ranks: as there. dx is the gradient of the sum of the losses of all processes; dgamma and dbeta are means
+                over the processes, and so the same in all of them, as in ChainerMN.
             factors: as there; dx, dgamma and dbeta include them, dadd does not.
 
         Returns:
@@ -206,8 +206,10 @@ class Primitives(Composed, Interface):
         Args:
             dy: like ``x``, the gradient of the result of the batch normalization before any addition.
             x: (N, ..., C) in the storage dtype, the input; gamma, beta and saved as of :meth:`batch_norm_backward`.
-            out: sums over samples: of squares of gamma's gradients, of products of both, of squares of beta's gradients.
-            relu: whether dy is the gradient after a ReLU, which was open where ``gamma * (x - mean) * invstd + beta > 0``.
+            out: sums over samples: of squares of gamma's gradients, of products of both, of squares of beta's
+                gradients.
+            relu: whether dy is the gradient after a ReLU, which was open where ``gamma * (x - mean) * invstd + beta >
+                0``.
         """
 
     def inverses(self, moments, shifts, out):
@@ -296,8 +298,8 @@ class Primitives(Composed, Interface):
             x: (M, K) logits.
             t: (M,) int32 labels; one that is not from 0 to K - 1 is never predicted.
             top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
-                A number k: all logits with at most k logits, itself included, that are not smaller; NaN counts as larger
-                than all numbers.
+                A number k: all logits with at most k logits, itself included, that are not smaller; NaN counts as
+                larger than all numbers.
             ignore_label: rows with this label do not count; ``None``: all rows count.
         """
 

@@ -71,14 +71,14 @@ class Mixing:
         """Mixes a batch.
 
         Args:
-            x: images (N, C, H, W) in a storage dtype, as from a converter; preferably in the memory order (N, H, W, C), as
-                other orders are copied.
+            x: images (N, C, H, W) in a storage dtype, as from a converter; preferably in the memory order (N, H, W, C),
+                as other orders are copied.
             t: labels (N,), signed integers; all of them count.
             number: number of the batch since the beginning of training, from 0.
 
         Returns:
-            ``(x, t, second, share)``: mixed images (N, C, H, W), in the memory order (N, H, W, C); the labels; the labels
-            of the images that were mixed in; and the share of the former, () float32. Pass the last two as
+            ``(x, t, second, share)``: mixed images (N, C, H, W), in the memory order (N, H, W, C); the labels; the
+            labels of the images that were mixed in; and the share of the former, () float32. Pass the last two as
             ``mixed=(second, share)`` to :func:`mixprec.functions.softmax_cross_entropy`.
         """
         mixed, *others = self.mix(x.transpose(0, 2, 3, 1), t, number)

@@ -28,15 +28,15 @@ class Images:
     Every fourth image is held out, independent of batches: images that are sorted by class are in both parts.
 
     Args:
-        batches: an iterable of float32 arrays ``(N, ...)``, or a function that returns one. It is iterated over more than
-            once, and must give the same images each time.
+        batches: an iterable of float32 arrays ``(N, ...)``, or a function that returns one. It is iterated over more
+            than once, and must give the same images each time.
 
     Attributes:
         count (int or None): number of images, known after the first pass.
 
     Raises:
-        OneLineError: during iteration: there are fewer than eight images, two passes had different numbers of images, or
-            a value is not finite.
+        OneLineError: during iteration: there are fewer than eight images, two passes had different numbers of images,
+            or a value is not finite.
     """
 
     def __init__(self, batches):

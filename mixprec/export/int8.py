@@ -41,9 +41,9 @@ def quantize(model, batches, *, target, half_ends=False, progress=None):
             iterated over three times, and must give the same images each time. They are computed one at a time.
         target (str): ``'tensorrt'``: activations int8 and symmetric, as TensorRT takes them; ``'cpu'``: activations
             uint8, for onnxruntime, and weights of 7 bits if this processor has no VNNI (:func:`has_vnni`).
-        half_ends (bool): whether to leave the first and the last layer with weights unquantized. With ``'tensorrt'`` they are
-            float16, between casts, as TensorRT follows the types of the graph. On the CPU they stay float32; their
-            inputs may be rounded for the layer before.
+        half_ends (bool): whether to leave the first and the last layer with weights unquantized. With ``'tensorrt'``
+            they are float16, between casts, as TensorRT follows the types of the graph. On the CPU they stay float32;
+            their inputs may be rounded for the layer before.
         progress: called with ``'ranges'``, ``'histograms'`` or ``'held out'`` and the number of images after each
             image.
 

@@ -45,8 +45,8 @@ def load(network, state, names, classes=None):
 
     Args:
         network: ``chainer.Link``.
-        state: arrays of NumPy, or tensors of PyTorch, by their names in a file. The count of a batch normalization may be
-            missing; then it stays as it is.
+        state: arrays of NumPy, or tensors of PyTorch, by their names in a file. The count of a batch normalization may
+            be missing; then it stays as it is.
         names: from :func:`file_names`.
         classes (int): number of classes of the network. If it is given and the weights have another number, the head
             stays as it is. Without it, a different number is an error.

@@ -44,8 +44,8 @@ def export_onnx(model, example, path=None, *, inputs=("input",), outputs=("outpu
 
     Raises:
         TypeError: ``model`` is not a link.
-        ExportError: a function cannot be exported (the message names it and its link), the model computes differently for
-            other batch sizes, a parameter has no array yet, or the file would be larger than 2 GB.
+        ExportError: a function cannot be exported (the message names it and its link), the model computes differently
+            for other batch sizes, a parameter has no array yet, or the file would be larger than 2 GB.
         OSError: ``path`` cannot be written.
 
     Example:

@@ -43,7 +43,8 @@ class WeightFile:
         state: dict of arrays or tensors by name.
 
     Raises:
-        WeightsError: there is no such file, it is damaged or holds something else, or the package to read it is missing.
+        WeightsError: there is no such file, it is damaged or holds something else, or the package to read it is
+            missing.
     """
 
     def __init__(self, path):
@@ -84,7 +85,7 @@ def is_torchs(path):
     if not is_name:
         raise WeightsError(f"{path}: cannot be the name of a file{encoding_hint(path)}")
     if _suffix(path) not in SUFFIXES:
-        raise WeightsError(f"{path}: the suffix determines the kind of a file of weights; allowed: {', '.join(SUFFIXES)}")
+        raise WeightsError(f"{path}: the suffix determines the format of weights; allowed: {', '.join(SUFFIXES)}")
     return _suffix(path) != ".npz"
 
 

@@ -24,8 +24,8 @@ def softmax_cross_entropy(
 
     Args:
         x: logits (N, K) or (N, ..., K) in a storage dtype.
-        t: integer labels (N,) or (N, ...) from 0 to K - 1, or ``ignore_label``. Other labels raise ValueError on NumPy; on
-            a device labels are not checked.
+        t: integer labels (N,) or (N, ...) from 0 to K - 1, or ``ignore_label``. Other labels raise ValueError on NumPy;
+            on a device labels are not checked.
         normalize: whether ``"mean"`` divides by the number of labels that are not ignored; otherwise by N.
         class_weight: ``None`` or an array (K,).
         ignore_label: a label whose loss is 0.
@@ -157,7 +157,7 @@ class CrossEntropy(Node):
         return (loss,)
 
     def accuracy(self, y, t, ignore_label):
-        """Returns the accuracy of exactly these arrays, () float32, if the launch of the loss computed it, else None."""
+        """Returns the accuracy of exactly these arrays, () float32, if the launch of the loss found it, else None."""
         is_same = self.inputs[0].data is y and self.inputs[1].data is t
         return self._accuracy if is_same and self._options["ignore_label"] == ignore_label else None
 

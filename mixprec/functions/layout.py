@@ -12,7 +12,7 @@ def to_nhwc(x, dtype=None, channels=None):
 
     Args:
         x: (N, C, H, W) in a storage dtype.
-        dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
+        dtype: storage dtype of the result, rounded once; ``None`` for the dtype of ``x``.
         channels: zeros are appended up to so many channels; ``None`` for none. Tensor cores need a multiple of 8, or
             4 channels for a first convolution of 7x7.
 
@@ -21,8 +21,7 @@ def to_nhwc(x, dtype=None, channels=None):
 
     Raises:
         TypeError: x is not in a storage dtype.
-        
-ValueError: x does not have four axes, or has more channels than ``channels``.
+        ValueError: x does not have four axes, or has more channels than ``channels``.
     """
     return ToNHWC(*_checked(ToNHWC.name, dtype, channels)).apply((x,))[0]
 
@@ -32,7 +31,7 @@ def to_nchw(x, dtype=None, channels=None):
 
     Args:
         x: (N, H, W, C) in a storage dtype.
-        dtype: storage dtype of the result, rounded once; ``None`` for that of ``x``.
+        dtype: storage dtype of the result, rounded once; ``None`` for the dtype of ``x``.
         channels: number of channels to keep, from the first on; ``None`` for all.
 
     Returns:

@@ -6,7 +6,7 @@ from mixprec.functions.node import Node
 
 
 def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
-    """Divides by a power of the squares of neighbours, as :func:`chainer.functions.local_response_normalization`, in NHWC.
+    """Normalizes by neighbouring channels, as :func:`chainer.functions.local_response_normalization` does, in NHWC.
 
     ``y_i = x_i / (k + alpha * (sum of x_j**2 for j from i - n // 2 to i + n // 2)) ** beta``, the sum cut at the first
     and the last channel: Krizhevsky et al. 2012, "ImageNet classification with deep convolutional neural networks",

@@ -13,11 +13,11 @@ import chainer
 import numpy as np
 
 from mixprec.backends import registered
-from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.device_log import record
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.memory import axes, shaped
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 
 
 def graphs_of(array):
@@ -206,7 +206,7 @@ class CupyGraphs:
 
 
 class _Streams:
-    """The stream on which graphs are captured, and a second one, for :class:`~mixprec.backends.wgrad_stream.SideStream`."""
+    """The stream of captured graphs, and a second one, for :class:`~mixprec.backends.wgrad_stream.SideStream`."""
 
     def __init__(self, cupy, first):
         self._first, self._second = first, cupy.cuda.Stream(non_blocking=True)

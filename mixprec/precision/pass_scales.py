@@ -81,7 +81,8 @@ def _keeping_grad_scales(backprop_to_all):
             param._loss_scale = PENDING
         _pass.factor = factor
         try:
-            with wgrad_stream.backward_pass(lambda: sole_uses(outputs)) if wgrad_stream.now.side else contextlib.nullcontext():
+            side = wgrad_stream.now.side
+            with wgrad_stream.backward_pass(lambda: sole_uses(outputs)) if side else contextlib.nullcontext():
                 backprop_to_all(outputs, retain_grad, factor)
         finally:
             _pass.factor = outer

@@ -186,7 +186,7 @@ def elementwise(scope, node, inputs):
 
 
 def fence(scope, node, inputs):
-    """The rule for functions that are not Chainer's: inputs in float32 and in the order of their axes, as without mixprec.
+    """The rule for functions that are not Chainer's: inputs in float32 and in the order of their axes.
 
     A function that calls links, such as a checkpoint, calls them again in its backward pass, as a part of this call.
     """

@@ -46,7 +46,7 @@ class Report:
     """The conversion of one model; ``print(report)`` shows an aligned table.
 
     Fusion, conversions and memory depend on the model's functions, and are known after its first two calls in training
-mode. With an example :func:`mixprec.convert` makes these calls; without one the report fills up during training.
+    mode. With an example :func:`mixprec.convert` makes these calls; without one the report fills up during training.
 
     Args:
         conversion: :class:`~mixprec.rewrite.convert.Conversion`.
@@ -137,7 +137,9 @@ mode. With an example :func:`mixprec.convert` makes these calls; without one the
         """Number of convolutions that may take the sums of the batch normalization after them, as known so far."""
         states = [state for _, _, state, _, _ in self._rows if state is not None]
         return sum(
-            train and site.following is not None for state in states for (train, _), site in state.convolution_sites.items()
+            train and site.following is not None
+            for state in states
+            for (train, _), site in state.convolution_sites.items()
         )
 
     @property

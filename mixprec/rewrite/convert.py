@@ -141,8 +141,8 @@ def convert(
         Report: what was done to each link, as a table for ``print``.
 
     Raises:
-        TypeError: ``model`` is not a link, ``example`` is not a valid example, ``keep_float32`` is not a tuple of patterns
-            and classes, or ``fuse``, ``conv_statistics`` or ``strict`` is not a bool.
+        TypeError: ``model`` is not a link, ``example`` is not a valid example, ``keep_float32`` is not a tuple of
+            patterns and classes, or ``fuse``, ``conv_statistics`` or ``strict`` is not a bool.
         ValueError: another argument has none of the values above, ``keep_float32`` matches no link, the example lies on
             another device, or something stayed as it was with ``strict``. The model is then unchanged. It is also
             unchanged after an exception of its own, which is passed on.

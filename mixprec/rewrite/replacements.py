@@ -28,8 +28,7 @@ def install(link_class):
 
     Args:
         link_class: a class of converted links. The ``__call__`` that it inherits, usually from :class:`chainer.Link`,
-            is replaced where it is defined: a new class for each link would change the model that users and pickle
-            see.
+            is replaced where it is defined: a new class for each link would change the model that users and pickle see.
     """
     owner = next(base for base in link_class.__mro__ if "__call__" in base.__dict__)
     dispatch.call.apply_to(owner, "__call__")
@@ -71,8 +70,7 @@ def copy(original, self, mode="share"):
     """Without it a copy of a converted model falls apart: each of its links converts inputs and results by itself.
 
     These methods copy one link at a time, and so would give each a conversion of its own. Parameters that are drawn
-    anew
-have no FP32 bits to keep, and stay in 16 bits.
+    anew have no FP32 bits to keep, and stay in 16 bits.
     """
     result = original(self, mode)
     states = [state_of(link) for link in self.links()]

@@ -131,7 +131,7 @@ class Scope:
         return channels_first(x, dtype)
 
     def also_in_order_of_axes(self, x, source):
-        """Returns images, and keeps ``source``, from which they were made, for functions that need the order of axes."""
+        """Returns images, and keeps ``source``, for functions that need the order of its axes."""
         self.sources[id(x)] = x, source  # x is held so that its id stays its own
         return x
 

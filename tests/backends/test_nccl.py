@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mixprec.backends import nccl, wgrad_stream
-from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.device_log import recording
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 
 asked = []  # of all streams and events
 

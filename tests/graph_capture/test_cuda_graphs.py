@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mixprec.backends import device_log, transfers
-from mixprec.backends.wgrad_stream import AHEAD
 from mixprec.backends.capture_error import CaptureError
+from mixprec.backends.wgrad_stream import AHEAD
 from mixprec.graph_capture.cuda_graphs import CupyGraphs
 
 

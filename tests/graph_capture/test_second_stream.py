@@ -4,8 +4,8 @@ import chainer
 import chainer.functions as F
 import pytest
 
-from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.backends.cudnn.workspace import Workspaces
+from mixprec.backends.wgrad_stream import AHEAD, SideStream
 from mixprec.graph_capture import CaptureError
 from mixprec.precision import pass_scales
 from tests.cases import first

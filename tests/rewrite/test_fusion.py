@@ -620,7 +620,8 @@ def test_training_evaluation_and_training_again():
     for call in range(6):
         with chainer.using_config("train", call % 3 != 2):
             assert_same(step(converted, images(call)), step(plain, images(call)))
-    assert {key: each.fused for key, each in converted.bn2.__dict__["_mixprec_conversion"].normalization_sites.items()} == {
+    sites = converted.bn2.__dict__["_mixprec_conversion"].normalization_sites
+    assert {key: each.fused for key, each in sites.items()} == {
         (True, 0): DUAL,
         (False, 0): ADD_RELU,
     }

@@ -123,7 +123,9 @@ def site(link, train=True, turn=0):
 def fusions(model):
     """Returns with what each normalization is fused, or why it is not, by name of the link."""
     return {
-        name: [each.fused or each.why for (train, _), each in sorted(state_of(link).normalization_sites.items()) if train]
+        name: [
+            each.fused or each.why for (train, _), each in sorted(state_of(link).normalization_sites.items()) if train
+        ]
         for name, link in model.namedlinks()
         if isinstance(link, L.BatchNormalization)
     }

@@ -13,13 +13,13 @@ import numpy as np
 
 from benchmarks.recording_device.arrays import conversions_stay
 from benchmarks.recording_device.launcher import ArrayLauncher
-from mixprec.backends.wgrad_stream import SideStream
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cuda.cublas import Cublas
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import Kernel, record_launch
+from mixprec.backends.wgrad_stream import SideStream
 from tests.stand_ins import fake_cudnn, graph_array, graph_work
 from tests.stand_ins.copies_on_host import HostCopies
 from tests.stand_ins.cudnn_host import HostDevice

@@ -127,9 +127,7 @@ class Optimizer:
         limit=RATE,
         aliases=("eta",),
     )
-    nesterov: bool = key(
-        f"Only for {_WITH['nesterov']}: Nesterov momentum, as nesterov of torch.optim.SGD.", False
-    )
+    nesterov: bool = key(f"Only for {_WITH['nesterov']}: Nesterov momentum, as nesterov of torch.optim.SGD.", False)
     weight_decay: float = key(
         "Factor of the L2 penalty; LARS and LAMB have it in their own formula. It is decoupled with "
         f"{_DECOUPLED}: a step subtracts lr times this share from a parameter (Loshchilov and Hutter 2019).",
@@ -145,8 +143,8 @@ class Optimizer:
         aliases=("clip_grad", "max_grad_norm", "gradient_clipping"),
     )
     decay_norm_and_bias: bool = key(
-        "Whether weight decay, and the trust ratio of LARS and LAMB, also apply to parameters of at most one dimension: "
-        "biases, scales and shifts of normalizations.",
+        "Whether weight decay, and the trust ratio of LARS and LAMB, also apply to parameters of at most one "
+        "dimension: biases, scales and shifts of normalizations.",
         False,
     )
     rates: Pairs = key(  # noqa: RUF009  (Pairs is a tuple)
@@ -182,9 +180,7 @@ class Kfac:
         None,
         limit=RATE,
     )
-    norm_damping: float = key(
-        "Factor of damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",)
-    )
+    norm_damping: float = key("Factor of damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",))
     ema_decay: float = key(
         "Share of the moving averages of its matrices that is kept when they are refreshed.",
         0.95,
@@ -210,7 +206,9 @@ class Kfac:
         aliases=("inv_update_steps", "kfac_update_freq"),
     )
     largest: int = key(
-        "Largest number of rows of a matrix; layers with a larger one use their plain gradients.", 8192, limit=between(1, INT32)
+        "Largest number of rows of a matrix; layers with a larger one use plain gradients.",
+        8192,
+        limit=between(1, INT32),
     )
 
 
@@ -230,8 +228,8 @@ class Cudnn:
     """Convolutions and batch normalizations by cuDNN on a GPU; on a CPU these keys have no effect."""
 
     autotune: str = key(
-        "Choice of the engine for a layer: off takes the first that cuDNN proposes, heuristic uses its slower heuristic, "
-        "measure times ten on the first batch and stores the fastest in the user's cache folder.",
+        "Choice of the engine for a layer: off takes the first that cuDNN proposes, heuristic uses its slower "
+        "heuristic, measure times ten on the first batch and stores the fastest in the user's cache folder.",
         "measure",
         choices=("off", "heuristic", "measure"),
     )
@@ -243,8 +241,8 @@ class Cudnn:
         aliases=("autotune_seconds",),
     )
     compile_seconds: float = key(
-        "Limit of the seconds of compiling for an operation, with autotune measure, where cuDNN compiles engines as they "
-        "are built. Above 0, engines of batch normalizations, a second each, are measured beside own kernels.",
+        "Limit of the seconds of compiling for an operation, with autotune measure, where cuDNN compiles engines as "
+        "they are built. Above 0, engines of batch normalizations, a second each, are measured beside own kernels.",
         0.0,
         limit=between(0, DAY),
     )
@@ -269,8 +267,8 @@ class Capture:
     """The whole training step as one CUDA graph; on a CPU steps are eager, and mode required is an error."""
 
     mode: str = key(
-        "off: every step is eager. auto: steps are captured; if that is impossible, a warning states the reason and the "
-        "run continues eagerly. required: the run stops with an error instead.",
+        "off: every step is eager. auto: steps are captured; if that is impossible, a warning states the reason and "
+        "the run continues eagerly. required: the run stops with an error instead.",
         "off",
         choices=("off", "auto", "required"),
         switch=("off", "auto"),

@@ -28,9 +28,12 @@ class _Images:
         limit=PATH,
         aliases=("train_dir",),
     )
-    val: str | None = key("Path of the validation images, as for train.", None, limit=PATH, aliases=("validation", "test"))
+    val: str | None = key(
+        "Path of the validation images, like train.", None, limit=PATH, aliases=("validation", "test")
+    )
     root: str | None = key(
-        "Only for format list: the folder that the paths in the lists are relative to; null means the folder of the list.",
+        "Only for format list: the folder that the paths in the lists are relative to; null means the folder of the "
+        "list.",
         None,
         limit=PATH,
     )
@@ -40,8 +43,8 @@ class _Images:
         limit=between(1, INT32),
     )
     on_error: str = key(
-        "For a file that is not an intact image: stop names it before training starts; skip leaves it out, and lists it "
-        "in skipped.txt.",
+        "For a file that is not an intact image: stop names it before training starts; skip leaves it out, and lists "
+        "it in skipped.txt.",
         "stop",
         choices=("stop", "skip"),
     )
@@ -81,8 +84,8 @@ class _Batches:
     """Properties of batches, apart from the pixels."""
 
     pad_channels: bool = key(
-        "Whether there is a fourth channel of zeros in memory, after the three that the network sees: Tensor cores then "
-        "read aligned rows of pixels.",
+        "Whether there is a fourth channel of zeros in memory, after the three that the network sees: Tensor cores "
+        "then read aligned rows of pixels.",
         False,
     )
     last_batch: str = key(
@@ -99,7 +102,8 @@ class Data(Decoding, _Batches, Normalization, Augmentation, _Images):  # keys of
     """The images, and their augmentation."""
 
     decode: str = key(
-        "Only with a GPU and DALI: whether JPEGs are decoded on the GPU or on the CPU. Everything else runs on the GPU.",
+        "Only with a GPU and DALI: whether JPEGs are decoded on the GPU or on the CPU. Everything else runs on the "
+        "GPU.",
         "gpu",
         choices=("gpu", "cpu"),
     )

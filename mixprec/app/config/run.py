@@ -78,8 +78,8 @@ class Schedule:
     """The learning rate over time."""
 
     kind: str = key(
-        "After the warm-up: constant; cosine, half a cosine from lr to end_lr at the end of training; step, times gamma "
-        "at each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
+        "After the warm-up: constant; cosine, half a cosine from lr to end_lr at the end of training; step, times "
+        "gamma at each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
         "cosine",
         choices=("constant", "cosine", "step", "poly"),
         aliases=("name", "type"),
@@ -88,8 +88,8 @@ class Schedule:
         "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
     )
     warmup_start_lr: float | None = key(
-        "Learning rate at which the rise begins, scaled like lr. null begins with one step's share of lr, and reaches lr "
-        "in the last step of the warm-up.",
+        "Learning rate at which the rise begins, scaled like lr. null begins with one step's share of lr, and reaches "
+        "lr in the last step of the warm-up.",
         None,
         limit=between(0, LARGEST_RATE),
         aliases=("warmup_lr",),
@@ -147,8 +147,8 @@ class Training:
         limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
     )
     label_smoothing: float = key(
-        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation uses "
-        "none.",
+        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation "
+        "uses none.",
         0.0,
         limit=below(0, 1),
         aliases=("smoothing",),
@@ -205,7 +205,7 @@ class Training:
 class Snapshot:
     """Saved states of a run, from which --resume continues."""
 
-    every: str = key("Interval between snapshots; there is always one at the end of training.", "1 epoch", limit=INTERVAL)
+    every: str = key("Interval between snapshots; the end of training always has one.", "1 epoch", limit=INTERVAL)
     keep: int = key("Number of the newest snapshots that stay on disk.", 3, limit=between(1, MANY))
     best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
 

@@ -63,8 +63,8 @@ def reference():
         if switch is not None:
             off, on = switch.switch
             parts += [
-                f"As a short form of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, and "
-                f"{', '.join(switch.choices)} to themselves.",
+                f"As a short form of the section, `{section}: true` sets `{switch.name}` to {on}, `false` to {off}, "
+                f"and {', '.join(switch.choices)} to themselves.",
                 "",
             ]
         parts.append("| Key | Default | Allowed | Meaning |")

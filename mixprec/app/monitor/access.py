@@ -124,7 +124,7 @@ class Access:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._connections.enter(connection, HEADER)  # which has a time limit: nothing else reports that it is closed
+            self._connections.enter(connection, HEADER)  # with a time limit: nothing else reports that it is closed
 
     def _has_token(self, scope):
         return any(self._guard.is_token(value) for value in map(_token, _query(scope)) if value is not None)

@@ -125,8 +125,8 @@ def gradients(entries):
         entries: list of the dicts of ``gradients.jsonl``, sorted by iteration.
 
     Returns:
-        dict: a heatmap over iteration and magnitude, times the loss scale, as in the backward pass in FP16. Regions that
-        FP16 flushes to zero, holds with fewer bits, and cannot hold are marked. ``None`` if there are no entries.
+        dict: a heatmap over iteration and magnitude, times the loss scale, as in the backward pass in FP16. Regions
+        that FP16 flushes to zero, holds with fewer bits, and cannot hold are marked. ``None`` if there are no entries.
     """
     entries = entries[:: math.ceil(len(entries) / 200) or 1]
     cells, heights = [], set()

@@ -48,7 +48,9 @@ class Jobs:
             JobError: the name is invalid or in use; or the config is a link, or has a base.
         """
         if not _NAME.fullmatch(name):
-            raise JobError(f"{name!r}: not a valid name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them")
+            raise JobError(
+                f"{name!r}: not a name of a run; allowed: letters, digits, '.', '_', '-', and '/' between them"
+            )
         out = os.path.join(self._root, *name.split("/"))
         if os.path.lexists(out) or not os.path.realpath(out).startswith(os.path.join(self._root, "")):
             raise JobError(f"{name}: the folder exists already; give another name")

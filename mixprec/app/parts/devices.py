@@ -10,7 +10,7 @@ from chainer import backend
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import environment
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique for a machine, independent of its name, and shared by its containers
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique for a machine, and shared by its containers
 
 
 def choose(path, config, ranks):
@@ -55,7 +55,7 @@ def _resolved(path, config, local_rank):
 
 
 def _check_different(path, wanted, gpus):
-    """Raises an error if two ranks share a GPU, which NCCL does not support; ``gpus`` are pairs of address and machine."""
+    """Raises an error if two ranks share a GPU, which NCCL does not support; ``gpus`` are pairs (address, machine)."""
     for rank, gpu in enumerate(gpus):
         first = gpus.index(gpu)
         if first != rank:

@@ -52,8 +52,8 @@ def resolve_device(wanted, local_rank=0):
 
     Args:
         wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``.
-        local_rank (int): Number of the process on this machine. For ``'auto'`` and ``'gpu'`` processes get different GPUs
-            in the order of this number, cyclically if there are fewer GPUs.
+        local_rank (int): Number of the process on this machine. For ``'auto'`` and ``'gpu'`` processes get different
+            GPUs in the order of this number, cyclically if there are fewer GPUs.
 
     Returns:
         tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or ``'@cupy:N'``) and one

@@ -98,9 +98,7 @@ def _other_memory(to, device, out):
     if to == "host":
         raise OneLineError("'memory.to' is 'host'; allowed on the CPU: a folder, or null for the results folder")
     if to is not None and not (os.path.isdir(to) and os.access(to, os.W_OK)):
-        raise OneLineError(
-            f"'memory.to' is {to!r}, which is not a writable folder; make it, or give another"
-        )
+        raise OneLineError(f"'memory.to' is {to!r}, which is not a writable folder; make it, or give another")
     return to or out
 
 
@@ -135,7 +133,7 @@ class Way:
 
 
 def compared(config, optimizer, blocks, arrays):
-    """Compares keeping all activations, recomputing blocks, and offloading, by two recorded passes of a few images each.
+    """Compares keeping all activations, recomputing blocks, and offloading, by two recorded passes of few images.
 
     Args:
         config: :class:`mixprec.app.config.Config`.

@@ -192,8 +192,8 @@ def _move(arrays, config, images, size, ranks, iterator, path):
         raise SnapshotError(
             f"{path}: of {size} ranks with {then.batch_size} images each, after "
             f"{delivered - then.begin(then.epoch(delivered))} batches of an epoch, and no batch of {ranks.size} ranks "
-            f"with {now.batch_size} images each ends there: continue with {size} ranks, or from a snapshot at the end of "
-            "an epoch"
+            f"with {now.batch_size} images each ends there: continue with {size} ranks, or from a snapshot at the end "
+            "of an epoch"
         )
     arrays[f"{_ITERATOR}delivered"] = np.asarray(position)
     if settings:

@@ -117,7 +117,7 @@ def prepare(out, *, resumed):
 
 
 def write(path, text, *, resumed):
-    """Writes a file about a run. In a resumed run the earlier file stays, and the next number is used: ``config.1.yaml``.
+    """Writes a file about a run. A resumed run keeps the earlier file, and uses the next number: ``config.1.yaml``.
 
     Args:
         path: path of the file.

@@ -105,8 +105,8 @@ class Run:
             ranks: ranks that the trainer communicates with; in a dry run it is alone.
 
         Returns:
-            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.app.parts.kept_activations.Limit`, the third the
-            config that is written beside the results.
+            ``(trainer, limit, resolved)``: the second is a :class:`mixprec.app.parts.kept_activations.Limit`, the third
+            the config that is written beside the results.
         """
         limit = kept_activations.limit(self.config, self.optimizer, self.report, self.out, ranks)
         memory = None if self.arguments.dry_run else limit.memory  # it would need the results folder

@@ -33,7 +33,7 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def _failing(out):
-    """Surrounds training: a missing image, or lack of memory or disk space, now counts as a failure, not as bad input."""
+    """Surrounds training: missing images, or a lack of memory or disk space, are now failures, not bad input."""
     try:
         yield
     except (DataError, DampingTooSmall) as error:

@@ -128,7 +128,7 @@ def widen(x):
 
 
 def narrow(x, dtype):
-    """Returns a float32 array rounded to nearest even; ``x`` itself if it has the dtype. Overflow gives inf, no warning.
+    """Returns a float32 array rounded to nearest even; ``x`` itself if it has the dtype. Overflow gives inf.
 
     Args:
         x: float32, any shape.

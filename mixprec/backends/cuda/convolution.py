@@ -55,7 +55,7 @@ class Convolutions(BatchNorms, Stems, Layouts):
         return self._elementwise("convolution", "relu_backward", [dy, y], dy.size, length=dy.size)
 
     def _filters_for(self, x_shape, w, convolution):
-        """Returns filters that match the images, folded for squares or padded in channels, and the convolution of both."""
+        """Returns filters that match the images, folded for squares or padded in channels, and the convolution."""
         if isinstance(convolution, Squares):
             return self._folded_filters(w, convolution), ON_SQUARES
         return self._as_wide_as(x_shape[3], w, convolution), convolution

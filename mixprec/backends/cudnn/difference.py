@@ -17,7 +17,7 @@ def source():
 
 
 def arguments(a, b, count, dtype, found):
-    """Returns the arguments of the kernel: addresses, number of elements, dtype by name, and the address for the results."""
+    """Returns the arguments of the kernel: addresses, number of elements, dtype by name, address for results."""
     return a, b, count, _DTYPES.index(dtype), _LIMITS[dtype], found
 
 

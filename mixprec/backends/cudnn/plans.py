@@ -135,7 +135,7 @@ class Plan:
         self._take(name)
 
     def _try_in_place(self, addresses):
-        """Returns whether the engine gives the same results if outputs share memory with inputs, as running statistics do.
+        """Returns whether the engine is right if outputs share memory with inputs, as running statistics do.
 
         cuDNN does not promise that. An engine that reads what another of its blocks has written would move a statistic
         twice; this is tried with our own memory instead of these inputs.

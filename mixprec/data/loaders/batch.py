@@ -15,13 +15,14 @@ class ToNCHW(dataset.Converter):
 
         Args:
             batch: ``(x, t)``: images (B, H, W, C) of any dtype, labels int32 (B,).
-            device: Chainer's device, or an argument of :func:`chainer.get_device`; None leaves the arrays where they are.
+            device: Chainer's device, or an argument of :func:`chainer.get_device`; None leaves the arrays where they
+                are.
             mix: callable from images and labels on the device, both as in the batch, to the model's arguments, the
                 images first and in the same layout; None for no mixing.
 
         Returns:
-            ``(x, t)``, or the result of ``mix``: x has shape (B, C, H, W) and NHWC memory order. On the CPU it shares the
-            batch's memory, if it is not mixed, and so does an array that is on the device already.
+            ``(x, t)``, or the result of ``mix``: x has shape (B, C, H, W) and NHWC memory order. On the CPU it shares
+            the batch's memory, if it is not mixed, and so does an array that is on the device already.
         """
         x, t = batch
         # Sent before it is transposed: a copy to a GPU would make the view's memory order NCHW.

@@ -21,8 +21,8 @@ class DeviceBatches:
 
     Args:
         device_id (int): Number of the GPU.
-        most (int): Maximum number of batches that are kept though no other code holds them. A host that is further ahead
-            waits for the oldest of them, and for no later work.
+        most (int): Maximum number of batches that are kept though no other code holds them. A host that is further
+            ahead waits for the oldest of them, and for no later work.
     """
 
     def __init__(self, device_id, most):

@@ -55,8 +55,8 @@ class ImageIterator(Position):
         ``number % self._epochs.batches``. After an exception, the next request is for the same batch.
 
         Returns:
-            ``(x, t)``: the ``self._epochs.count(number)`` images that count, then possibly others, such as padding, up to
-            the batch size; at least one image; with pad, the full size. x as in the class's description, or its four
+            ``(x, t)``: the ``self._epochs.count(number)`` images that count, then possibly others, such as padding, up
+            to the batch size; at least one image; with pad, the full size. x as in the class's description, or its four
             channels. t (B,).
         """
         raise NotImplementedError
@@ -127,7 +127,7 @@ class ImageIterator(Position):
         self._restart()
 
     def _settings(self):
-        """The settings that a snapshot must agree with. Not the dtype: an FP32 snapshot may continue in FP16, and back."""
+        """The settings that a snapshot must agree with. Not the dtype: FP32 snapshots may resume in FP16, and back."""
         return {
             **self._spec.settings(),
             "number of images": len(self._images),

@@ -151,8 +151,7 @@ class _Workers:
         shape = self._work.shape(images)
         array = np.frombuffer(self._slots[slot], self._work.dtype, math.prod(shape))
         # All views hold the array: its memory can be reused when the last one is gone. This is polled, as a Ctrl-C
-        # during
-# a callback would be lost.
+        # during a callback would be lost.
         self._lent.append((weakref.ref(array), slot))
         return array.reshape(shape)
 

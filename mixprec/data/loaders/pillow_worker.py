@@ -109,7 +109,7 @@ class Work:
 
     @functools.cached_property
     def _normalized(self):
-        """The tables of normalized values of red, green and blue, concatenated, and the start of each subpixel's table."""
+        """The tables of normalized values of red, green and blue, concatenated, and the start of each subpixel's."""
         exact = (np.arange(256)[:, None] - self.spec.normalization.mean) / self.spec.normalization.std
         table = exact.T.astype(np.float32).astype(self.dtype).ravel()
         return table, np.tile(np.array([0, 256, 512], np.uint16), self.spec.crop.size)

@@ -71,8 +71,8 @@ def define_pipeline(images, spec, device, delivery, *, checkpoint=None, encoded=
         drawn (DrawnBatches or None): Draws the augmentations of ``spec.augmentation``, if any.
 
     Returns:
-        nvidia.dali.Pipeline: Not yet built. Outputs are on the device, except labels from WebDataset, which are texts on
-        the host.
+        nvidia.dali.Pipeline: Not yet built. Outputs are on the device, except labels from WebDataset, which are texts
+        on the host.
     """
     dali = require_dali()
     fn, types, crop, window = dali.fn, dali.types, spec.crop, delivery.shuffle_window

@@ -71,7 +71,7 @@ def read_manifest(root):
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # an error: without a manifest classes have no names, and shards may be missing
+    except (ValueError, RecursionError) as error:  # without it classes have no names, and a shard may be missing
         raise DataError(f"{printable(path)}: damaged: not JSON") from error
     if not _is_ours(manifest):
         return None

@@ -1,4 +1,4 @@
-"""Images in shards, TFRecord files or WebDataset archives: foreign ones, and those of ``scripts/pack_dataset.py``."""
+"""Images in shards, TFRecord files or WebDataset archives: foreign or made by ``scripts/pack_dataset.py``."""
 
 import dataclasses
 import functools

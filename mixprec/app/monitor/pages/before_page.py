@@ -27,7 +27,7 @@ class Preview:
         self._config.classes("full-width").mark("config")
         self._overrides = inputs.Lines("settings that override it, section.key=value, one per line").props("dense")
         self._overrides.classes("full-width").visible = monitor.jobs is not None
-        self._images = inputs.Number("number of training images, if they are not here", min=1, format="%d").props("dense")
+        self._images = inputs.Number("training images, if they are not here", min=1, format="%d").props("dense")
         with ui.row():
             ui.button("Show", on_click=self.show).props("flat dense no-caps").mark("show")
         self._schedule, self._data, self._augmented = (ui.element("div") for _ in range(3))

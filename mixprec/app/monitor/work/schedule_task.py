@@ -37,7 +37,7 @@ def plan_schedule(request, progress):
     iterations = _chosen(total, _bends(rates, steps, total))
     starts = [steps.start(iteration) for iteration in iterations]
     return {
-        "points": [[start, iteration + 1, rates.at(start)] for start, iteration in zip(starts, iterations, strict=True)],
+        "points": [[start, each + 1, rates.at(start)] for start, each in zip(starts, iterations, strict=True)],
         "peak": rates.peak,
         "images_per_step": images_per_step(config, _RANKS),
         "steps_per_epoch": steps.in_epoch(config.training.epochs),
