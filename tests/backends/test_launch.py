@@ -193,7 +193,7 @@ def test_counters_are_the_same_on_a_stream_and_others_on_another(cupy, monkeypat
     assert launcher.counters(1) == first
     (memory,) = cupy.allocated
     assert (memory.dtype, memory.ctypes.data, memory.size, memory.any()) == (np.uint32, first, 4096, False)
-    with pytest.raises(ValueError, match="4097 counters are wanted, and there are 4096"):
+    with pytest.raises(ValueError, match="4097 counters requested, and there are 4096"):
         launcher.counters(4097)
     monkeypatch.setattr(Stream, "ptr", 78)
     assert launcher.counters(1) != first

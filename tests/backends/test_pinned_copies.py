@@ -171,7 +171,7 @@ def test_the_limit_of_pinned_memory(machine, monkeypatch):
     machine()
     copies = PinnedCopies(0)
     slots = [copies.take(5000) for _ in range(2)]
-    with pytest.raises(OneLineError, match=r"wants 2\.46e-05 GB of pinned memory, and may have 2e-05 GB: 40% of"):
+    with pytest.raises(OneLineError, match=r"needs 2\.46e-05 GB of pinned memory, and may use 2e-05 GB: 40% of"):
         copies.take(5000)
     copies.give(slots.pop())
     assert copies.take(3000).capacity == 4096  # what is free is freed

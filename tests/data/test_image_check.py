@@ -137,7 +137,7 @@ READ_DIFFERENTLY = {
         without_adobe(encode(CMYK)),
         "CMYK without Adobe's marker, which DALI and Pillow read differently",
     ),
-    "turned_in_bytes.jpg": (turned_in_bytes(6), "an EXIF orientation that is no number, which DALI and Pillow read"),
+    "turned_in_bytes.jpg": (turned_in_bytes(6), "an EXIF orientation that is not a number, which DALI and Pillow read"),
     "bytes_between.jpg": (JPEG[:20] + b"\x12\x34" + JPEG[20:], "damaged JPEG header"),
     "palette.tif": (encode(PALETTE, "TIFF"), "TIFF of mode P, which DALI and Pillow read differently; convert it"),
     "gray_alpha.tif": (encode(GRAY_ALPHA, "TIFF"), "TIFF of mode LA, which DALI and Pillow read differently"),

@@ -51,7 +51,7 @@ def test_images_that_do_not_do(batches, message):
 def test_iterator_that_is_used_up_is_refused_in_the_second_pass():
     parts = Images(iter(numbered(8)))
     list(parts.calibration())
-    with pytest.raises(OneLineError, match="8 images in the first pass, 0 in another one"):
+    with pytest.raises(OneLineError, match="8 images in the first pass, 0 in a later pass"):
         list(parts.held_out())
 
 

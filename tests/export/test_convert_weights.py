@@ -121,10 +121,10 @@ def test_a_network_of_the_users_own(work):
     ("arguments", "message"),
     [
         (("a.npz", "b.npz"), "a.npz and b.npz: both are of one kind; one of them must be .npz, which is Chainer's"),
-        (("a.npz", "b.onnx"), "b.onnx: the suffix says what a file of weights is; allowed: .npz, .safetensors, .pt"),
+        (("a.npz", "b.onnx"), "b.onnx: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt"),
         (("a.npz", "no/b.safetensors"), "no/b.safetensors: cannot be written (No such file or directory)"),
         (("none.npz", "b.pt"), "none.npz: no such file"),
-        (("bad.npz", "b.pt"), "bad.npz: damaged, or no .npz file (BadZipFile: File is not a zip file)"),
+        (("bad.npz", "b.pt"), "bad.npz: damaged, or not an .npz file (BadZipFile: File is not a zip file)"),
         (("a.npz", ""), "argument OUT: it is empty; give a file"),
         (
             ("a.npz", "b.safetensors", "--arch", "resnet14"),

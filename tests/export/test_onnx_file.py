@@ -92,9 +92,9 @@ REFUSED = {
     "forgotten": "Convolution2DFunction of /conv1 runs without backprop",
     "functions_of_normalization": "BatchNormalization of / cannot be exported: it normalizes by the statistics of",
     "layer_normalization": "the model cannot be called on the example: ValueError",
-    "odd_convolutions": "LocalConvolution2DFunction of /local cannot be exported: nothing in ONNX is known for it",
+    "odd_convolutions": "LocalConvolution2DFunction of /local cannot be exported: no ONNX equivalent is known",
     "read_by_array": "MulConstant of / has a constant that depends on the batch",
-    "segnet": "Upsampling2D of / cannot be exported: nothing in ONNX is known for it",
+    "segnet": "Upsampling2D of / cannot be exported: no ONNX equivalent is known",
     "slices_of_pixels": "MulConstant of / has a constant that depends on the batch",
     "spectral_normalization": "output of the graph differs from Chainer's by .* on a batch of 1",
     "stateless_lstm": "EmbedIDFunction of /embed cannot be exported: .*ignore_label",
@@ -282,7 +282,7 @@ BAD = {
     ),
     "a function without a trace": (
         lambda: chainer.Sequential(L.Linear(4, 3), F.ceil),
-        "output 0 is made of an array: a function such as F.ceil leaves no trace",
+        "output 0 is made from an array: a function such as F.ceil is not in the graph",
     ),
     "a number that is not finite": (
         lambda: chainer.Sequential(L.Linear(4, 3, initialW=np.full((3, 4), np.nan, "f"))),
@@ -321,7 +321,7 @@ BAD = {
     ),
     "a function without a converter": (
         lambda: chainer.Sequential(chainer.Sequential(L.Linear(4, 3), F.cumprod)),
-        "Cumprod of /0 cannot be exported: nothing in ONNX is known for it",
+        "Cumprod of /0 cannot be exported: no ONNX equivalent is known",
     ),
     "another shape": (lambda: L.Linear(5, 3), "the model cannot be called on the example: InvalidType"),
 }
@@ -418,7 +418,7 @@ def test_integers_that_are_read_are_no_constants(example):
 
 
 def test_one_integer_is_no_example():
-    message = "^input 0 of the example holds one number only, 3; wanted: different ones"
+    message = "^input 0 of the example holds one number only, 3; wanted: different numbers"
     with pytest.raises(ExportError, match=message):
         mixprec.export.onnx(L.EmbedID(7, 3), np.array([[3]], "i"))
 

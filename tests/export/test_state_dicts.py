@@ -175,7 +175,7 @@ def _with(name, make):
         (_with("fc.bias", lambda a: a.astype(object)), r"fc\.bias is object; wanted: floating point"),
         (_with("fc.bias", lambda a: a.astype(float) + 1e300), r"fc\.bias has numbers in float64 that float32 does not"),
         (_with("bn1.num_batches_tracked", lambda _: np.float32(1)), r"bn1\.num_\w+ is float32; wanted: integers"),
-        (_with("fc.bias", lambda _: "no"), r"fc\.bias is no tensor"),
+        (_with("fc.bias", lambda _: "no"), r"fc\.bias is not a tensor"),
         (_with(3, lambda _: "no"), r"has no tensors by name"),
     ],
 )
@@ -198,10 +198,10 @@ def test_what_is_no_state_dict(state):
 def test_tensors_that_are_not_dense(torch):
     state = {name: torch.from_numpy(array) for name, array in torchvision(small()).items()}
     state["fc.weight"] = state["fc.weight"].to_sparse()
-    with pytest.raises(WeightsError, match=r"^fc\.weight is no dense tensor of numbers$"):
+    with pytest.raises(WeightsError, match=r"^fc\.weight is not a dense tensor of numbers$"):
         load_torchvision(small(), state)
     state["fc.weight"] = torch.empty(5, 64, device="meta")
-    with pytest.raises(WeightsError, match=r"^fc\.weight is no dense tensor of numbers$"):
+    with pytest.raises(WeightsError, match=r"^fc\.weight is not a dense tensor of numbers$"):
         load_torchvision(small(), state)
 
 

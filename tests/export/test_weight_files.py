@@ -164,7 +164,7 @@ def test_other_shapes_are_no_head(work, change):
 
 @pytest.mark.parametrize("path", ["a.onnx", "", "a\nb.pth.tar"])
 def test_another_suffix(work, path):
-    words = "the suffix says what a file of weights is; allowed: .npz, .safetensors, .pt, .pth"
+    words = "the suffix determines the format of weights; allowed: .npz, .safetensors, .pt, .pth"
     for action in (WeightFile, lambda path: write(path, net())):
         with pytest.raises(WeightsError) as caught:
             action(path)
@@ -208,10 +208,10 @@ def test_nothing_is_unpickled(work):
     np.savez("a.npz", **contents(net()) | {"0/W": np.array(Bomb(), object)})
     assert refusal("a.npz") == "0/W holds Python objects, which are not read; wanted: arrays of numbers"
     (work / "b.npz").write_bytes(pickle.dumps(Bomb()))
-    assert refusal("b.npz").startswith("damaged, or no .npz file")
+    assert refusal("b.npz").startswith("damaged, or not an .npz file")
     torch = pytest.importorskip("torch", reason=REASON)
     torch.save({"weight": torch.ones(2), "bomb": Bomb()}, "a.pt")
-    wanted = "wanted: what torch.save(module.state_dict(), FILE) writes"
+    wanted = "wanted: a file of torch.save(module.state_dict(), FILE)"
     assert refusal("a.pt") == f"damaged, or holds more than tensors, which is not read; {wanted}"
     torch.save(torch.nn.Linear(2, 3), "b.pt")
     assert refusal("b.pt").startswith("damaged, or holds more than tensors")
@@ -222,10 +222,10 @@ def test_members_of_an_npz_file_that_are_no_arrays(work):
     np.savez("a.npz", **contents(net()))
     with zipfile.ZipFile("a.npz", "a") as archive:
         archive.writestr("readme.txt", "hello")
-    assert refusal("a.npz").startswith("damaged, or no .npz file (readme.txt: ValueError: ")
+    assert refusal("a.npz").startswith("damaged, or not an .npz file (readme.txt: ValueError: ")
     np.save("b.npy", np.ones(3))
     (work / "b.npy").rename("b.npz")
-    assert refusal("b.npz").startswith("damaged, or no .npz file")
+    assert refusal("b.npz").startswith("damaged, or not an .npz file")
 
 
 def test_tensors_of_safetensors_in_eight_bits(work):

@@ -266,7 +266,7 @@ def _filters(*shape, dtype=np.float32):
         (
             lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), relu=True, statistics=True),
             ValueError,
-            "convolution_2d: statistics are those before a ReLU: relu and statistics exclude each other",
+            "convolution_2d: statistics are taken before a ReLU: relu and statistics exclude each other",
         ),
     ],
 )

@@ -184,7 +184,7 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
                 np.zeros((2, 3), "f"), np.array([0, -1]), mixed=(np.array([-1, -1]), np.ones((), "f"))
             ),
             ValueError,
-            "softmax_cross_entropy: second labels must be from 0 to 2 where those of t count; found -1",
+            "softmax_cross_entropy: second labels must be from 0 to 2 where t counts; found -1",
         ),
         (
             _loss(class_weight=chainer.Variable(np.ones(3, "f"))),

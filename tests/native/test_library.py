@@ -108,7 +108,7 @@ def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, machin
             assert library.library() is library.library() is None
     finally:
         library.library.cache_clear()
-    text = "NumPy computes in place of mixprec's native library, float16 at half the speed, and Chainer's own loop "
+    text = "NumPy computes instead of mixprec's native library, float16 at half the speed, and Chainer's own loop "
     text += "updates parameters: "
     assert [record.getMessage() for record in caplog.records] == [text + said]
 

@@ -162,7 +162,7 @@ def test_without_a_compiler_numpy_computes_and_one_warning_says_so(checkout, tmp
     printed, errors = environment.run("-c", textwrap.dedent(script), cwd=tmp_path)
     assert printed == "True\n"
     assert errors == (
-        "NumPy computes in place of mixprec's native library, float16 at half the speed, and Chainer's own loop "
+        "NumPy computes instead of mixprec's native library, float16 at half the speed, and Chainer's own loop "
         "updates parameters: it was not compiled; to have it, install mixprec again where there is a C++ compiler; "
         "pip's -v shows what that says\n"
     )

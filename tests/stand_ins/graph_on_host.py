@@ -45,7 +45,7 @@ class GraphLauncher(HostLauncher):
 
     def upload(self, source, target):
         if graph_work.is_capturing():
-            raise CaptureError("what the host knows would be copied while a CUDA graph captures: it would be frozen")
+            raise CaptureError("values of the host would be copied while a CUDA graph captures: they would be frozen")
         graph_work.upload("table")
         target.view(np.ndarray)[: source.nbytes] = source
         self.uploads.append(source.nbytes)

@@ -237,7 +237,7 @@ def test_on_a_cpu_some_images_are_timed(measure):
         "time, estimated from 3 batches of the loader and a step of 8 images",
         "  loader alone          64.0 images/s",
         "  steps alone            4.0 images/s",
-        "  about 4 images/s: an epoch ~ 26 min 40 s, all 3 ~ 1 h 20 min; evaluation and snapshots come on top",
+        "  about 4 images/s: an epoch ~ 26 min 40 s, all 3 ~ 1 h 20 min; evaluation and snapshots not included",
     ]
 
 
@@ -298,7 +298,7 @@ def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, c
     first(
         1,
         [
-            (60, ["data.size=2000"], "data.size 2000: 2 images, with which the network is looked at, need about "),
+            (60, ["data.size=2000"], "data.size 2000: 2 images, on which the network is tried, need about "),
             (
                 200,
                 ["data.size=1000"],

@@ -65,7 +65,7 @@ def test_the_same_weights(work, recompute, budget, capsys):
     assert (work / "limited" / MEMORY).exists() == (budget is not None)
     assert not (work / "plain" / MEMORY).exists()
     if budget is not None:
-        assert "memory: at most 8 GB; what does not fit waits in a file in limited\n" in printed
+        assert "memory: at most 8 GB; the rest waits in a file in limited\n" in printed
         text = (work / "limited" / MEMORY).read_text()
         assert text.strip() in printed
         assert recompute == "blocks" or re.search("^(swapped|recomputed) +[1-9]", text, re.MULTILINE)
@@ -75,7 +75,7 @@ def test_the_same_weights(work, recompute, budget, capsys):
 def test_blocks_by_themselves_if_the_run_does_not_fit(work, monkeypatch, capsys):
     monkeypatch.setattr(kept_activations.estimates, "available", lambda device: (2**20, "a very small machine"))
     assert _main("limited", "memory.recompute=auto") == 0
-    assert "blocks are computed again in the backward pass" in capsys.readouterr().out
+    assert "blocks are recomputed in the backward pass" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -153,6 +153,6 @@ def test_without_locks_the_file_of_a_killed_run_of_this_host_is_taken_over(out, 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"host": 1}', b"[" * 4096])
 def test_without_locks_a_file_that_says_nothing_is_not_taken_over(out, no_locks, content):
     (out / "run.lock").write_bytes(content)
-    words = "another run, which does not say who it is: this file system has no locks"
+    words = "another run, which left no description: this file system has no locks"
     with pytest.raises(lock.LockError, match=words), lock.locked("out"):
         pass

@@ -209,7 +209,7 @@ def test_another_runs_folder_is_not_mixed_with_a_snapshot(train, tmp_path):
     before = _content(tmp_path / "two")
     process = train("--out", "two", "--resume", "one/snapshot_iter_9.npz")
     assert process.returncode == 2
-    words = "two: already used, by another run than that of one/snapshot_iter_9.npz; give another --out"
+    words = "two: already used, by a run that one/snapshot_iter_9.npz does not belong to; give another --out"
     assert process.stderr == f"error: {words}\n"
     assert _content(tmp_path / "two") == before
     assert train("--out", "new", "--resume", "one/snapshot_iter_9.npz").returncode == 0
@@ -285,7 +285,7 @@ def test_a_file_that_is_no_snapshot_is_one_line(train, tmp_path, content):
         "array": "corrupt snapshot, or not a snapshot at all (BadZipFile: File is not a zip file); remove it",
         "pickle": "corrupt snapshot (its settings are not JSON)",
         "settings": "corrupt snapshot (its settings are not JSON)",
-        "none": "does not hold its settings, as snapshots of other programs; give another --out",
+        "none": "has no settings, like snapshots of other programs; give another --out",
     }
     assert line.startswith(f"error: out/snapshot_iter_10.npz: {words[content]}")
     assert _content(tmp_path / "out") == before

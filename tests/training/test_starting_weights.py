@@ -63,7 +63,7 @@ def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
     write("w.safetensors", network)
     done = train("--out", "out")
     assert (done.returncode, done.stderr) == (0, "")
-    line = "weights: 54 tensors of w.safetensors; /fc starts afresh, with 10 classes, in place of 1000"
+    line = "weights: 54 tensors of w.safetensors; /fc is initialized anew, with 10 classes instead of 1000"
     assert line in done.stdout.splitlines()
     assert configs.load("out/config.yaml").model.weights == "w.safetensors"
     trained = MODELS["resnet8"](10)
@@ -119,7 +119,7 @@ def test_a_network_of_the_users_own_takes_a_file_of_its_twin(train, tmp_path, mo
     save_file(state, "w.safetensors")
     done = train("--out", "out", *_set("model.arch=nets_with_weights:make", "model.classes=3"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "weights: 2 tensors of w.safetensors; /1 starts afresh, with 3 classes, in place of 7\n" in done.stdout
+    assert "weights: 2 tensors of w.safetensors; /1 is initialized anew, with 3 classes instead of 7\n" in done.stdout
     np.testing.assert_allclose(np.load("out/model.npz")["0/W"], state["0.weight"], rtol=0, atol=1e-7)
 
 
@@ -139,8 +139,8 @@ def test_the_seed_decides_the_head_and_weights_leave_the_rest_of_a_run_alone(tra
     ("value", "message"),
     [
         ("none.npz", "none.npz: no such file"),
-        ("c.yaml", "c.yaml: the suffix says what a file of weights is; allowed: .npz, .safetensors, .pt, .pth"),
-        ("bad.safetensors", "bad.safetensors: damaged, or no .safetensors file (SafetensorError: "),
+        ("c.yaml", "c.yaml: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt, .pth"),
+        ("bad.safetensors", "bad.safetensors: damaged, or not a .safetensors file (SafetensorError: "),
         ("deep.npz", "deep.npz: has layer1/1/bn1/N and 35 more tensors, which CifarResNet here lacks: weights of"),
         ("other.npz", "other.npz: lacks fc/W (10, 64) and 1 more tensors, which CifarResNet here has: weights of"),
     ],

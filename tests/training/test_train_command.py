@@ -129,7 +129,7 @@ def test_a_run_from_config_to_results(whole, work, monkeypatch):
     for name in ("snapshot_iter_18.npz", "model.npz"):
         assert finished_run.members(work / "again" / name) == finished_run.members(out / name)
     lines = again.stdout.splitlines()
-    assert "capture: none, there is no graph on a CPU: steps are eager" in lines
+    assert "capture: none, CPUs have no graphs: steps are eager" in lines
     assert "capture: 0 of 18 steps were launches of a graph; more in again/capture.txt" in lines
     assert set(os.listdir(work / "again")) == {"capture.txt", *os.listdir(out)}
     assert yaml.safe_load((work / "again" / "config.yaml").read_text())["capture"]["mode"] == "auto"

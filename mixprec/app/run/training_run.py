@@ -129,7 +129,7 @@ def _stop(stopped, trainer, run):
     where = f"{'in the evaluation' if stopped.in_evaluation else 'at the end'} of iteration"
     if run.ranks.is_first:
         iteration, newest = trainer.updater.iteration, one_line(snapshots.newest(run.out))
-        print(f"stopped by SIGTERM {where} {iteration}; --resume auto continues from {newest}")
+        print(f"stopped by SIGTERM {where} {iteration}; --resume auto goes on from {newest}")
 
 
 def _finish(run, trainer, first, memory):

@@ -354,7 +354,7 @@ def test_the_script_names_the_architectures(write):
         pytest.param("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply", marks=pytest.mark.slow),
         ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
         ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
-        ("base: c.yaml\n", "c.yaml:1: 'base' goes round in a circle: c.yaml -> c.yaml"),
+        ("base: c.yaml\n", "c.yaml:1: 'base' forms a cycle: c.yaml -> c.yaml"),
         ('"two\\nlines": 1\n', "c.yaml:1: unknown section 'two\\nlines'; allowed: "),
     ],
 )
@@ -587,7 +587,7 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             {},
             ["schedule.kind=step"],
             "--set: impossible combination: 'schedule.kind' is 'step' (--set), 'schedule.milestones' is [] (default); "
-            "allowed: schedule.milestones with kind step, and with no other",
+            "allowed: schedule.milestones exactly with schedule.kind step",
         ),
         ({}, ["schedule.milestones=[30]"], "--set: impossible combination: 'schedule.kind' is 'cosine' (default), "),
         (
@@ -651,7 +651,7 @@ def test_a_key_like_no_other_gets_no_proposal(write):
             {"schedule": {"kind": "constant"}},
             ["optimizer.name=ScheduleFreeSGD", "training.ema_decay=0.9"],
             "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
-            "'training.ema_decay' is 0.9 (--set); allowed: training.ema_decay null with ScheduleFreeSGD, which has an",
+            "'training.ema_decay' is 0.9 (--set); allowed: training.ema_decay null with ScheduleFreeSGD, which has its",
         ),
         (
             {"optimizer": {"trust_coefficient": 0.001}},
@@ -747,8 +747,8 @@ def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
     write("c.yaml", "base: lib/a.yaml\n")
     os.symlink("c.yaml", "link.yaml")
     assert refusal("c.yaml") == (
-        "lib/a.yaml:2: 'base' goes round in a circle: c.yaml -> lib/a.yaml -> lib/../link.yaml; "
-        "allowed: a file not in it"
+        "lib/a.yaml:2: 'base' forms a cycle: c.yaml -> lib/a.yaml -> lib/../link.yaml; "
+        "allowed: a file outside it"
     )
 
 

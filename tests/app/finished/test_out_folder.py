@@ -123,7 +123,7 @@ def test_a_folder_that_is_of_no_use_is_found_before_anything_is_computed(work, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     for out, reason in (
-        ("file", "it is no folder"),
+        ("file", "not a folder"),
         ("file/below", "Not a directory"),
         ("/proc", "No such file or directory"),  # nobody can make a file there
     ):

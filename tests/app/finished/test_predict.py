@@ -92,7 +92,7 @@ def test_metadata_that_are_not_of_their_kind_are_named(name, value, capfd):
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "9" * 5000])
 def test_metadata_that_are_no_json_are_named(text, capfd):
     write(classes=text)
-    assert refused(capfd) == "'classes' in its metadata is no JSON"
+    assert refused(capfd) == "'classes' in its metadata is not JSON"
 
 
 @pytest.mark.parametrize(

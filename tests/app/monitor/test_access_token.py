@@ -47,7 +47,7 @@ def test_what_does_not_do_as_a_token_is_one_line_without_it(monkeypatch, capsys,
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == (
-        f"error: {VARIABLE}: no token, found {len(token)} characters; "
+        f"error: {VARIABLE}: not a valid token, found {len(token)} characters; "
         "wanted: 16 to 256 letters, digits, '.', '_', '~' and '-'\n"
     )
     assert VARIABLE not in os.environ

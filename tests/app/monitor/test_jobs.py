@@ -53,7 +53,7 @@ def test_the_command_of_a_job(tmp_path, commands):
     "name", ["", "..", "a/../b", "/etc", "a//b", ".hidden", "-x", "a b", "a/b/c/d/e", "a\n", "x" * 101]
 )
 def test_names_that_are_none(tmp_path, commands, name):
-    with pytest.raises(JobError, match="no name of a run; allowed"):
+    with pytest.raises(JobError, match="not a name of a run; allowed"):
         Jobs(tmp_path).start("x", name, [])
     assert commands == []
 

@@ -281,7 +281,7 @@ def test_names_are_text_and_never_html(browse, results):
 def test_jobs_are_not_there_unless_they_are_allowed(browse, results):
     async def story(user, monitor):
         await user.open("/jobs")
-        await user.should_see("This server only looks")
+        await user.should_see("This server is read-only")
 
     browse(story)
 

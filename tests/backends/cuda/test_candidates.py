@@ -124,4 +124,4 @@ def test_a_rule_that_is_a_guess_is_said_once(caplog, capability, said):
         normalize(cuda)
     lines = [record.getMessage() for record in caplog.records if "measured on an H100" in record.getMessage()]
     assert len(lines) == said
-    assert not said or lines[0].startswith("sm_80: how convolutions and batch normalizations are computed is a rule")
+    assert not said or lines[0].startswith("sm_80: convolutions and batch normalizations are computed by rules")

@@ -115,7 +115,7 @@ def test_arrays_that_are_not_aligned_are_copied(context, caplog):
     context.plan(operation).run(*places.values())
     (message,) = caplog.messages
     assert message.endswith(
-        "cuDNN wants arrays to begin at multiples of 16 bytes; x, gamma, beta, running_mean, running_var, y, mean, "
+        "cuDNN needs arrays that begin at multiples of 16 bytes; x, gamma, beta, running_mean, running_var, y, mean, "
         "invstd, next_mean, next_var is copied in each run"
     )
 

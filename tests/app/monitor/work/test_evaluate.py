@@ -109,9 +109,9 @@ def _other_network(path):
 
 BAD_WEIGHTS = {
     "pickles": (_pickles, "holds Python objects, which are not read"),
-    "a pickle": (_raw_pickle, "damaged, or no .npz file"),
-    "cut off": (_cut_off, "damaged, or no .npz file"),
-    "damaged": (_damaged, "damaged, or no .npz file"),
+    "a pickle": (_raw_pickle, "damaged, or not an .npz file"),
+    "cut off": (_cut_off, "damaged, or not an .npz file"),
+    "damaged": (_damaged, "damaged, or not an .npz file"),
     "another network": (_other_network, "another network"),
     "missing": (os.remove, "no model.npz in it, as the run has not come to its end"),
 }

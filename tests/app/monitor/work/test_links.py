@@ -116,5 +116,5 @@ def test_a_file_that_a_config_names_as_a_list_is_not_quoted(root, tmp_path, work
         "overrides": [f"data.{part}={tmp_path}/secret" for part in ("train", "val")],
     }
     message = str(answer(task, **request)) if task == "data" else error(task, **request)
-    assert "no good list of images; training says what is wrong with it" in message
+    assert "not a valid list of images; training reports the fault" in message
     assert "hunter2" not in message

@@ -82,9 +82,9 @@ def test_errors(raised, code, message, capsys):
 
 BAD = {
     "no object": (b"[1]", "it: found [1]; wanted: a JSON object with path, count"),
-    "nothing": (b"", "it: standard input is no JSON"),
-    "no UTF-8": (b'{"path": "\xff"}', "it: standard input is no JSON"),
-    "deep": (b"[" * 100_000, "it: standard input is no JSON"),
+    "nothing": (b"", "it: standard input is not JSON"),
+    "no UTF-8": (b'{"path": "\xff"}', "it: standard input is not JSON"),
+    "deep": (b"[" * 100_000, "it: standard input is not JSON"),
     "an unknown key": (b'{"paht": "x"}', "it: unknown key 'paht'; allowed: path, count; did you mean 'path'?"),
     "a missing key": (b"{}", "it: 'path' is missing; wanted: a file"),
     "an empty path": (b'{"path": ""}', "it: 'path' is ''; wanted: a file"),
