@@ -830,7 +830,7 @@ def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
 )
 def test_a_section_is_read_where_it_acts(section, readers):
     """From there on objects are handed over that know what they need."""
-    modules = [*(ROOT / "mixprec/app").glob("*/*.py"), *(ROOT / "mixprec/training").glob("*.py")]
+    modules = [*(ROOT / "mixprec/app/parts").glob("*.py"), *(ROOT / "mixprec/training").glob("*.py")]
     assert {module.name for module in modules if f"config.{section}" in module.read_text(encoding="utf-8")} == readers
 
 
