@@ -1,7 +1,6 @@
 """A wheel, and what a user has who installed it, in a folder of their own and without the checkout."""
 
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -16,12 +15,10 @@ import pytest
 from PIL import Image
 
 from tests import ROOT
-from tests.packaging.conftest import Environment
+from tests.packaging.conftest import Environment, build
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
-FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 INFO = "mixprec-0.1.0.dist-info/"
 # Where there is a compiler, for this processor.
 HAS_NATIVE = shutil.which("g++") is not None and platform.machine() == "x86_64"
@@ -29,44 +26,10 @@ NATIVE = [f"mixprec/native/_library{sysconfig.get_config_var('EXT_SUFFIX')}"] if
 NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
 
 
-def build(source, out, **variables):
-    """Builds a wheel of the folder ``source``, with environment variables, and returns its path."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command = [*pip, "--disable-pip-version-check", "--wheel-dir", out, source]
-    subprocess.run(command, env={**os.environ, **variables}, check=True)
-    (wheel,) = out.glob("*.whl")
-    return wheel
-
-
 def contents(wheel):
     """Returns a dict from names to contents of the files in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
-
-
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory):
-    """A copy of the checkout, as building leaves folders behind."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in FILES:
-        shutil.copy(ROOT / name, copy)
-    return copy
-
-
-@pytest.fixture(scope="session")
-def wheel(checkout, tmp_path_factory):
-    """With a library that is hardly optimized, which takes seconds, not a minute: the last ``-O`` counts."""
-    compiler = tmp_path_factory.mktemp("compiler") / "compiler"
-    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O1\n')
-    compiler.chmod(0o755)
-    return build(checkout, tmp_path_factory.mktemp("wheel"), CC=str(compiler), CXX=str(compiler))
-
-
-@pytest.fixture(scope="session")
-def environment(wheel, tmp_path_factory):
-    return Environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
 @pytest.fixture(scope="session")
@@ -212,7 +175,7 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
         "schedule: {warmup_epochs: 0}\n"
         "training: {batch_size: 6, epochs: 2, device: cpu}\n"
     )
-    printed, _ = environment.run("-m", "mixprec.train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
+    printed, _ = environment.mixprec("train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
     assert "18 training and 18 validation images in 3 classes" in printed
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert log[-1]["epoch"] == 2
@@ -223,14 +186,14 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
 def test_dry_run_of_a_config_that_comes_with_it(environment, images, tmp_path):
     settings = [f"data.train={images}", f"data.val={images}", "model.classes=3", "training.device=cpu"]
     settings = [argument for setting in settings for argument in ("--set", setting)]
-    run = ("-m", "mixprec.train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
-    printed, _ = environment.run(*run, cwd=tmp_path)
+    run = ("train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
+    printed, _ = environment.mixprec(*run, cwd=tmp_path)
     assert "dry run: all is well; without --dry-run the results would go to results/digits/" in printed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_path):
-    printed, errors = environment.run("-m", "mixprec.train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
+    printed, errors = environment.mixprec("train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
     assert printed == ""
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
