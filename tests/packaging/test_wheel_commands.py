@@ -1,4 +1,4 @@
-"""All commands of a wheel, one after the other, as its user calls them: in a folder of their own, without the checkout."""
+"""All commands of a wheel, one after the other, as its user calls them: in another folder, without the checkout."""
 
 import json
 import os
@@ -16,6 +16,9 @@ from tests.app.monitor.server import free_port
 pytestmark = pytest.mark.long
 
 COMMANDS = [
+    *("train", "evaluate", "predict", "export", "weights", "convert-report", "pack", "digits", "monitor", "tune"),
+    "info",
+]
     "train",
     "evaluate",
     "predict",
