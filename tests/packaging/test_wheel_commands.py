@@ -19,18 +19,6 @@ COMMANDS = [
     *("train", "evaluate", "predict", "export", "weights", "convert-report", "pack", "digits", "monitor", "tune"),
     "info",
 ]
-    "train",
-    "evaluate",
-    "predict",
-    "export",
-    "weights",
-    "convert-report",
-    "pack",
-    "digits",
-    "monitor",
-    "tune",
-    "info",
-]
 EPOCHS = 3
 LEAST = 0.8  # of the validation images, after so many epochs; chance is 0.1
 
