@@ -2,7 +2,10 @@
 
 
 class CaptureError(RuntimeError):
-    """While a CUDA graph captures, something would have to be built, measured or allocated: warm up first.
+    """A step or an evaluation cannot become a CUDA graph; the message names the reason, and the line if known.
+
+    :func:`mixprec.capture` raises it with ``required=True`` and otherwise logs a warning. Code that captures by itself
+    gets it if something would have to be built, measured or allocated meanwhile: run the code once before.
 
     Example:
         >>> import chainer, chainer.links as L, numpy as np

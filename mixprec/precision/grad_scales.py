@@ -73,7 +73,10 @@ class UsedScale(float):
 
 
 class UnscaledBackward(RuntimeError):
-    """A gradient from a ``backward()`` in FP16 without the loss scale, or from several with different ones.
+    """A gradient from a ``backward()`` in FP16 without the loss scale, or a sum of gradients with different scales.
+
+    ``update()`` raises it, and the message names the parameter and the remedies:
+    ``optimizer.scale_loss(loss).backward()`` instead of ``loss.backward()``, ``loss_scale=None``, or a model in BF16.
 
     Example:
         >>> import chainer, chainer.links as L, numpy as np
