@@ -147,6 +147,20 @@ class CapturedUpdater(TimedUpdater):
 
     Raises:
         mixprec.graph_capture.CaptureError: ``required`` is true and no step can be captured.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec import training
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD()).setup(model)
+        >>> data = chainer.datasets.TupleDataset(np.ones((16, 4), np.float32), np.zeros(16, np.int32))
+        >>> updater = training.CapturedUpdater(chainer.iterators.SerialIterator(data, 8), optimizer, device=-1)
+        >>> trainer = chainer.training.Trainer(updater, (2, "epoch"))
+        >>> trainer.run()
+        >>> updater.iteration, updater.step.replays  # on a GPU graphs are launched after the first steps
+        (4, 0)
     """
 
     def __init__(

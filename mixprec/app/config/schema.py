@@ -34,7 +34,15 @@ def _only_with(key, others=""):
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole config. :func:`mixprec.app.config.load` makes one; two are equal if all their values are."""
+    """A whole config. :func:`mixprec.app.config.load` makes one; two are equal if all their values are.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> digits = config.load(config_path("digits.yaml"))
+        >>> digits.optimizer.name, digits.optimizer.lr, digits.data.size
+        ('CorrectedMomentumSGD', 0.05, 32)
+    """
 
     model: Model
     precision: Precision
