@@ -7,7 +7,7 @@ import pytest
 
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.folders import scan_folders
-from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.packing import pack, verify
 from mixprec.data.sources.shards import scan_shards
 from tests.damage import damaged
 from tests.training import small_images

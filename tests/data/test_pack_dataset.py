@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.sources import pack as pack_module
+from mixprec.data.sources import packing as pack_module
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
-from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.packing import pack, verify
 from mixprec.data.sources.shards import FORMATS, scan_shards
 from scripts import pack_dataset
 from tests import ROOT

@@ -1,4 +1,4 @@
-"""The command behind ``scripts/convert_report.py``: converts any importable model and prints the report."""
+"""``mixprec convert-report`` converts any model that can be imported, and prints the report."""
 
 import ast
 import sys
@@ -148,7 +148,9 @@ def load_model(target):
 
 
 def _parse(argv):
-    parser = Parser(description="Prints what mixprec.convert does to a model.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec convert-report", description="Prints what mixprec.convert does to a model.", allow_abbrev=False
+    )
     parser.add_argument(
         "model",
         metavar="MODEL",
