@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Writes handwritten digits as JPEG files in ImageNet's folder layout: the command ``mixprec digits``.
 
 python scripts/make_digits.py [--out data/digits] [--size 40] [--force]

@@ -1,7 +1,6 @@
-#!/usr/bin/env python
 """Packs images into TFRecord or WebDataset shards, or verifies what was packed: the command ``mixprec pack``.
 
-python scripts/pack_dataset.py --source PATH --out DIR --format tfrecord|webdataset [--help for more]
+python scripts/pack_dataset.py --source FOLDER --out DIR --format webdataset|tfrecord [--shard-mib 256] [--seed 0]
 python scripts/pack_dataset.py --verify DIR
 """
 

@@ -1,7 +1,7 @@
-"""Searches for the fastest engines of cuDNN for a network: the command ``mixprec tune``.
+"""Searches for the fastest engine of cuDNN for every operation of a training step: the command ``mixprec tune``.
 
-python scripts/tune.py [--config resnet50/nhwc_fused_batched.yaml] [--arch NAME] [--batch N] [--size PIXELS]
-                       [--seconds-per-operation 40] [--set KEY=VALUE ...]
+python scripts/tune.py [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
+                       [--seconds-per-operation 40] [--set SECTION.KEY=VALUE ...]
 """
 
 import pathlib

@@ -1,5 +1,5 @@
 """Training data: ``sources`` of images, ``loaders`` that make batches of them, and two small sets made by programs.
 
-The sets are scikit-learn's handwritten digits (``digits``) and generated pictures (``textures``). Every fault of
+The sets are handwritten digits (``digit_images``) and generated pictures (``textures``). Every fault of
 the data is an ``errors.DataError``. ``docs/data.md`` explains all of it.
 """

@@ -22,17 +22,15 @@ def main(argv):
         "FOLDER/val/DIGIT: a small real data set, which comes with mixprec.",
         allow_abbrev=False,
     )
-    folder = path("a folder")
-    parser.add_argument(
-        "folder", metavar="FOLDER", nargs="?", type=folder, help=f"to make (default: {digit_images.FOLDER})"
-    )
+    folder, default = path("a folder"), digit_images.FOLDER
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=folder, help=f"to make (default: {default})")
     parser.add_argument("--out", metavar="FOLDER", type=folder, help="the same as FOLDER")
     parser.add_argument("--size", type=int, default=40, help="pixels a side, 32 to 4096 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
     arguments = parser.parse_args(argv)
     if arguments.folder is not None and arguments.out is not None:
         parser.error("argument --out: the folder is given already")
-    out = arguments.folder or arguments.out or digit_images.FOLDER
+    out = arguments.folder or arguments.out or default
     try:
         train, val, made = digit_images.make_digits(out, size=arguments.size, force=arguments.force)
     except OneLineError as error:

@@ -85,7 +85,7 @@ def verify(folder):
     root = working_folder.absolute(folder)
     manifest = read_manifest(root)
     if manifest is None:
-        raise DataError(f"{printable(root)}: no {MANIFEST} of scripts/pack_dataset.py")
+        raise DataError(f"{printable(root)}: no {MANIFEST} of mixprec pack")
     images = scan_shards(root)
     changed = []
     shards = manifest["shards"]
