@@ -29,7 +29,7 @@ COMMAND = (sys.executable, "-m", "mixprec", "pack")
 FORM = "tfrecord"  # where the format makes no difference
 MIB = 0.02  # a shard; the images have about 1.5 KB
 
-# Runs the command again and again, in forks, and prints their exit codes. Each line that is read is a number n: in place
+# Runs the command again and again, in forks, and prints their exit codes. Each line that is read is a number n: instead
 # of the n-th renaming of a finished temporary file the fork ends itself with SIGKILL.
 KILLED = """
 import os, signal, sys

@@ -246,7 +246,7 @@ def test_tensors_of_safetensors_in_eight_bits(work):
             "torch",
             "torch",
             "save it as .safetensors where torch is",
-            "write .safetensors, which PyTorch's users",
+            "write .safetensors, which",
         ),
     ],
 )

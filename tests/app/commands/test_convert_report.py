@@ -97,14 +97,8 @@ def run(folder, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_imports_from_the_current_directory(folder):
-    arguments = ("nets:Net", "--input", "2x3x8x8", "--strict")
-    process = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "convert_report.py", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, ROOT / "scripts" / "convert_report.py", "nets:Net", "--input", "2x3x8x8", "--strict"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.startswith("link")
 
