@@ -251,10 +251,10 @@ def test_folder_with_other_files_is_left_alone(source, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     assert refused(pack, source, tmp_path / "out", form=FORM) == (
-        f"{tmp_path}/out: not empty, and not made by this script: holds thesis.tex"
+        f"{tmp_path}/out: not empty, and not made by mixprec: holds thesis.tex"
     )
     (tmp_path / "out" / "manifest.json").write_text('{"made by": "another program"}')
-    assert "not made by this script: holds manifest.json" in refused(pack, source, tmp_path / "out", form=FORM)
+    assert "not made by mixprec: holds manifest.json" in refused(pack, source, tmp_path / "out", form=FORM)
     assert sorted(contents(tmp_path / "out")) == ["manifest.json", "thesis.tex"]
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from mixprec import train
+from mixprec.app.commands import train
 from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.called import call
