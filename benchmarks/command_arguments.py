@@ -2,7 +2,11 @@
 
 import argparse
 
-from mixprec.app.commands.command_line import positive
+from mixprec.app.commands.command_line import amount, whole
+
+__all__ = ["ArgumentsError", "add_arch", "amount", "positive", "positives"]
+
+positive = whole(1)
 
 
 class ArgumentsError(argparse.ArgumentTypeError):

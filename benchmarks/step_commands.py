@@ -12,7 +12,6 @@ from tqdm import tqdm
 from benchmarks import command_arguments, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
-from mixprec.app.commands.command_line import amount, positive
 from mixprec.app.parts import environment
 from mixprec.app.run import synthetic_run
 
@@ -41,16 +40,16 @@ def _add_bars(commands, networks):
     help = "images in a batch, with commas; default: 32,64,128,256,512, on a CPU 8"
     command.add_argument("--batch", type=command_arguments.positives, help=help)
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
-    command.add_argument("--size", type=positive, help=help)
-    command.add_argument("--blocks", type=positive, default=5, help="timed blocks of each row")
+    command.add_argument("--size", type=command_arguments.positive, help=help)
+    command.add_argument("--blocks", type=command_arguments.positive, default=5, help="timed blocks of each row")
     help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
-    command.add_argument("--block-steps", type=positive, help=help)
+    command.add_argument("--block-steps", type=command_arguments.positive, help=help)
     help = "seconds after which a row is given up whose block does not answer"
-    command.add_argument("--limit", type=amount, default=600.0, help=help)
+    command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
     help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
-    command.add_argument("--prepare-limit", type=amount, help=help)
+    command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
     help = "begin nothing new after so many minutes, but a first block; what is left out says so"
-    command.add_argument("--minutes", type=amount, help=help)
+    command.add_argument("--minutes", type=command_arguments.amount, help=help)
     command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
     help = "only rows with such names, as in a shell: '*FP32*'; may be repeated"
     command.add_argument("--rows", action="append", metavar="PATTERN", help=help)
@@ -132,13 +131,15 @@ def _add_profile(commands, networks):
     help = "of configs/resnet50, or a path"
     command.add_argument("--config", default="nhwc_fused_batched.yaml", metavar="FILE", help=help)
     command_arguments.add_arch(command, None, networks)
-    command.add_argument("--batch", type=positive, help="images in a batch; default: 256, on a CPU 8")
+    command.add_argument("--batch", type=command_arguments.positive, help="images in a batch; default: 256, on a CPU 8")
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
-    command.add_argument("--size", type=positive, help=help)
+    command.add_argument("--size", type=command_arguments.positive, help=help)
     help = "a key of the config that is to be another one, such as cudnn.autotune=off; may be repeated"
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
-    command.add_argument("--steps", type=positive, default=5, help="steps that are watched")
-    command.add_argument("--top", type=positive, default=20, help="calls with most to gain that are listed")
+    command.add_argument("--steps", type=command_arguments.positive, default=5, help="steps that are watched")
+    command.add_argument(
+        "--top", type=command_arguments.positive, default=20, help="calls with most to gain that are listed"
+    )
 
 
 def _profile(networks, save, config, arch, batch, size, set, steps, top):

@@ -44,14 +44,14 @@ from benchmarks import (
     update,
 )
 from benchmarks.bars.record import RecordError
-from benchmarks.command_arguments import ArgumentsError, add_arch, positives
+from benchmarks.command_arguments import ArgumentsError, add_arch, positive, positives
 from benchmarks.record_files import Record, WriteError, add_command
 from benchmarks.scaling import scaling_command
 from benchmarks.scaling.rank_processes import RankError
 from benchmarks.step import counts, launches, model
 from benchmarks.study import study_command
 from benchmarks.study.study_runs import StudyError
-from mixprec.app.commands.command_line import Parser, first_line, one_line, positive
+from mixprec.app.commands.command_line import Parser, first_line, one_line
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import environment
 from mixprec.data.data_error import DataError

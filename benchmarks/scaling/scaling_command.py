@@ -4,7 +4,6 @@ import functools
 
 from benchmarks import command_arguments, record_files
 from benchmarks.scaling import measured_scaling
-from mixprec.app.commands.command_line import amount, positive
 
 
 def add(commands, networks):
@@ -16,13 +15,14 @@ def add(commands, networks):
     """
     text = "data parallel training by ranks on this machine, beside independent processes and ChainerMN's optimizer"
     command = record_files.add_command(commands, functools.partial(_scaling, networks), "scaling", text)
+    positive, positives = command_arguments.positive, command_arguments.positives
     command_arguments.add_arch(command, "resnet20", networks)
-    command.add_argument("--ranks", type=command_arguments.positives, default=[2], help="numbers of ranks, with commas")
+    command.add_argument("--ranks", type=positives, default=[2], help="numbers of ranks, with commas")
     command.add_argument("--batch", type=positive, default=32, help="images of a rank in a step")
     dtypes = ("float32", "float16", "bfloat16")
     command.add_argument("--dtype", choices=dtypes, default="float32", help="that mixprec computes in")
     command.add_argument("--blocks", type=positive, default=7, help="timed blocks of each row")
-    command.add_argument("--seconds", type=amount, default=2.0, help="of a block, about")
+    command.add_argument("--seconds", type=command_arguments.amount, default=2.0, help="of a block, about")
 
 
 def _scaling(networks, save, arch, ranks, batch, dtype, blocks, seconds):

@@ -3,10 +3,10 @@
 import dataclasses
 import pathlib
 
-from benchmarks import record_files
+from benchmarks import command_arguments, record_files
 from benchmarks.study import study_report, study_runs
 from benchmarks.study.studies import ABLATIONS, PARITY
-from mixprec.app.commands.command_line import path, positive
+from mixprec.app.commands.command_line import path
 
 
 def add(commands, networks):
@@ -36,6 +36,7 @@ def _add(commands, function, name, text):
     command.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help)
     help = "names with commas; default: all. What they are compared with comes with them"
     command.add_argument("--arms", type=lambda text: text.split(","), metavar="NAMES", help=help)
+    positive = command_arguments.positive
     command.add_argument("--seeds", type=positive, default=5, help="runs of each arm (default: %(default)s)")
     help = "runs at the same time, one core each (default: %(default)s)"
     command.add_argument("--jobs", type=positive, default=2, help=help)

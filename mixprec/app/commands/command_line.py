@@ -6,7 +6,7 @@ import sys
 
 from mixprec.base.messages import one_line
 
-__all__ = ["Parser", "amount", "first_line", "one_line", "path", "positive"]
+__all__ = ["Parser", "amount", "first_line", "one_line", "path", "whole"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,15 +51,15 @@ def path(kind):
     return given
 
 
-def positive(text):
-    """An ``argparse`` type: an integer of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected an integer of at least 1")
-    return number
+def whole(least):
+    """Returns an ``argparse`` type: a whole number that is not smaller than ``least``."""
+
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
 
 
 def amount(text):

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import sys
 
-from mixprec.app.commands.command_line import Parser, amount, one_line, positive
+from mixprec.app.commands.command_line import Parser, amount, one_line, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import environment, networks
 from mixprec.app.run import synthetic_run
@@ -71,8 +71,8 @@ def _parse(argv):
     parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
-    parser.add_argument("--batch", type=positive, metavar="N", help="another number of images in a batch")
-    parser.add_argument("--size", type=positive, metavar="PIXELS", help="another height and width of the images")
+    parser.add_argument("--batch", type=whole(1), metavar="N", help="another number of images in a batch")
+    parser.add_argument("--size", type=whole(1), metavar="PIXELS", help="another height and width of the images")
     help = "seconds of compiling, after which no other engine of an operation is tried (default: %(default)g)"
     parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="SECONDS", help=help)
     help = "overrides a key of the config; may be repeated"
