@@ -12,8 +12,10 @@ from email.parser import Parser
 
 import numpy as np
 import pytest
+from chainer.serializers import save_npz
 from PIL import Image
 
+from models import MODELS
 from tests import ROOT
 from tests.packaging.conftest import Environment, build
 
@@ -59,6 +61,8 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
     for name in (
         "py.typed",
         "backends/kernels/batch_norm.cu",
+        "data/digits.npz",
+        "data/digits.txt",
         "backends/kernels/batch_norm_rows.cuh",
         "optimizer/batch/kernels/common.cuh",
         "recipes/models/resnet.py",
@@ -74,9 +78,7 @@ def test_metadata_of_the_wheel(wheel):
     metadata = Parser().parsestr(contents(wheel)[f"{INFO}METADATA"].decode())
     assert (metadata["Name"], metadata["License-Expression"]) == ("mixprec", "MIT")
     assert sorted(metadata["Requires-Python"].split(",")) == ["<3.14", ">=3.10"]
-    extras = (
-        "cuda12 cuda13 dali digits export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
-    )
+    extras = "cuda12 cuda13 dali export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
     assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
     always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert "chainer==7.8.1" in always
@@ -198,3 +200,38 @@ def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_pat
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
     assert errors.count("\n") == 1
+
+
+def test_digits_that_are_written_packed_and_verified(environment, tmp_path):
+    printed, errors = environment.run("-m", "mixprec", "digits", "data/digits", cwd=tmp_path)
+    assert (printed, errors) == ("data/digits: 1442 training and 355 validation images\n", "")
+    pack = ("-m", "mixprec", "pack")
+    arguments = ("--source", "data/digits/val", "--out", "packed", "--format", "tfrecord")
+    printed, _ = environment.run(*pack, *arguments, cwd=tmp_path)
+    assert printed == "packed: 355 images of 10 classes in 1 shards, 0 MiB\n"
+    printed, _ = environment.run(*pack, "--verify", "packed", cwd=tmp_path)
+    assert printed == "packed: 355 images in 1 shards are as they were packed\n"
+
+
+def test_weights_there_and_back(environment, tmp_path):
+    save_npz(tmp_path / "a.npz", MODELS["resnet8"](10))
+    for source, out in (("a.npz", "a.safetensors"), ("a.safetensors", "b.npz")):
+        printed, _ = environment.run("-m", "mixprec", "weights", source, out, cwd=tmp_path)
+        assert printed == f"{out}: 56 tensors of resnet8 from {source}\n"
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_report_of_a_conversion_by_name(environment, tmp_path):
+    printed, errors = environment.run(
+        "-m", "mixprec", "convert-report", "resnet8", "--input", "2x3x32x32", cwd=tmp_path
+    )
+    assert "as it was:            nothing" in printed
+    assert errors == ""
+
+
+def test_tuning_without_a_gpu_ends_with_one_line(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    printed, errors = environment.run("-m", "mixprec", "tune", "--config", "digits.yaml", cwd=tmp_path, code=2)
+    assert (printed, errors.count("\n")) == ("", 1)
+    assert errors.startswith("error: device: found 'gpu', but ")

@@ -150,7 +150,6 @@ def run(work):
 @pytest.mark.slow
 def test_the_example_of_the_docs_trains_as_printed(tmp_path):
     """In an empty folder; one epoch of the 355 validation images, as the whole run takes minutes."""
-    pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')
     assert len(CODE.splitlines()) <= 22
     (tmp_path / "nets.py").write_text(CODE)
     (tmp_path / "mine.yaml").write_text(CONFIG)

@@ -1,11 +1,12 @@
-"""Parts that the commands behind the scripts share."""
+"""Parts that the argument parsers of the commands share."""
 
 import argparse
+import math
 import sys
 
 from mixprec.base.messages import one_line
 
-__all__ = ["Parser", "first_line", "one_line", "path"]
+__all__ = ["Parser", "amount", "first_line", "one_line", "path", "whole"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,3 +49,25 @@ def path(kind):
         return text
 
     return given
+
+
+def whole(least):
+    """Returns an ``argparse`` type: a whole number that is not smaller than ``least``."""
+
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
+
+
+def amount(text):
+    """An ``argparse`` type: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a finite number above 0")
+    return number

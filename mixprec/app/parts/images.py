@@ -12,6 +12,7 @@ from mixprec.base import files
 from mixprec.base.announcements import announce
 from mixprec.base.messages import encoding_hint
 from mixprec.data.data_error import DataError
+from mixprec.data.digit_images import FOLDER as DIGITS
 from mixprec.data.loaders.augmentation import Augmentation, described
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
@@ -49,9 +50,9 @@ def open_sources(config, ranks=1):
     else:
         for name, path in (("data.train", data.train), ("data.val", data.val)):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
-                raise DataError(
-                    f"{path}: no such file or folder; {name} says where the images are{encoding_hint(path)}"
-                )
+                made = f"; this writes them: mixprec digits {DIGITS}" if path.startswith(f"{DIGITS}/") else ""
+                where = f"{name} says where the images are{made}{encoding_hint(path)}"
+                raise DataError(f"{path}: no such file or folder; {where}")
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
     check_sources(config, train, val, ranks)
     return train, val
