@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mixprec import train
+from mixprec.app.commands import train
 from mixprec.data import digits as made
 from tests.app.finished import runs
 from tests.called import call
