@@ -5,12 +5,12 @@ import os
 
 import numpy as np
 
+from mixprec.app.finished import json_lines
 from mixprec.app.finished.check import BATCH, in_float32
 from mixprec.app.finished.finished_run import open_run
+from mixprec.app.finished.predictions import Predictions
 from mixprec.app.finished.validation_images import ValidationImages
-from mixprec.app.monitor.work import json_lines
 from mixprec.app.monitor.work.opened import weights_of
-from mixprec.app.monitor.work.predictions import Predictions
 from mixprec.base.files import write_text
 from mixprec.recipes.models import MODELS
 
@@ -24,7 +24,7 @@ def evaluate(request, progress):
 
     Returns:
         dict: ``file``, ``weights`` (names of files), ``classes`` (their names), and those of
-        :meth:`mixprec.app.monitor.work.predictions.Predictions.tables`.
+        :meth:`mixprec.app.finished.predictions.Predictions.tables`.
 
     Raises:
         OneLineError: the folder holds no run, or its weights or images are not there or damaged.

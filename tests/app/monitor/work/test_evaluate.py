@@ -12,8 +12,8 @@ import chainer
 import numpy as np
 import pytest
 
+from mixprec.app.finished.predictions import Predictions
 from mixprec.app.monitor.work import serving
-from mixprec.app.monitor.work.predictions import Predictions
 from mixprec.recipes.models import MODELS
 from tests.app.monitor.work.asking import answer, error, lines
 
@@ -153,7 +153,7 @@ def test_bad_requests_are_one_line(what, run, tmp_path, monkeypatch):
     assert message in error("evaluate", **{"run": str(run), **request})
 
 
-@pytest.mark.parametrize("when", ["os.fsync", "mixprec.app.monitor.work.predictions.Predictions.add"])
+@pytest.mark.parametrize("when", ["os.fsync", "mixprec.app.finished.predictions.Predictions.add"])
 def test_sigterm_leaves_no_files(when, run, monkeypatch):
     """At its first batch, and when the file has been written but has not got its name."""
     before = sorted(os.listdir(run))
