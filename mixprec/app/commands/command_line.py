@@ -4,8 +4,9 @@ import argparse
 import sys
 
 from mixprec.base.messages import one_line
+from mixprec.base.standard_streams import bars_are_off
 
-__all__ = ["Parser", "first_line", "one_line", "path"]
+__all__ = ["Parser", "first_line", "one_line", "path", "progress_bar", "whole"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,3 +49,21 @@ def path(kind):
         return text
 
     return given
+
+
+def whole(least):
+    """Returns an ``argparse`` type: a whole number that is not smaller than ``least``."""
+
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
+
+
+def progress_bar(what, images):
+    """Returns a ``tqdm`` bar over a number of images that is shown after two seconds, and only on a terminal."""
+    from tqdm import tqdm  # takes a moment: most commands that are called show none
+
+    return tqdm(total=images, desc=what, unit="img", delay=2, leave=False, disable=bars_are_off())

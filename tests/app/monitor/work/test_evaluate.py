@@ -179,7 +179,7 @@ def test_sigterm_leaves_no_files(when, run, monkeypatch):
 
 
 def test_tables_by_hand():
-    predictions = Predictions(5, 3)
+    predictions = Predictions(np.arange(5), 3)
     logits = np.log(np.array([[8, 1, 1], [1, 8, 1], [1, 8, 1], [8, 1, 1], [2, 4, 4]], "f") / 10)
     predictions.add(logits[:2], np.array([0, 0]))
     predictions.add(logits[2:], np.array([0, 1, 2]))
@@ -196,7 +196,7 @@ def test_tables_by_hand():
 
 
 def test_many_classes_and_a_class_without_images():
-    predictions = Predictions(2, 60)
+    predictions = Predictions(np.arange(2), 60)
     logits = np.zeros((2, 60), "f")
     logits[:, :5] = 1
     predictions.add(logits, np.array([4, 5]))
