@@ -3,11 +3,10 @@
 import contextlib
 import json
 import os
-import pathlib
 import sys
 
 from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
-from mixprec.app.finished import check, out_folder, predictions
+from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, open_config, open_run, some
 from mixprec.app.parts import environment
 from mixprec.base import files
@@ -37,7 +36,7 @@ def main(argv, networks=MODELS):
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {one_line(error.filename)}: {error.strerror}", file=sys.stderr)
+        print(f"error: {one_line(error.filename or arguments.run)}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 
@@ -51,10 +50,7 @@ def _parse(argv):
     )
     parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
     parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        type=path("a file"),
-        help="of weights, or a snapshot; default: model.npz",
+        "--weights", metavar="FILE", type=path("a file"), help="of weights, or a snapshot; default: model.npz"
     )
     parser.add_argument("--images", type=whole(1), metavar="N", help="evaluate only N, drawn at random; default: all")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: as the run")
@@ -66,24 +62,31 @@ def _parse(argv):
 
 
 def _run(arguments, networks):
-    path = None if arguments.json == _STANDARD_OUTPUT else arguments.json
-    with contextlib.ExitStack() as stack:
-        if path:  # before anything is computed: one that cannot be written is found at once
-            stack.enter_context(out_folder.named(path))
-            temporary = stack.enter_context(files.replacing(os.path.realpath(path)))  # not a link, such as /dev/stdout
-        device = _device(arguments, networks)
-        run = open_run(arguments.run, arguments.weights, arguments.set, networks)
-        indices = some(run.val, arguments.images)
-        with progress_bar("evaluating", len(indices)) as bar:
-            found = predictions.evaluate(run, indices, check.in_float32(run.network, device), bar.update)
-        text = json.dumps({"file": path and printable(os.path.basename(path)), **found})
-        if path:
-            pathlib.Path(temporary).write_text(f"{text}\n", encoding="utf-8")
-    if arguments.json == _STANDARD_OUTPUT:
-        print(text)
-        return
+    prints_json = arguments.json == _STANDARD_OUTPUT
+    target = os.path.realpath(arguments.json) if arguments.json and not prints_json else None
+    if target:  # tried before anything is computed
+        with _naming(arguments.json):
+            files.check_writable(target)
+    device = _device(arguments, networks)
+    run = open_run(arguments.run, arguments.weights, arguments.set, networks)
+    indices = some(run.val, arguments.images)
+    with progress_bar("evaluating", len(indices)) as bar:
+        found = predictions.evaluate(run, indices, check.in_float32(run.network, device), bar.update)
+    text = json.dumps({"file": target and printable(os.path.basename(target)), **found})
     where = "the CPU" if device == "@numpy" else device.replace("@cupy:", "GPU ")
-    print("\n".join([*_lines(found), f"{found['weights']} in float32 on {where}: {_summary(found)}"]))
+    lines = [*_lines(found), f"{found['weights']} in float32 on {where}: {_summary(found)}"]
+    print(text if prints_json else "\n".join(lines))
+    if target:  # last, so that a disk that is full by now does not cost the tables, too
+        with _naming(arguments.json):
+            files.write_text(target, f"{text}\n")
+
+
+@contextlib.contextmanager
+def _naming(file):
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{file}: {error.strerror}") from error
 
 
 def _device(arguments, networks):

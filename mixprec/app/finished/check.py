@@ -105,9 +105,8 @@ def in_float32(network, device="@numpy"):
         device: specifier of the device that computes, as for :func:`chainer.get_device`.
     """
     network, device = network.copy(mode="share"), chainer.get_device(device)
-    model = chainer.Sequential(network)
+    model = chainer.Sequential(network).to_device(device)
     convert(model, compute="float32")
-    model.to_device(device)
 
     def run(x):
         with chainer.using_device(device), chainer.using_config("train", False), chainer.no_backprop_mode():

@@ -79,8 +79,9 @@ def open_network(folder, weights, overrides, networks):
     if weights is None:
         weights = os.path.join(folder, WEIGHTS)
         if not os.path.exists(weights):
-            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
-            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
+            snapshots = [name for name in os.listdir(folder) if name.startswith("snapshot_")]
+            newest = max(snapshots, key=lambda name: (len(name), name), default=None)  # iter_1000 is after iter_900
+            hint = f"; --weights {os.path.join(folder, newest)} takes a snapshot" if newest else ""
             raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
     network = make(config, find(config.model, networks), {})
     WeightFile(weights).load_into(network)

@@ -30,7 +30,7 @@ def tried(out):
         folder = os.path.dirname(folder)
     try:
         os.makedirs(out, exist_ok=True)
-        with named(out), tempfile.TemporaryFile(prefix=files.TEMPORARY, dir=out):
+        with _named(out), tempfile.TemporaryFile(prefix=files.TEMPORARY, dir=out):
             pass
         yield
     except BaseException:
@@ -56,7 +56,7 @@ def replace(out, contents):
     Raises:
         OSError: a file cannot be written; the folder is as it was.
     """
-    with named(out), files.replacing_all([os.path.join(out, name) for name in contents]) as temporaries:
+    with _named(out), files.replacing_all([os.path.join(out, name) for name in contents]) as temporaries:
         for temporary, data in zip(temporaries, contents.values(), strict=True):
             with open(temporary, "wb") as file:
                 file.write(data)
@@ -66,12 +66,8 @@ def replace(out, contents):
 
 
 @contextlib.contextmanager
-def named(out):
-    """Lets an ``OSError`` in the block name ``out`` where it would name a temporary file, or nothing.
-
-    Args:
-        out: path of a folder or file that the block writes.
-    """
+def _named(out):
+    """Has errors name the folder, where they would name a temporary file, or nothing."""
     try:
         yield
     except OSError as error:

@@ -115,7 +115,7 @@ BAD = {
     "no run": (["--run", "images"], "images: no config.yaml in it"),
     "no weights": (
         ["--run", "stopped"],
-        "no model.npz in it, as the run has not come to its end; --weights stopped/snap",
+        "no model.npz in it, as the run has not come to its end; --weights stopped/snapshot_iter_11",
     ),
     "no such weights": (["--weights", "other.npz"], "other.npz: no such file"),
     "other images": (["--set", "data.val=elsewhere"], "elsewhere: no such file or folder; --set data.val=... says"),
@@ -124,8 +124,6 @@ BAD = {
     "no number": (["--images", "0"], "argument --images: found '0'; wanted: a whole number from 1 on"),
     "a device": (["--device", "tpu"], "--device: found 'tpu', expected"),
     "its device": (["--set", "training.device=gpu:31"], "run: training.device: found 'gpu:31', but"),
-    "no folder of a file": (["--json", "nowhere/found.json"], "nowhere/found.json: No such file or directory"),
-    "no file": (["--json", "/dev/null"], "/dev/null: a device, pipe or socket, not a file"),
 }
 
 
@@ -134,16 +132,26 @@ def test_bad_input_is_one_line_and_leaves_nothing(what, work, tmp_path, monkeypa
     monkeypatch.chdir(shutil.copytree(work, tmp_path / "work"))
     shutil.copytree("run", "stopped")
     (tmp_path / "work" / "stopped" / "model.npz").rename("stopped/snapshot_iter_9.npz")
+    shutil.copy("stopped/snapshot_iter_9.npz", "stopped/snapshot_iter_11.npz")
     shutil.copytree("images/val", "other")
     (tmp_path / "work" / "other" / "a").rename("other/x")
     before = set((tmp_path / "work").rglob("*"))
     arguments, message = BAD[what]
-    found = call(evaluate.main, "--run", "run", *([] if "--json" in arguments else ["--json", "e.json"]), *arguments)
+    found = call(evaluate.main, "--run", "run", "--json", "e.json", *arguments)
     assert (found.returncode, found.stdout) == (2, "")
     assert message in found.stderr
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
     assert set((tmp_path / "work").rglob("*")) == before
+
+
+@pytest.mark.parametrize("file", ["nowhere/found.json", "/dev/null", "folder"])
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_computed(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    found = call(evaluate.main, "--run", "no run", "--json", file)
+    assert (found.returncode, found.stderr.count("\n")) == (2, 1)
+    assert found.stderr.startswith(f"error: {file}: ")
 
 
 def test_ctrl_c_leaves_nothing(work, tmp_path, monkeypatch):
