@@ -5,8 +5,9 @@ import math
 import sys
 
 from mixprec.base.messages import one_line
+from mixprec.base.standard_streams import bars_are_off
 
-__all__ = ["Parser", "amount", "first_line", "one_line", "path", "whole"]
+__all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,3 +72,10 @@ def amount(text):
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a finite number above 0")
     return number
+
+
+def progress_bar(what, images):
+    """Returns a ``tqdm`` bar over a number of images that is shown after two seconds, and only on a terminal."""
+    from tqdm import tqdm  # takes a moment: most commands that are called show none
+
+    return tqdm(total=images, desc=what, unit="img", delay=2, leave=False, disable=bars_are_off())

@@ -272,7 +272,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Limits of scripts/export.py, which compares ONNX files on the validation images; training does not read them."""
+    """Limits of mixprec export, which compares ONNX files on the validation images; training does not read them."""
 
     max_drop_float16: float = key(
         "Percentage points of accuracy that the float16 file may be below the float32 file.",
