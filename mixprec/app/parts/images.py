@@ -7,8 +7,8 @@ import functools
 import os
 
 from mixprec.app.parts.devices import on_gpu
-from mixprec.app.parts.losses import class_weights
 from mixprec.app.parts.stages import epochs_of, stages_of
+from mixprec.app.parts.training_loss import class_weights
 from mixprec.base import files
 from mixprec.base.announcements import announce
 from mixprec.base.messages import encoding_hint

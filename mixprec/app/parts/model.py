@@ -14,7 +14,7 @@ import numpy as np
 
 from mixprec import functions
 from mixprec.app.config import ConfigError
-from mixprec.app.parts import losses
+from mixprec.app.parts import training_loss
 from mixprec.app.parts.networks import EXAMPLE
 from mixprec.app.parts.networks import make as make_network
 from mixprec.app.parts.optimizers import NETWORK, build_optimizer, check_parts, unknown
@@ -63,7 +63,7 @@ def make_model(config, network, device, weights=None):
             raised, or is none; or there is no such loss; or ``weights`` are not for it, or ``optimizer.rates`` and
             ``optimizer.freeze`` are not.
     """
-    keywords, own = _keywords(config.model, network), losses.find(config.training)
+    keywords, own = _keywords(config.model, network), training_loss.find(config.training)
     device = chainer.get_device(device)
     device.use()
     _seed(device, config.training.seed)
@@ -131,7 +131,7 @@ class ImageClassifier(L.Classifier):
         smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
         bce: whether the loss is :func:`mixprec.functions.binary_cross_entropy`.
         threshold: of it.
-        own: :class:`mixprec.app.parts.losses.OwnLoss` in place of the cross entropies, or ``None``.
+        own: :class:`mixprec.app.parts.training_loss.OwnLoss` in place of the cross entropies, or ``None``.
 
     Attributes:
         class_weights: of the softmax cross entropy in training, (K,) float32 on the device, or ``None``. The loss is

@@ -69,7 +69,8 @@ def as_saved(trainer, extensions, arrays):
     try:
         yield
     finally:
-        entries.update({name: before[name] for name in before if name not in entries})
+        entries.clear()
+        entries.update(before)  # in the order from before, in which extensions of one priority are called
 
 
 def _name(extension):

@@ -12,12 +12,12 @@ from chainer.training.extension import PRIORITY_WRITER
 
 from mixprec import graph_capture
 from mixprec.app.parts.images import converter_of, mixing_of, train_iterator, val_iterator
-from mixprec.app.parts.losses import class_weights
 from mixprec.app.parts.optimizers import attribute
 from mixprec.app.parts.rank_states import JointSnapshot, RankStates
 from mixprec.app.parts.rates import damping_at, rates_of
 from mixprec.app.parts.snapshot_settings import Settings
 from mixprec.app.parts.stages import Steps
+from mixprec.app.parts.training_loss import class_weights
 from mixprec.distributed.processes import Alone
 from mixprec.training import snapshots
 from mixprec.training.accumulation import Weighing

@@ -15,10 +15,10 @@ from mixprec.app.parts import (
     devices,
     images,
     kept_activations,
-    losses,
     own_extensions,
     rank_states,
     snapshot_settings,
+    training_loss,
 )
 from mixprec.app.parts.model import convert_model, make_model
 from mixprec.app.parts.networks import find as find_network
@@ -54,7 +54,7 @@ def prepare(arguments, networks, ranks, lock):
     device, reason = devices.choose(arguments.config, config, ranks)
     out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
-        losses.check(config, device, ranks.size)
+        training_loss.check(config, device, ranks.size)
         extensions = own_extensions.find(config.log) if ranks.is_first else []
         needs.check_size(config, network, device)
         # A snapshot has weights of its own.
