@@ -184,6 +184,7 @@ def test_balanced_weights_count_the_training_images(run, tmp_path):
     for out, weights in (("balanced", "balanced"), ("list", balanced)):
         process = run("--out", out, training__class_weights=weights)
         assert (process.returncode, process.stderr) == (0, "")
+        assert "class weights: from 0.917 to 1.05\n" in process.stdout
     found, expected = (finished_run.log(tmp_path / out) for out in ("balanced", "list"))
     assert found == expected
 

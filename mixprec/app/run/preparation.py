@@ -165,6 +165,9 @@ class Run:
             words = described(self.optimizer)
             if words is not None:
                 lines.append(f"{name}: {words}")
+        weights = training_loss.class_weights(self.config, self.train)
+        if weights is not None:
+            lines.append(f"class weights: from {weights.min():.3g} to {weights.max():.3g}")
         if self.weights is not None:
             lines.append(one_line(f"weights: {self.weights}"))
         lines += limit.lines
