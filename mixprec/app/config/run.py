@@ -164,16 +164,16 @@ class Training:
         synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
     )
     class_weights: str | tuple[float, ...] | None = key(
-        "Only for cross_entropy: weights of the classes in the mean over the images, as of PyTorch's CrossEntropyLoss; "
-        "validation has none. balanced: number of images / (number of classes * images of the class), in training. "
-        "null weighs all alike.",
+        "Only for cross_entropy: weights of the classes in the mean over the training images, as in PyTorch's "
+        "CrossEntropyLoss; validation has none. balanced: number of training images / (number of classes * images of "
+        "the class). null gives all classes the same weight.",
         None,
         choices=("balanced",),
         other=Limit(
             f"a list of numbers > 0 and <= {MANY}",
             lambda value: isinstance(value, tuple) and all(0 < weight <= MANY for weight in value),
         ),
-        aliases=("class_weight", "weight"),
+        aliases=("class_weight",),
     )
     bce_threshold: float | None = key(
         "Only for bce: targets above it become 1, and others 0; null leaves them as they are.",
@@ -279,7 +279,7 @@ class Log:
     )
     extensions: tuple[str, ...] = key(
         "Import paths of extensions of Chainer's Trainer, such as package.module:Extension: classes, which are called "
-        "without arguments, objects, or functions of the trainer. With several processes the first one has them. See "
+        "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
         "docs/own-network.md.",
         (),
         limit=Limit(

@@ -143,7 +143,7 @@ class Config:
         ),
         Rule(
             ("training.loss", "training.label_smoothing"),
-            "training.label_smoothing 0 with a training.loss of your own, which may have its own",
+            "training.label_smoothing 0 with a training.loss of your own, which can smooth labels itself",
             lambda config: not (config.training.has_own_loss and config.training.label_smoothing),
         ),
         Rule(
