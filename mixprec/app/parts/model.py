@@ -165,20 +165,19 @@ class ImageClassifier(L.Classifier):
         return self.loss
 
     def _loss(self, t, mixed):
-        options = {"smoothing": self._smoothing, "mixed": mixed}
+        options, weights = {"smoothing": self._smoothing, "mixed": mixed}, self.class_weights
         if self._own is not None:
             return self._own(self.y, t, mixed)
-        weighs = self.class_weights is not None and chainer.config.train
-        if not (self._bce or self._smoothing or mixed or weighs):
+        if not (self._bce or self._smoothing or mixed or weights is not None):
             return self.lossfun(self.y, t)
         if not chainer.config.train:
             return functions.softmax_cross_entropy(self.y, t)
         if self._bce:
             return functions.binary_cross_entropy(self.y, t, threshold=self._threshold, **options)
-        if not weighs:
-            return functions.softmax_cross_entropy(self.y, t, **options)
-        loss = functions.softmax_cross_entropy(self.y, t, class_weight=self.class_weights, **options)
-        total = self.weight((None, t))  # second labels are those of the same images, and have the same sum
+        loss = functions.softmax_cross_entropy(self.y, t, class_weight=weights, **options)  # divided by the images
+        if weights is None:
+            return loss
+        total = self.weight((None, t))  # second labels are the same ones in reversed order, and have the same sum
         factor = (t != IGNORED).sum() / (total + (total == 0))
         return in_float32(operator.mul, loss, factor.astype(np.float32))
 
