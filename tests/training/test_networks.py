@@ -21,8 +21,8 @@ from tests.called import call
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
 PAGE = (ROOT / "docs" / "own-network.md").read_text()
-(CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(CONFIG,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+CODE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CONFIG, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.search(r"```\n(python scripts/make_digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
 
 NETS = (

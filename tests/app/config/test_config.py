@@ -166,6 +166,7 @@ def test_defaults_are_those_of_the_design(write):
             "device": "auto",
             "label_smoothing": 0.0,
             "loss": "cross_entropy",
+            "class_weights": None,
             "bce_threshold": None,
             "mixup": 0.0,
             "cutmix": 0.0,
@@ -182,7 +183,7 @@ def test_defaults_are_those_of_the_design(write):
             "second_stream": False,
         },
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
-        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
+        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False, "extensions": ()},
         "export": {"max_drop_float16": 0.1, "max_drop_int8": 1.0},
     }
 
@@ -474,7 +475,8 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         (
             "training=true",
             "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
-            "label_smoothing, loss, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, ema_decay",
+            "label_smoothing, loss, class_weights, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, "
+            "ema_decay",
         ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
