@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec.app.parts import environment, gpus
 
 
 class FakeError(Exception):
@@ -51,16 +51,16 @@ def machine(monkeypatch):
 
 def test_auto_takes_the_first_gpu(machine):
     machine(stub_cupy(2))
-    device, reason = environment.resolve_device("auto")
+    device, reason = gpus.resolve_device("auto")
     assert device == "@cupy:0"
     assert reason == "GPU 0 of 2: Stub H200, compute capability 9.0, 141 GiB"
-    assert environment.usable_device_count() == 2
+    assert gpus.usable_device_count() == 2
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("gpu", "@cupy:0"), ("gpu:1", "@cupy:1"), ("cpu", "@numpy")])
 def test_named_device(machine, wanted, device):
     machine(stub_cupy(2))
-    assert environment.resolve_device(wanted)[0] == device
+    assert gpus.resolve_device(wanted)[0] == device
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_named_device(machine, wanted, device):
 )
 def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wanted, devices):
     machine(stub_cupy(count))
-    assert [environment.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
-    assert count < 2 or environment.address_of("@cupy:1") == "0000:11:00.0"
+    assert [gpus.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
+    assert count < 2 or gpus.address_of("@cupy:1") == "0000:11:00.0"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wan
 )
 def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, cupy, reason):
     machine(cupy)
-    device, why = environment.resolve_device("auto")
+    device, why = gpus.resolve_device("auto")
     assert device == "@numpy"
     assert reason in why
-    assert environment.usable_device_count() == 0
+    assert gpus.usable_device_count() == 0
     with pytest.raises(ValueError, match=r"device: found 'gpu', but") as error:
-        environment.resolve_device("gpu")
+        gpus.resolve_device("gpu")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
     machine(stub_cupy(1), chainer_available=False, error=ImportError("libcublas.so.13\nmore"))
-    device, why = environment.resolve_device("auto")
+    device, why = gpus.resolve_device("auto")
     assert (device, why) == ("@numpy", "CPU: Chainer cannot use CuPy, ImportError: libcublas.so.13")
 
 
@@ -114,13 +114,13 @@ def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
 def test_gpu_that_is_not_there_is_a_clear_error(machine, count, index, there):
     machine(stub_cupy(count))
     with pytest.raises(ValueError, match=f"found 'gpu:{index}', but {there}"):
-        environment.resolve_device(f"gpu:{index}")
+        gpus.resolve_device(f"gpu:{index}")
 
 
 @pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:-1", "gpu:x", "", None, 0, "cpu\n"])
 def test_other_specifiers_are_errors(wanted):
     with pytest.raises(ValueError, match="expected 'auto', 'cpu', 'gpu' or 'gpu:N'"):
-        environment.resolve_device(wanted)
+        gpus.resolve_device(wanted)
 
 
 def test_report_lists_everything_aligned(machine):
