@@ -39,7 +39,7 @@ MPIEXEC = $(BIN)/mpiexec
 LAUNCH = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MPIEXEC) -n $(RANKS)
 endif
 train: install data/digits $(MPIEXEC) ## install, write the digits, train a small ResNet on them (the default target)
-	@$(LAUNCH) $(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+	@$(LAUNCH) $(BIN)/python -m mixprec train --config $(CONFIG) $(ARGS)
 
 $(BIN)/mpiexec: | install
 	@echo "install: MPI"
@@ -49,10 +49,10 @@ monitor: install ## pages in a browser about the runs in results, at the address
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
 		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
 	@mkdir -p results
-	@$(BIN)/python -m mixprec.app.monitor results $(ARGS)
+	@$(BIN)/python -m mixprec monitor results $(ARGS)
 
 data/digits: | install ## scikit-learn's handwritten digits as JPEG files
-	@$(BIN)/python scripts/make_digits.py --out $@
+	@$(BIN)/python -m mixprec digits $@
 
 # A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress. Bytecode is kept whatever
 # the environment says: the tests start hundreds of Pythons, which would compile mixprec each time.

@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items):
     cases.mark(items)
     if gpus.usable_device_count():
         return
-    skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see python -m mixprec")
+    skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see mixprec info")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)

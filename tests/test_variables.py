@@ -13,8 +13,8 @@ from tests import ROOT
 WRONG = [(name, value) for name in variables.VARIABLES for value in ("x", "00", " 1")]
 COMMANDS = [
     *(["scripts/" + path.name] for path in sorted((ROOT / "scripts").glob("[a-z]*.py"))),
-    ["-m", "mixprec.train"],
-    ["-m", "mixprec.app.monitor"],
+    ["-m", "mixprec", "train"],
+    ["-m", "mixprec", "monitor"],
 ]
 
 

@@ -37,7 +37,7 @@ def test_the_command_of_a_job(tmp_path, commands):
     jobs = Jobs(tmp_path)
     jobs.start("/configs/digits.yaml", "jobs/one", [" training.epochs=3 ", "", "optimizer.lr=$(rm -rf /)"])
     assert commands == [
-        [sys.executable, "-m", "mixprec.train", "--config", "/configs/digits.yaml", "--out",
+        [sys.executable, "-m", "mixprec", "train", "--config", "/configs/digits.yaml", "--out",
          os.path.join(os.path.realpath(tmp_path), "jobs", "one"),
          "--set", "training.epochs=3", "--set", "optimizer.lr=$(rm -rf /)"]
     ]  # fmt: skip
