@@ -5,9 +5,7 @@ import sys
 
 from mixprec.base.messages import one_line
 
-__all__ = ["SETTING", "Parser", "first_line", "one_line", "path"]
-
-SETTING = "SECTION.KEY=VALUE"  # the metavar of an option that overrides keys of a config
+__all__ = ["Parser", "first_line", "one_line", "path"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,9 +24,10 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"argument {option}: found '--', expected a value")
         namespace, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
-            for text in getattr(namespace, action.dest, []) if action.metavar == SETTING else []:
-                if "=" not in text:
-                    self.error(f"{action.option_strings[0]} takes {SETTING}; found {text!r}")
+            if str(action.metavar).endswith("KEY=VALUE"):
+                for text in getattr(namespace, action.dest):
+                    if "=" not in text:
+                        self.error(f"{action.option_strings[0]} takes SECTION.KEY=VALUE; found {text!r}")
         return namespace, rest
 
     def add_repeated(self, option, metavar, help):

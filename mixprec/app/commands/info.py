@@ -6,7 +6,7 @@ import platform
 import sys
 
 from mixprec.app.commands.command_line import Parser
-from mixprec.app.parts import environment
+from mixprec.app.parts import environment, gpus
 
 
 def main(argv):
@@ -44,7 +44,7 @@ def _patches():
     try:
         from mixprec import patches
     except Exception as error:
-        print(f"error: the list needs Chainer: {environment.short(error)}", file=sys.stderr)
+        print(f"error: the list needs Chainer: {gpus.short(error)}", file=sys.stderr)
         return 1
     print(patches.report())
     return 0

@@ -6,7 +6,7 @@ import traceback
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import SETTING, Parser, one_line
+from mixprec.app.commands.command_line import Parser, one_line
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
 from mixprec.base import VERSION, importing, interruption, standard_streams
@@ -100,7 +100,7 @@ def _parse(argv, ranks):
         metavar="FILE",
         help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
     )
-    parser.add_repeated("--set", SETTING, "overrides a key of the config, for example optimizer.lr=0.4")
+    parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
     parser.add_argument(
         "--resume",

@@ -12,16 +12,7 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
-from mixprec.app.parts.gpus import (
-    CUDA_HINT,
-    NO_DRIVER,
-    count_devices,
-    device_name,
-    is_without_gpu,
-    quietly_imported,
-    resolve_device,
-    short,
-)
+from mixprec.app.parts import gpus
 from mixprec.base import VERSION, variables
 from mixprec.base.text_table import aligned
 
@@ -39,7 +30,7 @@ class Component:
         name (str): What it is, e.g. ``'CuPy'``.
         state (str): ``'ok'``, ``'missing'`` (not there), ``'broken'`` (there, and unusable), or ``'not needed'`` (not
             there, and of use on a machine with a GPU only).
-        version (str): Version or short description, empty if there is none.
+        version (str): Version or gpus.short description, empty if there is none.
         note (str): Why it is missing or broken and how to get it, or what to know about it.
     """
 
@@ -66,15 +57,15 @@ def components():
         list of Component: in the order of the report.
     """
     gpu_parts = [
-        _package("CuPy", "cupy", CUDA_HINT),
+        _package("CuPy", "cupy", gpus.CUDA_HINT),
         *_cuda(),
         _cudnn(),
-        _package("cuDNN frontend", "cudnn", CUDA_HINT, ("nvidia-cudnn-frontend",)),
+        _package("cuDNN frontend", "cudnn", gpus.CUDA_HINT, ("nvidia-cudnn-frontend",)),
         _chainers_cudnn(),
         _nccl(),
     ]
-    device = resolve_device("auto")
-    if is_without_gpu():
+    device = gpus.resolve_device("auto")
+    if gpus.is_without_gpu():
         device = "@numpy", "CPU: there is no GPU"
         gpu_parts = [_not_needed(row) if row.state == "missing" else row for row in gpu_parts]
     return [
@@ -101,18 +92,18 @@ def report():
 
 
 def _not_needed(row):
-    note = f"where there is one: {CUDA_HINT}" if row.name == "GPU" else "without a GPU"
+    note = f"where there is one: {gpus.CUDA_HINT}" if row.name == "GPU" else "without a GPU"
     return Component(row.name, "not needed", note=note)
 
 
 def _package(name, module, hint="", distributions=()):
     """A Python package: imported, and its version read from itself or from its distributions."""
-    imported, error = quietly_imported(module)
+    imported, error = gpus.quietly_imported(module)
     if imported is None:
         root = module.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name in (root, module):
             return Component(name, "missing", note=hint)
-        return Component(name, "broken", _distribution_version(distributions), short(error))
+        return Component(name, "broken", _distribution_version(distributions), gpus.short(error))
     version = getattr(imported, "__version__", None) or _distribution_version(distributions)
     return Component(name, "ok", str(version))
 
@@ -150,7 +141,7 @@ def _native_library():
     try:
         module, reason = importlib.import_module("mixprec.native.native_library").load()
     except Exception as error:
-        return Component("native library", "broken", note=short(error))
+        return Component("native library", "broken", note=gpus.short(error))
     if module is None:
         return Component("native library", "missing", note=reason)
     return Component("native library", "ok", module.instructions(), f"threads: {module.threads()}")
@@ -158,17 +149,17 @@ def _native_library():
 
 def _cuda():
     """CUDA runtime, driver and GPUs, through CuPy."""
-    cupy, _ = quietly_imported("cupy")
+    cupy, _ = gpus.quietly_imported("cupy")
     if cupy is None:
         return [Component(name, "missing", note="needs CuPy") for name in ("CUDA runtime", "CUDA driver", "GPU")]
     rows = [
         _cuda_version("CUDA runtime", lambda: cupy.cuda.runtime.runtimeGetVersion()),
         _cuda_version("CUDA driver", lambda: cupy.cuda.runtime.driverGetVersion()),
     ]
-    count, reason = count_devices()
+    count, reason = gpus.count_devices()
     if not count:
         return [*rows, Component("GPU", "missing", note=reason)]
-    return [*rows, *(Component(f"GPU {index}", "ok", note=device_name(index)) for index in range(count))]
+    return [*rows, *(Component(f"GPU {index}", "ok", note=gpus.device_name(index)) for index in range(count))]
 
 
 def _cuda_version(name, ask):
@@ -176,31 +167,31 @@ def _cuda_version(name, ask):
     try:
         version = int(ask())
     except Exception as error:
-        return Component(name, "broken", note=short(error))
+        return Component(name, "broken", note=gpus.short(error))
     if not version:
-        return Component(name, "missing", note=NO_DRIVER)
+        return Component(name, "missing", note=gpus.NO_DRIVER)
     return Component(name, "ok", f"{version // 1000}.{version % 1000 // 10}")
 
 
 def _cudnn():
     """The cuDNN library, as the frontend loads it."""
     version = _distribution_version(("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"))
-    frontend, _ = quietly_imported("cudnn")
+    frontend, _ = gpus.quietly_imported("cudnn")
     if frontend is None:
         if version:
             return Component("cuDNN", "ok", version, "installed, and unused without the cuDNN frontend")
-        return Component("cuDNN", "missing", note=CUDA_HINT)
+        return Component("cuDNN", "missing", note=gpus.CUDA_HINT)
     try:
         loaded = int(frontend.backend_version())
     except Exception as error:
-        return Component("cuDNN", "broken", version, short(error))
+        return Component("cuDNN", "broken", version, gpus.short(error))
     return Component("cuDNN", "ok", f"{loaded // 10000}.{loaded % 10000 // 100}.{loaded % 100}")
 
 
 def _chainers_cudnn():
     """Whether plain Chainer has a cuDNN: its own branches for it are taken, and its convolutions are no im2col."""
     name = "Chainer's cuDNN"
-    cuda, _ = quietly_imported("chainer.backends.cuda")
+    cuda, _ = gpus.quietly_imported("chainer.backends.cuda")
     if cuda is None:
         return Component(name, "missing", note="needs Chainer")
     from mixprec.bridge import placing
@@ -216,13 +207,13 @@ def _chainers_cudnn():
 def _nccl():
     """NCCL, by which several GPUs exchange gradients, as CuPy loads it."""
     version = _distribution_version(("nvidia-nccl-cu13", "nvidia-nccl-cu12"))
-    cupy, _ = quietly_imported("cupy")
+    cupy, _ = gpus.quietly_imported("cupy")
     if cupy is None and version:
         return Component("NCCL", "ok", version, "installed, and unused without CuPy")
     try:
-        loaded = int(quietly_imported("cupy.cuda.nccl")[0].get_version())
+        loaded = int(gpus.quietly_imported("cupy.cuda.nccl")[0].get_version())
     except Exception:  # CuPy's module is empty if it finds no library
         if version:
             return Component("NCCL", "broken", version, "CuPy cannot load it")
-        return Component("NCCL", "missing", note=f"for several GPUs: {CUDA_HINT}")
+        return Component("NCCL", "missing", note=f"for several GPUs: {gpus.CUDA_HINT}")
     return Component("NCCL", "ok", f"{loaded // 10000}.{loaded % 10000 // 100}.{loaded % 100}")
