@@ -307,10 +307,10 @@ def test_a_path_that_cannot_be_encoded(tmp_path, monkeypatch):
     Path(tmp_path, "list.txt").write_text("größe/train/a/0.jpg 0\n", "utf-8")
     Path(tmp_path, "config.yaml").write_text("base: größe.yaml\n", "utf-8")
     for name, *arguments in (
-        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "größe/train"),
-        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "list.txt"),
-        ("scripts.train_imagenet", "--config", "config.yaml"),
-        ("scripts.train_imagenet", "--config", "digits.yaml", "--set", "data.train=größe/train"),
+        ("mixprec pack", "--out", "out", "--format", "tfrecord", "--source", "größe/train"),
+        ("mixprec pack", "--out", "out", "--format", "tfrecord", "--source", "list.txt"),
+        ("mixprec train", "--config", "config.yaml"),
+        ("mixprec train", "--config", "digits.yaml", "--set", "data.train=größe/train"),
     ):
         code, printed, errors = _run(tmp_path, name, "", *arguments)
         assert (code, printed, errors.count("\n")) == (2, "", 1)

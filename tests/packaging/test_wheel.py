@@ -212,7 +212,7 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
         "schedule: {warmup_epochs: 0}\n"
         "training: {batch_size: 6, epochs: 2, device: cpu}\n"
     )
-    printed, _ = environment.run("-m", "mixprec", "train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
+    printed, _ = environment.run("-m", "mixprec.train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
     assert "18 training and 18 validation images in 3 classes" in printed
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert log[-1]["epoch"] == 2
@@ -223,15 +223,14 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
 def test_dry_run_of_a_config_that_comes_with_it(environment, images, tmp_path):
     settings = [f"data.train={images}", f"data.val={images}", "model.classes=3", "training.device=cpu"]
     settings = [argument for setting in settings for argument in ("--set", setting)]
-    run = ("-m", "mixprec", "train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
+    run = ("-m", "mixprec.train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
     printed, _ = environment.run(*run, cwd=tmp_path)
     assert "dry run: all is well; without --dry-run the results would go to results/digits/" in printed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_path):
-    run = ("-m", "mixprec", "train", "--config", "resnet50/90epochs.yaml")
-    printed, errors = environment.run(*run, cwd=tmp_path, code=2)
+    printed, errors = environment.run("-m", "mixprec.train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
     assert printed == ""
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")

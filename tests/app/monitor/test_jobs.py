@@ -104,7 +104,7 @@ def test_a_run_is_cloned_by_a_copy_of_its_config_which_is_no_link(tmp_path, comm
     config = make_run(root / "a") / "config.yaml"
     jobs = Jobs(root)
     jobs.start(str(config), "b", [])
-    copy = commands[0][4]
+    copy = commands[0][5]
     assert os.path.dirname(copy) == str(root / ".jobs")
     assert pathlib.Path(copy).read_text() == config.read_text()
     (tmp_path / "secret").write_text("secret: 1")
