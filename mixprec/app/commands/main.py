@@ -18,7 +18,7 @@ COMMANDS = {
     "train": "train an image classifier, as a YAML file says",
     "evaluate": "measure a trained network on validation images",
     "predict": "say what is on images, by a trained network or an ONNX file",
-    "export": "write a trained network as ONNX files, and check them on images",
+    "export": "write a trained network as ONNX files, and check them",
     "weights": "convert weights to PyTorch's names and files, and back",
     "convert-report": "show what mixprec.convert does to a model",
     "pack": "pack images into TFRecord or WebDataset shards",

@@ -30,7 +30,7 @@ class Component:
         name (str): What it is, e.g. ``'CuPy'``.
         state (str): ``'ok'``, ``'missing'`` (not there), ``'broken'`` (there, and unusable), or ``'not needed'`` (not
             there, and of use on a machine with a GPU only).
-        version (str): Version or gpus.short description, empty if there is none.
+        version (str): Version or short description, empty if there is none.
         note (str): Why it is missing or broken and how to get it, or what to know about it.
     """
 
