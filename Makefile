@@ -51,7 +51,7 @@ monitor: install ## pages in a browser about the runs in results, at the address
 	@mkdir -p results
 	@$(BIN)/python -m mixprec monitor results $(ARGS)
 
-data/digits: | install ## scikit-learn's handwritten digits as JPEG files
+data/digits: | install ## handwritten digits as JPEG files
 	@$(BIN)/python -m mixprec digits $@
 
 # A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress. Bytecode is kept whatever

@@ -1,4 +1,4 @@
-"""Names with a line break, ESC or 5,000 characters: what the commands say of them is one printable line."""
+"""Names with a line break, ESC or 5,000 characters: what the scripts say of them is one printable line."""
 
 import os
 
@@ -52,8 +52,8 @@ def test_an_odd_name_is_refused_in_one_printable_line(tmp_path, monkeypatch, mai
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("program", [check_gpu, digits, make_textures, pack])
-def test_an_empty_out_is_refused(program):
-    ended = call(program.main, "--out", "")
+@pytest.mark.parametrize("main", [check_gpu.main, digits.main, make_textures.main, pack.main])
+def test_an_empty_out_is_refused(main):
+    ended = call(main, "--out", "")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: argument --out: it is empty; give a folder (see --help)\n"
