@@ -39,7 +39,7 @@ MPIEXEC = $(BIN)/mpiexec
 LAUNCH = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MPIEXEC) -n $(RANKS)
 endif
 train: install data/digits $(MPIEXEC) ## install, write the digits, train a small ResNet on them (the default target)
-	@$(LAUNCH) $(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+	@$(LAUNCH) $(BIN)/python -m mixprec train --config $(CONFIG) $(ARGS)
 
 $(BIN)/mpiexec: | install
 	@echo "install: MPI"
@@ -49,7 +49,7 @@ monitor: install ## pages in a browser about the runs in results, at the address
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
 		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
 	@mkdir -p results
-	@$(BIN)/python -m mixprec.app.monitor results $(ARGS)
+	@$(BIN)/python -m mixprec monitor results $(ARGS)
 
 data/digits: | install ## handwritten digits as JPEG files
 	@$(BIN)/python -m mixprec digits $@

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from benchmarks import command_arguments, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.app.run import synthetic_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def _add_bars(commands, networks):
 
 
 def _bars(networks, save, **chosen):
-    specifier, device = environment.resolve_device("auto")
+    specifier, device = gpus.resolve_device("auto")
     default = bars_run.defaults(specifier)
     small = ", therefore in small" if specifier == "@numpy" and any(chosen[key] is None for key in default) else ""
     settings = bars_run.Settings(**{key: default.get(key) if value is None else value for key, value in chosen.items()})
@@ -143,7 +143,7 @@ def _add_profile(commands, networks):
 
 
 def _profile(networks, save, config, arch, batch, size, set, steps, top):
-    specifier, device = environment.resolve_device("auto")
+    specifier, device = gpus.resolve_device("auto")
     default = bars_run.defaults(specifier)
     arch, size = arch or default["arch"], size or default["size"]
     batch = batch or (8 if specifier == "@numpy" else 256)

@@ -1,4 +1,4 @@
-"""The list of all that mixprec replaces in Chainer and other libraries at run time; ``python -m mixprec`` prints it.
+"""All that mixprec replaces in Chainer and other libraries at run time; ``mixprec info --patches`` prints the list.
 
 Each package declares its own entries, see :class:`mixprec.compat.registry.Patch`; all of them are imported here.
 :func:`undo` takes all of them back.

@@ -376,7 +376,7 @@ MUTANTS = [
            "os.dup2(2, 1)", "pass", "what a library prints stands among the lines of JSON"),
     Mutant("weights-elsewhere", "app/monitor/work/opened.py", "app/monitor/work/test_evaluate.py",
            "os.path.basename(name) != name or ", "", "a request names any file of the machine"),
-    Mutant("gpu-of-rank", "app/parts/environment.py", "test_environment.py",
+    Mutant("gpu-of-rank", "app/parts/gpus.py", "test_environment.py",
            "index = local_rank % max(count, 1) if", "index = 0 if", "all ranks of a machine take its first GPU"),
     Mutant("mpi-duplicates", "backends/mpi_duplicates.py", "backends/test_joint_batch.py",
            "    if key not in _duplicates:", "    if True:", "MPI has no communicators left after some optimizers"),

@@ -1,8 +1,8 @@
 """The one list of all attributes of other libraries that mixprec replaces while a program runs.
 
 Each entry is a :class:`Patch`, declared where its replacement is written. The import hook of :mod:`mixprec.startup`,
-``mixprec.convert``, ``MixedPrecisionOptimizer.setup`` and ``mixprec.capture`` apply them; ``python -m mixprec`` prints
-them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
+``mixprec.convert``, ``MixedPrecisionOptimizer.setup`` and ``mixprec.capture`` apply them; ``mixprec info --patches``
+prints them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
 
 An attribute may have several patches: ``Link.serialize`` has one of ``convert`` and one of ``setup``. They lie on top
 of each other in the order in which they were applied, and each can be taken back alone.

@@ -55,7 +55,7 @@ def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, ha
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert ('--editable ".[mpi]"' in done.stdout) == (not has_mpi)
     command = done.stdout.splitlines()[-1]
-    assert command.endswith(".venv/bin/mpiexec -n 2 .venv/bin/python scripts/train_imagenet.py --config c.yaml ")
+    assert command.endswith(".venv/bin/mpiexec -n 2 .venv/bin/python -m mixprec train --config c.yaml ")
 
 
 def test_without_an_environment_the_extras_are_for_a_cpu(checkout):

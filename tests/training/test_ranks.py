@@ -351,8 +351,8 @@ def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, 
             raise ValueError("device: no GPU")
         return "@numpy" if place is None else f"@cupy:{local_rank}", "why"
 
-    monkeypatch.setattr(devices.environment, "resolve_device", resolve)
-    monkeypatch.setattr(devices.environment, "address_of", lambda device: addresses[int(device[-1])])
+    monkeypatch.setattr(devices.gpus, "resolve_device", resolve)
+    monkeypatch.setattr(devices.gpus, "address_of", lambda device: addresses[int(device[-1])])
     settings = config(4, f"training.device={wanted}")
     found = each(len(addresses), lambda ranks: devices.choose("c.yaml", settings, ranks))
     if line is None:

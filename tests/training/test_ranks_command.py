@@ -182,7 +182,7 @@ BEFORE = {  # with the exit code, and what comes before the line that names the 
 @pytest.mark.parametrize("variable", first(0, BEFORE, 1))
 def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
     (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
-    command = [sys.executable, "-m", "mixprec.train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "mixprec", "train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
     environment = 'if [ "$PMI_RANK" = 1 ]; then export "$0"; fi; exec "$@"'
     setting = variable.format(f"{tmp_path}:{ROOT}")
     done = mpi.launch(2, ["sh", "-c", environment, setting, *command], work)

@@ -14,13 +14,23 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses as ``argparse`` does, but for ``--out=--``, of which that makes an empty list before Python 3.13."""
+        """Parses as ``argparse`` does, and says more of two mistakes.
+
+        Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. Of ``--set optimizer.lr 0.1`` it would name
+        the ``0.1`` only.
+        """
         args = sys.argv[1:] if args is None else list(args)
         for text in args[: args.index("--")] if "--" in args else args:
             option, equals, value = text.partition("=")
             if option.startswith("-") and equals and value == "--":
                 self.error(f"argument {option}: found '--', expected a value")
-        return super().parse_known_args(args, namespace)
+        namespace, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if str(action.metavar).endswith("KEY=VALUE"):
+                for text in getattr(namespace, action.dest):
+                    if "=" not in text:
+                        self.error(f"{action.option_strings[0]} takes SECTION.KEY=VALUE; found {text!r}")
+        return namespace, rest
 
     def add_repeated(self, option, metavar, help):
         """Adds an option that may be given again and again, a list; its help says so."""

@@ -8,7 +8,7 @@ import sys
 from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
 from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, open_config, open_run, some
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.base import files
 from mixprec.base.messages import OneLineError, printable
 from mixprec.base.text_table import aligned
@@ -92,7 +92,7 @@ def _naming(file):
 def _device(arguments, networks):
     config = open_config(arguments.run, arguments.set, networks)
     try:
-        return environment.resolve_device(arguments.device or config.training.device)[0]
+        return gpus.resolve_device(arguments.device or config.training.device)[0]
     except ValueError as error:
         where = "--" if arguments.device else f"{arguments.run}: training."
         raise RunError(f"{where}{error}") from error

@@ -91,14 +91,16 @@ def _refused(refused):
 
 
 def _parse(argv, ranks):
-    parser = Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec train", description="Trains an image classifier in mixed precision.", allow_abbrev=False
+    )
     parser.add_argument(
         "--config",
         required=True,
         metavar="FILE",
         help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
     )
-    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
+    parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
     parser.add_argument(
         "--resume",

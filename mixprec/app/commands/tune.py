@@ -43,7 +43,7 @@ def main(argv):
             overrides=arguments.overrides,
         )
         network = networks.find(config.model, MODELS)
-        specifier, device = environment.resolve_device("gpu")
+        specifier, device = gpus.resolve_device("gpu")
         cudnn_library.load()
         settings.Settings(compile_seconds=arguments.seconds_per_operation)
     except (ConfigError, ValueError, cudnn_library.CudnnMissing) as error:

@@ -1,9 +1,7 @@
-"""A page that shows in a browser what training does: ``python -m mixprec.app.monitor results``.
+"""Pages that show in a browser what training does: ``mixprec monitor results``.
 
-The server reads results folders, and imports neither Chainer nor NumPy: :mod:`mixprec.app.monitor.log`,
-:mod:`mixprec.app.monitor.run_folder` and :mod:`mixprec.app.monitor.runs` know the files,
-:mod:`mixprec.app.monitor.charts` draws, :mod:`mixprec.app.monitor.access` decides who may look,
-:mod:`mixprec.app.monitor.connections` how long a request may take to come. What needs a network or decodes images is
-done by processes of their own, :mod:`mixprec.app.monitor.work`, which :mod:`mixprec.app.monitor.task_runner` starts.
-``mixprec.app.monitor.pages`` has a file for each page.
+The server reads results folders, and imports neither Chainer nor NumPy. In the order in which to read: ``log``,
+``run_folder`` and ``runs`` (the files), ``charts``, ``server_state``, ``pages`` (a file for each page); ``access`` and
+``access_token`` (who may look), ``connections`` (how long a request may take to arrive); ``jobs``; ``work``, processes
+that load a network or decode images, which ``task_runner`` starts.
 """

@@ -1,6 +1,6 @@
 """The parts of a run, each made from a config: network, optimizer, images, trainer.
 
-In the order in which to read: ``devices``; ``networks``, ``model``, ``starting_weights``, ``optimizers``; ``stages``,
-``images``, ``rates``; ``kept_activations`` and ``estimate`` (memory); ``trainer``, which puts them together, with
-``snapshot_settings`` and ``rank_states``. ``environment`` is the report of ``mixprec info``.
+In the order in which to read: ``gpus``, ``devices``; ``networks``, ``model``, ``starting_weights``, ``optimizers``;
+``stages``, ``images``, ``rates``; ``kept_activations`` and ``estimate`` (memory); ``trainer``, which puts them
+together, with ``snapshot_settings`` and ``rank_states``. ``environment`` is the report of ``mixprec info``.
 """

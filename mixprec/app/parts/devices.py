@@ -8,7 +8,7 @@ from pathlib import Path
 from chainer import backend
 
 from mixprec.app.config import ConfigError
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a machine, whatever its name is, and its containers
 
@@ -22,16 +22,15 @@ def choose(path, config, ranks):
         ranks: of :mod:`mixprec.distributed.processes`.
 
     Returns:
-        ``(device, reason)`` of :func:`mixprec.app.parts.environment.resolve_device`.
+        ``(device, reason)`` of :func:`mixprec.app.parts.gpus.resolve_device`.
 
     Raises:
         mixprec.base.messages.OneLineError: there is no such device, some ranks have a GPU and others have none, or two
-        have
-            the same; on all ranks :class:`mixprec.distributed.processes.Refused`, if there are several.
+            have the same; on all ranks :class:`mixprec.distributed.processes.Refused`, if there are several.
     """
     with ranks.together():
         device, reason = _resolved(path, config, ranks.local_rank)
-        place = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
+        place = None if device == "@numpy" else (gpus.address_of(device), _BOOT.read_text())
     ranks.compare({"the device": device.partition(":")[0]})
     places = ranks.gather(place)
     with ranks.together():
@@ -47,7 +46,7 @@ def on_gpu(device):
 
 def _resolved(path, config, local_rank):
     try:
-        device, reason = environment.resolve_device(config.training.device, local_rank)
+        device, reason = gpus.resolve_device(config.training.device, local_rank)
     except ValueError as error:
         raise ConfigError(path, f"training.{error}") from error
     if config.capture.mode == "required" and device == "@numpy":

@@ -13,7 +13,7 @@ from mixprec.base.messages import printable
 
 
 def report(ranks=None):
-    """Returns command, time, machine and commit, and the report of ``python -m mixprec`` below, as text.
+    """Returns command, time, machine and commit, and the report of ``mixprec info`` below, as text.
 
     Args:
         ranks: text that names the processes that train together, if there are several.

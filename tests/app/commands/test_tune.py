@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mixprec.app.commands import tune
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.app.run import synthetic_run
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
@@ -52,7 +52,7 @@ def test_each_choice_is_said_with_its_gain_and_kept(steps, capsys, tmp_path):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: NVIDIA H200"))
+    monkeypatch.setattr(gpus, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: NVIDIA H200"))
     monkeypatch.setattr(cudnn_library, "load", lambda: None)
 
 
@@ -96,7 +96,7 @@ def test_without_a_device_it_is_one_line_and_status_2(capsys, monkeypatch):
     def no_gpu(wanted):
         raise ValueError("device: found 'gpu', but there is none")
 
-    monkeypatch.setattr(environment, "resolve_device", no_gpu)
+    monkeypatch.setattr(gpus, "resolve_device", no_gpu)
     assert tune.main(["--arch", "resnet18", "--batch", "2"]) == 2
     assert capsys.readouterr() == ("", "error: device: found 'gpu', but there is none\n")
 
