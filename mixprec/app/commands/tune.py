@@ -12,7 +12,7 @@ import sys
 
 from mixprec.app.commands.command_line import Parser, amount, one_line, whole
 from mixprec.app.config import ConfigError
-from mixprec.app.parts import environment, networks
+from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.errors import BrokenDevice
