@@ -34,10 +34,10 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.")
-    parser.add_argument("results", type=path("a folder"), help="folder with the results of runs")
-    parser.add_argument("--port", type=int, default=8080, help="default: 8080")
-    parser.add_argument("--allow-jobs", action="store_true", help="who has the token may start and stop runs")
+    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.", allow_abbrev=False)
+    parser.add_argument("results", metavar="RESULTS", type=path("a folder"), help="folder with the results of runs")
+    parser.add_argument("--port", metavar="N", type=int, default=8080, help="port of this machine; default: 8080")
+    parser.add_argument("--allow-jobs", action="store_true", help="let users with the token start and stop runs")
     arguments = parser.parse_args(argv)
     try:
         _serve(arguments)
