@@ -131,3 +131,15 @@ def test_a_network_in_the_working_directory_is_found(tmp_path):
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert "compute:              float16, NHWC" in done.stdout
+
+
+def test_the_dispatcher_and_the_monitor_import_neither_chainer_nor_numpy():
+    """Both start at once, and the server stays small."""
+    code = (
+        "import sys\n"
+        "from mixprec.app.commands import main, monitor\n"
+        "from mixprec.app.monitor import jobs, server_state\n"
+        "print({'chainer', 'numpy'} & sys.modules.keys())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("set()\n", "")
