@@ -6,6 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from mixprec.base.installation import install_hint
 from mixprec.data.data_error import DataError
 from mixprec.data.generated_set import make_set
 
@@ -60,7 +61,7 @@ def _load():
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise DataError(f'scikit-learn cannot be imported ({error}): pip install -e ".[digits]"') from error
+        raise DataError(f"scikit-learn cannot be imported ({error}): {install_hint('digits')}") from error
     bunch = load_digits()
     return bunch.images.astype(np.uint8), bunch.target
 

@@ -243,7 +243,7 @@ def test_tensors_of_safetensors_in_eight_bits(work):
 def test_a_package_that_is_missing(work, monkeypatch, suffix, package, extra):
     (work / f"a{suffix}").write_bytes(b"content")
     monkeypatch.setitem(sys.modules, package, None)
-    words = f"needs the package {package}: pip install -e '.[{extra}]'"
+    words = f'needs the package {package}: pip install -e ".[{extra}]"'
     assert refusal(f"a{suffix}") == words
     with pytest.raises(WeightsError) as caught:
         write(f"b{suffix}", net())

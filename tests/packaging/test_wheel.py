@@ -2,7 +2,9 @@
 
 import json
 import os
+import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from tests.packaging.conftest import Environment
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
+FOLDERS = ("benchmarks", "configs", "docs", "mixprec", "models", "scripts", "tests")
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 INFO = "mixprec-0.1.0.dist-info/"
 # Where there is a compiler, for this processor.
@@ -86,9 +88,14 @@ def images(tmp_path_factory):
 def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_else(checkout, wheel):
     names = set(contents(wheel))
     expected = set()
-    places = {"mixprec": "mixprec", "models": "mixprec/recipes/models", "configs": "mixprec/recipes/configs"}
+    places = {
+        "mixprec": "mixprec",
+        "models": "mixprec/recipes/models",
+        "configs": "mixprec/recipes/configs",
+        "docs": "mixprec/docs",
+    }
     for folder, prefix in places.items():
-        left_out = (".pth", ".cpp", ".h", ".inl", ".so")
+        left_out = (".pth", ".cpp", ".h", ".inl", ".so", ".png")
         files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix not in left_out]
         expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
     expected |= {"mixprec_startup.pth", *NATIVE}
@@ -98,6 +105,7 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
         "backends/kernels/batch_norm.cu",
         "backends/kernels/batch_norm_rows.cuh",
         "optimizer/batch/kernels/common.cuh",
+        "docs/config.md",
         "recipes/models/resnet.py",
         "recipes/configs/digits.yaml",
         "recipes/configs/resnet50/90ep.yaml",
@@ -235,3 +243,12 @@ def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_pat
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
     assert errors.count("\n") == 1
+
+
+def test_hints_and_pages_of_a_wheel(environment, tmp_path):
+    printed, _ = environment.run("-m", "mixprec", "train", "--help", cwd=tmp_path)
+    (path,) = re.findall(r"see\s+(/\S+/config\.md)", printed)
+    assert pathlib.Path(path).read_text() == (ROOT / "docs" / "config.md").read_text()
+    script = "from mixprec.base.installation import cuda_hint; print(cuda_hint())"
+    printed, _ = environment.run("-c", script, cwd=tmp_path)
+    assert printed == 'pip install "mixprec[cuda13]"  (CUDA 12: "mixprec[cuda12]")\n'

@@ -7,6 +7,7 @@ import numpy as np
 
 from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.base.files import open_regular
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.data.data_error import printable
@@ -45,7 +46,7 @@ def main(argv):
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
         return 2
     return 0
 

@@ -170,7 +170,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Kfac:
-    """K-FAC, a preconditioner with curvature, for large batches; see docs/kfac.md."""
+    """K-FAC, a preconditioner with curvature, for large batches; see [kfac.md](kfac.md)."""
 
     damping: float = key(
         "What is added to the diagonal of its matrices; with more a step is nearer to the plain gradient.",

@@ -20,15 +20,15 @@ class Model:
 
     arch: str = key(
         "Name of the network, one of those the script knows; or the import path of one of yours, "
-        "package.module:function, see docs/own-network.md.",
+        "package.module:function, see [own-network.md](own-network.md).",
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     weights: str | None = key(
         "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
-        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer "
-        "starts afresh. null takes the weights that the network makes.",
+        ".safetensors or .pt of PyTorch, see [export.md](export.md). If it has another number of classes, the last "
+        "layer starts afresh. null takes the weights that the network makes.",
         None,
         limit=PATH,
         aliases=("pretrained", "checkpoint"),

@@ -17,13 +17,14 @@ from importlib import metadata
 from pathlib import Path
 
 from mixprec.base import variables
+from mixprec.base.installation import cuda_hint, in_checkout, install_hint
 from mixprec.base.text_table import aligned
 
 _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
-_CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
-_DALI_HINT = 'pip install -e ".[dali]"'
-_MPI_HINT = 'pip install -e ".[mpi]"'
-_EXPORT_HINT = 'pip install -e ".[export]"'
+_CUDA_HINT = cuda_hint()
+_DALI_HINT = install_hint("dali")
+_MPI_HINT = install_hint("mpi")
+_EXPORT_HINT = install_hint("export")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +176,8 @@ def _startup_hook():
     folders = {sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path}
     if any(Path(folder, "mixprec_startup.pth").is_file() for folder in folders):
         return Component("start-up hook", "ok", note="worker processes can import Chainer")
-    note = "workers started by spawn or forkserver may fail: pip install -e ."
+    install = "pip install -e ." if in_checkout() else "pip install --force-reinstall --no-deps mixprec"
+    note = f"workers started by spawn or forkserver may fail: {install}"
     return Component("start-up hook", "missing", note=note)
 
 
