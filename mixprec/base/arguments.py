@@ -12,6 +12,7 @@ import reprlib
 import numpy as np
 
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.messages import hint, nearest
 
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
 _KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
@@ -103,7 +104,7 @@ def choice(name, value, choices):
         ValueError: it is not.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}")
+        raise _not_one_of(name, value, choices)
     return value
 
 
@@ -193,5 +194,10 @@ def storage_dtype(name, value):
         with contextlib.suppress(TypeError):  # another text, or a class that is no dtype
             dtype = _DTYPES.get(np.dtype(value).name)
     if dtype is None:
-        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; found {found(value)}")
+        raise _not_one_of(name, value, _DTYPES)
     return dtype
+
+
+def _not_one_of(name, value, choices):
+    near = nearest(value, choices) if isinstance(value, str) else None
+    return ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}{hint(near)}")
