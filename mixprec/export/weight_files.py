@@ -181,4 +181,5 @@ def _package(name, extra):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise WeightsError(f"needs the package {name}: {install_hint(extra)}") from error
+        others = "; or save the weights as .safetensors where torch is installed" if name == "torch" else ""
+        raise WeightsError(f"needs the package {name}: {install_hint(extra)}{others}") from error

@@ -2,14 +2,25 @@
 
 import argparse
 import sys
+import textwrap
 
 from mixprec.base.messages import one_line
 
 __all__ = ["Parser", "first_line", "one_line", "path"]
 
 
+class _Help(argparse.HelpFormatter):
+    """Leaves paths in one piece, also those that are longer than a line."""
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
+
+    def __init__(self, **options):
+        super().__init__(formatter_class=_Help, **options)
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses as ``argparse`` does, but for ``--out=--``, of which that makes an empty list before Python 3.13."""
