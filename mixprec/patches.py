@@ -36,12 +36,27 @@ _MOMENTS = {
 
 
 def entries():
-    """Returns all entries, a list of :class:`~mixprec.compat.registry.Patch` in the order of their ``when``."""
+    """Returns all entries, a list of :class:`~mixprec.compat.registry.Patch` in the order of their ``when``.
+
+    Example:
+        >>> from mixprec import patches
+        >>> patch = next(patch for patch in patches.entries() if patch.when == "mixprec.capture")
+        >>> patch.targets
+        ('chainer.function_node:FunctionNode.apply',)
+        >>> print(patch.why[:52])
+        Without it launches by CuPy itself are not compared.
+    """
     return sorted(registry.patches(), key=lambda patch: (_moment(patch), patch.targets, patch.why))
 
 
 def report():
-    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason."""
+    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason.
+
+    Example:
+        >>> from mixprec import patches
+        >>> print(patches.report().splitlines()[0])
+        Attributes that mixprec replaces. Below each: what goes wrong without it.
+    """
     targets = {}
     for patch in entries():
         targets.setdefault(patch.when, {}).setdefault(patch.why, []).extend(patch.targets)

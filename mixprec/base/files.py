@@ -200,6 +200,12 @@ def _replaced(paths, sync):
         raise
 
 
+def check_writable(path):
+    """Raises an ``OSError`` if :func:`replacing` cannot write a file at ``path``; leaves nothing there."""
+    with _place(path) as place, tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(place))):
+        pass
+
+
 def open_regular(path, *, follow=True, dir_fd=None):
     """Opens a file for reading bytes, and nothing that never ends or waits, or does something when it is opened.
 

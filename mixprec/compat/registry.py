@@ -206,6 +206,15 @@ def replaced():
     """Returns what is replaced now: ``{(owner, name): patches}``, outermost last.
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
+
+    Example:
+        >>> import string
+        >>> patch = Patch("string:digits", lambda digits: digits + "x", "one digit is missing", "never")
+        >>> with patch.applied():
+        ...     replaced()[string, "digits"] == (patch,)
+        True
+        >>> (string, "digits") in replaced()
+        False
     """
     places = {place: tuple(layer.patch for layer in _standing(place)) for place in list(_layers)}
     return {(getattr(place, "owner", None), place.name): patches for place, patches in places.items() if patches}
@@ -215,6 +224,12 @@ def undo():
     """Takes back all patches: every library is as it was imported, and converted models do not run any more.
 
     A wrapper that other code has put around a replacement stays, and the replacement with it.
+
+    Example:
+        >>> from mixprec import patches
+        >>> patches.undo()  # doctest: +SKIP
+        >>> patches.replaced()  # doctest: +SKIP
+        {}
     """
     for each in reversed(_patches):
         each.undo()

@@ -1,5 +1,5 @@
-"""Training data: ``sources`` of images, ``loaders`` that make batches of them, and two small sets made by programs.
+"""Training data: ``sources`` of images, ``loaders`` that make batches of them, and two small sets.
 
-The sets are scikit-learn's handwritten digits (``digits``) and generated pictures (``textures``). Every fault of
-the data is an ``errors.DataError``. ``docs/data.md`` explains all of it.
+The sets are handwritten digits (``digit_images``) and generated pictures (``textures``). Every fault of the data is a
+``data_error.DataError``. ``docs/data.md`` explains all of it.
 """

@@ -1,6 +1,6 @@
 """Files of weights: .npz of Chainer, .safetensors and .pt of PyTorch. Nothing in them is ever executed.
 
-The training command and ``scripts/convert_weights.py`` read and write them.
+The commands ``mixprec train`` and ``mixprec weights`` read and write them.
 """
 
 import importlib
@@ -22,6 +22,7 @@ from mixprec.export.state_dicts import network_of, torchvision, unwrapped
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
 _SNAPSHOT = "updater/model:main/predictor/"  # of a training run, where the network is in it
+_TORCH_SIZE = " (200 MB, or gigabytes with CUDA)"
 _SAFETENSORS = {
     "F64": np.float64,
     "F32": np.float32,
@@ -158,7 +159,7 @@ def _write_safetensors(file, network):
 
 
 def _read_pt(file):
-    torch = _package("torch", "torch")
+    torch = _package("torch", "torch", f"{_TORCH_SIZE}; or save it as .safetensors where torch is")
     try:
         with reading(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a TorchScript archive, which is refused
@@ -171,15 +172,14 @@ def _read_pt(file):
 
 
 def _write_pt(file, network):
-    torch = _package("torch", "torch")
+    torch = _package("torch", "torch", f"{_TORCH_SIZE}; or write .safetensors, which PyTorch's users load as well")
     content = io.BytesIO()  # an error of the disk is Python's then
     torch.save({name: torch.from_numpy(array) for name, array in torchvision(network).items()}, content)
     file.write(content.getbuffer())
 
 
-def _package(name, extra):
+def _package(name, extra, instead=""):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        others = "; or save the weights as .safetensors where torch is installed" if name == "torch" else ""
-        raise WeightsError(f"needs the package {name}: {install_hint(extra)}{others}") from error
+        raise WeightsError(f"needs the package {name}: {install_hint(extra)}{instead}") from error

@@ -22,18 +22,31 @@ class BatchNormalization(L.BatchNormalization):
         size: C; ``None``: that of the first input.
         decay: how much of the running statistics is kept in a step.
         eps: added to the variance.
-        dtype: float32 or ``None``, which is the same.
+        dtype: of parameters and statistics. Only ``None`` and float32 are valid, also for inputs in float16, whose
+            rounding would swallow small steps of the running statistics.
         use_gamma: whether to scale by a parameter.
         use_beta: whether to shift by a parameter.
         initial_gamma: initializer, array (C,) or number; ``None`` is 1.
         initial_beta: initializer, array (C,) or number; ``None`` is 0.
-        axis: the axes that are averaged over: all but the last, ``(0, 1, 2)`` for images; ``None`` is the same.
+        axis: the axes to average over: ``None``, 0 or ``(0, 1, 2)``, each of which means all but the last. Other axes
+            of Chainer's link are invalid, as channels come last.
         initial_avg_mean: initializer, array (C,) or number; ``None`` is 0.
         initial_avg_var: initializer, array (C,) or number; ``None`` is 1.
 
     Raises:
         TypeError: ``use_gamma`` or ``use_beta`` is no bool, or what is to be an initializer none.
         ValueError: another argument is another one.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> from mixprec import links
+        >>> bn = links.BatchNormalization(16)
+        >>> x = np.ones((8, 7, 7, 16), np.float16)
+        >>> y = bn(x, add=x, relu=True)  # relu(normalized + x): the end of a residual block, in one pass
+        >>> y.shape, y.dtype.name, bn.gamma.dtype.name
+        ((8, 7, 7, 16), 'float16', 'float32')
+        >>> with chainer.using_config("train", False):
+        ...     y = bn(x)  # by the running statistics
     """
 
     def __init__(

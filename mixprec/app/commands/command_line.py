@@ -1,12 +1,14 @@
-"""Parts that the commands behind the scripts share."""
+"""Parts that the argument parsers of the commands share."""
 
 import argparse
+import math
 import sys
 import textwrap
 
 from mixprec.base.messages import one_line
+from mixprec.base.standard_streams import bars_are_off
 
-__all__ = ["Parser", "first_line", "one_line", "path"]
+__all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
 
 
 class _Help(argparse.HelpFormatter):
@@ -59,3 +61,32 @@ def path(kind):
         return text
 
     return given
+
+
+def whole(least):
+    """Returns an ``argparse`` type: a whole number that is not smaller than ``least``."""
+
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
+
+
+def amount(text):
+    """An ``argparse`` type: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a finite number above 0")
+    return number
+
+
+def progress_bar(what, images):
+    """Returns a ``tqdm`` bar over a number of images that is shown after two seconds, and only on a terminal."""
+    from tqdm import tqdm  # takes a moment: most commands that are called show none
+
+    return tqdm(total=images, desc=what, unit="img", delay=2, leave=False, disable=bars_are_off())

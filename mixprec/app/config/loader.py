@@ -42,6 +42,12 @@ def load(path, overrides=(), choices=None):
     Raises:
         ConfigError: the config cannot be used; the message is one line.
         KeyError: ``choices`` names a key that does not exist.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> config.load(config_path("digits.yaml"), ["training.epochs=3"]).training.epochs
+        3
     """
     path = os.fspath(path)
     known = keys(Config)

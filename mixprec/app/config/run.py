@@ -173,12 +173,26 @@ class Training:
         aliases=("smoothing",),
     )
     loss: str = key(
-        "cross_entropy is that of the softmax; bce the mean of those of the classes' sigmoids (Wightman et al. 2021). "
-        "Validation has the former.",
+        "cross_entropy of the softmax; bce, the mean of the cross entropies of the classes' sigmoids (Wightman et al. "
+        "2021), for which validation reports cross_entropy; or the import path of a function of yours, "
+        "package.module:function, which validation reports, too, see docs/own-network.md.",
         "cross_entropy",
         choices=("cross_entropy", "bce"),
+        other=IMPORT_PATH,
         aliases=("criterion",),
         synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
+    )
+    class_weights: str | tuple[float, ...] | None = key(
+        "Only for cross_entropy: weights of the classes in the mean over the training images, as in PyTorch's "
+        "CrossEntropyLoss; validation has none. balanced: number of training images / (number of classes * images of "
+        "the class). null gives all classes the same weight.",
+        None,
+        choices=("balanced",),
+        other=Limit(
+            f"a list of numbers > 0 and <= {MANY}",
+            lambda value: isinstance(value, tuple) and all(0 < weight <= MANY for weight in value),
+        ),
+        aliases=("class_weight",),
     )
     bce_threshold: float | None = key(
         "Only for bce: targets above it become 1, and others 0; null leaves them as they are.",
@@ -218,6 +232,11 @@ class Training:
         limit=above(0, LARGEST_DECAY),
         aliases=("ema",),
     )
+
+    @property
+    def has_own_loss(self):
+        """Whether :attr:`loss` is an import path."""
+        return IMPORT_PATH.holds(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +296,16 @@ class Log:
     tensorboard: bool = key(
         "Write the entries of the log as TensorBoard events, too; needs the package tensorboardX.", False
     )
+    extensions: tuple[str, ...] = key(
+        "Import paths of extensions of Chainer's Trainer, such as package.module:Extension: classes, which are called "
+        "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
+        "docs/own-network.md.",
+        (),
+        limit=Limit(
+            f"that are import paths, package.module:Extension, at most {SEVERAL} of them",
+            lambda value: len(value) <= SEVERAL and all(map(IMPORT_PATH.holds, value)),
+        ),
+    )
 
     @property
     def trigger(self):
@@ -291,7 +320,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Limits of scripts/export.py, which compares ONNX files on the validation images; training does not read them."""
+    """Limits of mixprec export, which compares ONNX files on the validation images; training does not read them."""
 
     max_drop_float16: float = key(
         "Percentage points of accuracy that the float16 file may be below the float32 file.",

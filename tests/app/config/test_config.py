@@ -166,6 +166,7 @@ def test_defaults_are_those_of_the_design(write):
             "device": "auto",
             "label_smoothing": 0.0,
             "loss": "cross_entropy",
+            "class_weights": None,
             "bce_threshold": None,
             "mixup": 0.0,
             "cutmix": 0.0,
@@ -182,7 +183,7 @@ def test_defaults_are_those_of_the_design(write):
             "second_stream": False,
         },
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
-        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
+        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False, "extensions": ()},
         "export": {"max_drop_float16": 0.1, "max_drop_int8": 1.0},
     }
 
@@ -519,7 +520,8 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         (
             "training=true",
             "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
-            "label_smoothing, loss, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, ema_decay",
+            "label_smoothing, loss, class_weights, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, "
+            "ema_decay",
         ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
@@ -875,7 +877,7 @@ def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
 )
 def test_a_section_is_read_where_it_acts(section, readers):
     """From there on objects are handed over that know what they need."""
-    modules = [*(ROOT / "mixprec/app").glob("*/*.py"), *(ROOT / "mixprec/training").glob("*.py")]
+    modules = [*(ROOT / "mixprec/app/parts").glob("*.py"), *(ROOT / "mixprec/training").glob("*.py")]
     assert {module.name for module in modules if f"config.{section}" in module.read_text(encoding="utf-8")} == readers
 
 
