@@ -104,7 +104,8 @@ def choice(name, value, choices):
         ValueError: it is not.
     """
     if not isinstance(value, str) or value not in choices:
-        raise _not_one_of(name, value, choices)
+        near = nearest(value, choices) if isinstance(value, str) else None
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}{hint(near)}")
     return value
 
 
@@ -194,10 +195,5 @@ def storage_dtype(name, value):
         with contextlib.suppress(TypeError):  # another text, or a class that is no dtype
             dtype = _DTYPES.get(np.dtype(value).name)
     if dtype is None:
-        raise _not_one_of(name, value, _DTYPES)
+        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; found {found(value)}")
     return dtype
-
-
-def _not_one_of(name, value, choices):
-    near = nearest(value, choices) if isinstance(value, str) else None
-    return ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}{hint(near)}")
