@@ -1,7 +1,7 @@
 # `make help` prints this list of variables, and the targets:
 ##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: that of .venv, or else python3
-##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,digits,test. On a machine
-##            with a GPU: EXTRAS=cuda13,digits,test, or cuda12 on a V100; for old code: EXTRAS=dali,legacy
+##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,test. On a machine with a
+##            GPU: EXTRAS=cuda13,test, or cuda12 on a V100; for old code: EXTRAS=dali,legacy
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   RANKS    number of processes of `make train`, which train together by MPI; default: 1
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
@@ -9,11 +9,11 @@
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp names interpreter and extras, as .installed-3.12+dali,digits,test. Another PYTHON or EXTRAS makes the
-# environment anew; where none is given, they are those of the environment that is there.
+# The stamp names interpreter and extras, as .installed-3.12+dali,test. Another PYTHON or EXTRAS makes the environment
+# anew; where none is given, they are those of the environment that is there, without digits, an extra of the past.
 MADE := $(subst +, ,$(firstword $(wildcard $(VENV)/.installed-*+*)))
 PYTHON ?= $(if $(MADE),$(BIN)/python,python3)
-EXTRAS ?= $(if $(MADE),$(word 2,$(MADE)),dali,digits,test)
+EXTRAS ?= $(if $(MADE),$(subst $(comma)digits,,$(word 2,$(MADE))),dali,test)
 CONFIG ?= configs/digits.yaml
 RANKS ?= 1
 ARGS ?=
@@ -39,7 +39,7 @@ MPIEXEC = $(BIN)/mpiexec
 LAUNCH = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MPIEXEC) -n $(RANKS)
 endif
 train: install data/digits $(MPIEXEC) ## install, write the digits, train a small ResNet on them (the default target)
-	@$(LAUNCH) $(BIN)/python scripts/train_imagenet.py --config $(CONFIG) $(ARGS)
+	@$(LAUNCH) $(BIN)/python -m mixprec train --config $(CONFIG) $(ARGS)
 
 $(BIN)/mpiexec: | install
 	@echo "install: MPI"
@@ -49,10 +49,10 @@ monitor: install ## pages in a browser about the runs in results, at the address
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
 		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
 	@mkdir -p results
-	@$(BIN)/python -m mixprec.app.monitor results $(ARGS)
+	@$(BIN)/python -m mixprec monitor results $(ARGS)
 
-data/digits: | install ## scikit-learn's handwritten digits as JPEG files
-	@$(BIN)/python scripts/make_digits.py --out $@
+data/digits: | install ## handwritten digits as JPEG files
+	@$(BIN)/python -m mixprec digits $@
 
 # A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress. Bytecode is kept whatever
 # the environment says: the tests start hundreds of Pythons, which would compile mixprec each time.

@@ -9,10 +9,11 @@ import sys
 
 from tqdm import tqdm
 
-from benchmarks import command_arguments, configured, machine, profile, rates, record_files
+from benchmarks import command_arguments, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
+from mixprec.app.run import synthetic_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
@@ -55,7 +56,7 @@ def _add_bars(commands, networks):
 
 
 def _bars(networks, save, **chosen):
-    specifier, device = environment.resolve_device("auto")
+    specifier, device = gpus.resolve_device("auto")
     default = bars_run.defaults(specifier)
     small = ", therefore in small" if specifier == "@numpy" and any(chosen[key] is None for key in default) else ""
     settings = bars_run.Settings(**{key: default.get(key) if value is None else value for key, value in chosen.items()})
@@ -142,11 +143,11 @@ def _add_profile(commands, networks):
 
 
 def _profile(networks, save, config, arch, batch, size, set, steps, top):
-    specifier, device = environment.resolve_device("auto")
+    specifier, device = gpus.resolve_device("auto")
     default = bars_run.defaults(specifier)
     arch, size = arch or default["arch"], size or default["size"]
     batch = batch or (8 if specifier == "@numpy" else 256)
-    loaded = configured.load(config, arch=arch, batch=batch, size=size, overrides=set)
+    loaded = synthetic_run.load(config, arch=arch, batch=batch, size=size, overrides=set)
     what = ", ".join([config, *set])
     print(f"{device}\n{arch} by {what}, batch {batch}, {size}x{size} pixels")
     found = profile.measure(loaded, networks[arch], specifier, rates.measure(specifier), steps=steps)

@@ -1,11 +1,11 @@
-"""The list of all that mixprec replaces in Chainer and other libraries at run time; ``python -m mixprec`` prints it.
+"""All that mixprec replaces in Chainer and other libraries at run time; ``mixprec info --patches`` prints the list.
 
 Each package declares its own entries, see :class:`mixprec.compat.registry.Patch`; all of them are imported here.
 :func:`undo` takes all of them back.
 """
 
 from mixprec.activation_memory import offloading, recomputation  # noqa: F401
-from mixprec.bridge import branches, placing  # noqa: F401
+from mixprec.bridge import branches, missing_cupy, placing  # noqa: F401
 from mixprec.compat import registry
 from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness
@@ -36,12 +36,27 @@ _MOMENTS = {
 
 
 def entries():
-    """Returns all entries, a list of :class:`~mixprec.compat.registry.Patch` in the order of their ``when``."""
+    """Returns all entries, a list of :class:`~mixprec.compat.registry.Patch` in the order of their ``when``.
+
+    Example:
+        >>> from mixprec import patches
+        >>> patch = next(patch for patch in patches.entries() if patch.when == "mixprec.capture")
+        >>> patch.targets
+        ('chainer.function_node:FunctionNode.apply',)
+        >>> print(patch.why[:52])
+        Without it launches by CuPy itself are not compared.
+    """
     return sorted(registry.patches(), key=lambda patch: (_moment(patch), patch.targets, patch.why))
 
 
 def report():
-    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason."""
+    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason.
+
+    Example:
+        >>> from mixprec import patches
+        >>> print(patches.report().splitlines()[0])
+        Attributes that mixprec replaces. Below each: what goes wrong without it.
+    """
     targets = {}
     for patch in entries():
         targets.setdefault(patch.when, {}).setdefault(patch.why, []).extend(patch.targets)

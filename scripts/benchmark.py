@@ -53,7 +53,7 @@ from benchmarks.study import study_command
 from benchmarks.study.study_runs import StudyError
 from mixprec.app.commands.command_line import Parser, first_line, one_line
 from mixprec.app.config import ConfigError
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
 from models import MODELS
@@ -105,7 +105,7 @@ def _step(save, arch, size, batch):
 
 
 def _loader(save, data, images, batch, threads, repeats, seconds):
-    specifier, device = environment.resolve_device("auto")
+    specifier, device = gpus.resolve_device("auto")
     gpu = None if specifier == "@numpy" else chainer.get_device(specifier).device.id
     with tempfile.TemporaryDirectory() as folder:
         source = compared_loaders.make_pictures(folder, images) if data is None else open_images(data)

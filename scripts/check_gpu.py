@@ -29,9 +29,8 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from benchmarks import machine
-from benchmarks.command_arguments import amount
 from benchmarks.gpu_check import archive, check, group, stages, summary, wheels
-from mixprec.app.commands.command_line import Parser, first_line, one_line, path
+from mixprec.app.commands.command_line import Parser, amount, first_line, one_line, path
 from mixprec.base.archives import Damaged
 
 WHEELS = stages.ROOT / ".whl"

@@ -1,4 +1,4 @@
-"""Prints what mixprec.convert does to a model: any that can be imported, also from the current directory.
+"""Prints what mixprec.convert does to a model: the command ``mixprec convert-report``.
 
 python scripts/convert_report.py MODEL [--input SHAPE[:DTYPE] ...] [--compute float16] [--layout nhwc] [--no-fuse]
                                  [--strict] [--json PATH]
@@ -11,19 +11,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mixprec.app.commands import command_process
+from mixprec.app.commands import main
 
 if __name__ == "__main__":
-    command_process.begin()  # before the seconds that the imports below take
-
-from mixprec.app.commands import convert_report as convert_command
-
-
-def main(argv=None):
-    """Runs the command with arguments, ``None`` for those of the process; returns its exit code."""
-    sys.path.insert(0, "")
-    return convert_command.main(sys.argv[1:] if argv is None else argv)
-
-
-if __name__ == "__main__":
-    sys.exit(command_process.run(main))
+    main.console("convert-report")

@@ -29,7 +29,7 @@ if __name__ == "__main__":
     command_process.begin()  # before the seconds that the imports below take
 
 from mixprec.app.commands.command_line import Parser, first_line
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -86,7 +86,7 @@ def main(arguments=None):
         print(f"sanitize: compute-sanitizer is not installed: {_INSTALL}", file=sys.stderr)
         return 2
     try:
-        environment.resolve_device("gpu")
+        gpus.resolve_device("gpu")
     except ValueError as error:
         print(f"sanitize: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ import tempfile
 import matplotlib
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.native import native_library
 from tests import cases
@@ -40,9 +40,9 @@ def _cache_folder():
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
     cases.mark(items)
-    if environment.usable_device_count():
+    if gpus.usable_device_count():
         return
-    skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see python -m mixprec")
+    skip = pytest.mark.skip(reason="needs a CUDA device and CuPy, see mixprec info")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)

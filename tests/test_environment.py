@@ -1,12 +1,19 @@
 """The environment report and the choice of a device, with stubs for what this machine lacks."""
 
+import importlib.util
+import json
 import subprocess
 import sys
 import types
 
+import chainer
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec import patches
+from mixprec.app.commands import info as command
+from mixprec.app.parts import environment, gpus
+from mixprec.base import VERSION
+from tests import ROOT
 
 
 class FakeError(Exception):
@@ -51,16 +58,16 @@ def machine(monkeypatch):
 
 def test_auto_takes_the_first_gpu(machine):
     machine(stub_cupy(2))
-    device, reason = environment.resolve_device("auto")
+    device, reason = gpus.resolve_device("auto")
     assert device == "@cupy:0"
     assert reason == "GPU 0 of 2: Stub H200, compute capability 9.0, 141 GiB"
-    assert environment.usable_device_count() == 2
+    assert gpus.usable_device_count() == 2
 
 
 @pytest.mark.parametrize(("wanted", "device"), [("gpu", "@cupy:0"), ("gpu:1", "@cupy:1"), ("cpu", "@numpy")])
 def test_named_device(machine, wanted, device):
     machine(stub_cupy(2))
-    assert environment.resolve_device(wanted)[0] == device
+    assert gpus.resolve_device(wanted)[0] == device
 
 
 @pytest.mark.parametrize(
@@ -76,8 +83,8 @@ def test_named_device(machine, wanted, device):
 )
 def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wanted, devices):
     machine(stub_cupy(count))
-    assert [environment.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
-    assert count < 2 or environment.address_of("@cupy:1") == "0000:11:00.0"
+    assert [gpus.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
+    assert count < 2 or gpus.address_of("@cupy:1") == "0000:11:00.0"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +98,19 @@ def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wan
 )
 def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, cupy, reason):
     machine(cupy)
-    device, why = environment.resolve_device("auto")
+    device, why = gpus.resolve_device("auto")
     assert device == "@numpy"
     assert reason in why
-    assert environment.usable_device_count() == 0
+    assert gpus.usable_device_count() == 0
     with pytest.raises(ValueError, match=r"device: found 'gpu', but") as error:
-        environment.resolve_device("gpu")
+        gpus.resolve_device("gpu")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
     machine(stub_cupy(1), chainer_available=False, error=ImportError("libcublas.so.13\nmore"))
-    device, why = environment.resolve_device("auto")
+    device, why = gpus.resolve_device("auto")
     assert (device, why) == ("@numpy", "CPU: Chainer cannot use CuPy, ImportError: libcublas.so.13")
 
 
@@ -114,35 +121,42 @@ def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
 def test_gpu_that_is_not_there_is_a_clear_error(machine, count, index, there):
     machine(stub_cupy(count))
     with pytest.raises(ValueError, match=f"found 'gpu:{index}', but {there}"):
-        environment.resolve_device(f"gpu:{index}")
+        gpus.resolve_device(f"gpu:{index}")
 
 
 @pytest.mark.parametrize("wanted", ["tpu", "gpu:", "gpu:-1", "gpu:x", "", None, 0, "cpu\n"])
 def test_other_specifiers_are_errors(wanted):
     with pytest.raises(ValueError, match="expected 'auto', 'cpu', 'gpu' or 'gpu:N'"):
-        environment.resolve_device(wanted)
+        gpus.resolve_device(wanted)
 
 
 def test_report_lists_everything_aligned(machine):
     machine(stub_cupy(1))
     lines = environment.report().splitlines()
-    names = ["Python", "NumPy", "Chainer", "start-up hook", "native library", "CuPy", "CUDA runtime"]
+    names = ["mixprec", "Python", "NumPy", "Chainer", "start-up hook", "native library", "CuPy", "CUDA runtime"]
     names += ["CUDA driver", "GPU 0", "cuDNN", "cuDNN frontend", "Chainer's cuDNN", "NCCL", "mpi4py", "DALI", "Pillow"]
     names += ["matplotlib", "ONNX", "device 'auto'"]
     width = max(map(len, names)) + 2
     assert [line[:width].rstrip() for line in lines] == names
     assert {line[width:].split()[0] for line in lines} <= {"ok", "missing", "broken"}
     assert all(line[width - 1] == " " and line[width] != " " for line in lines)
-    assert "13.2" in lines[6]
-    assert "Stub H200" in lines[8]
+    assert "13.2" in lines[7]
+    assert "Stub H200" in lines[9]
 
 
 def test_missing_package_says_how_to_get_it(machine, monkeypatch):
-    monkeypatch.setattr(environment, "_import", missing)
+    monkeypatch.setattr(gpus, "quietly_imported", missing)
+    monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
     rows = {row.name: row for row in environment.components()}
     assert rows["CuPy"].state == "missing"
     assert 'pip install -e ".[cuda13]"' in rows["CuPy"].note
     assert 'pip install -e ".[dali]"' in rows["DALI"].note
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_a_device_without_cupy_says_how_to_get_it():
+    with pytest.raises(RuntimeError, match=r'CuPy is not installed: pip install -e "\.\[cuda13\]"'):
+        chainer.links.Linear(2, 2).to_device("@cupy:0")
 
 
 def missing(module):
@@ -157,7 +171,8 @@ def test_broken_packages_are_reported_with_the_reason(monkeypatch):
         "cupy": ImportError("libcuda.so.1: cannot open shared object file"),
         "nvidia.dali": ModuleNotFoundError("No module named 'nvtx'", name="nvtx"),
     }
-    monkeypatch.setattr(environment, "_import", lambda module: (None, errors.get(module, OSError("disk"))))
+    monkeypatch.setattr(gpus, "quietly_imported", lambda module: (None, errors.get(module, OSError("disk"))))
+    monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
     rows = {row.name: row for row in environment.components()}
     assert (rows["NumPy"].state, rows["NumPy"].note) == ("broken", "RuntimeError: wrong CPU")
     assert (rows["Chainer"].state, rows["Chainer"].note) == ("broken", "AttributeError")
@@ -194,6 +209,7 @@ def test_nccl_is_asked_through_cupy(monkeypatch, cupy, library, version, row):
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", types.SimpleNamespace(**library) if cupy else None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", types.ModuleType("cupy.cuda"))
     monkeypatch.setattr(environment, "_distribution_version", lambda distributions: version)
+    monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
     found = environment._nccl()
     assert (found.state, found.version) == row[:2]
     assert found.note.startswith(row[2])
@@ -209,11 +225,52 @@ def test_missing_startup_hook_is_reported(monkeypatch, tmp_path):
     assert environment._startup_hook().state == "ok"
 
 
-def test_python_dash_m_mixprec_prints_the_report():
-    done = subprocess.run([sys.executable, "-W", "error", "-m", "mixprec"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    report, _, replaced = done.stdout.partition("\n\n")
-    assert report.startswith("Python ")
-    assert report.splitlines()[-1].startswith("device 'auto'")
-    assert replaced.startswith("Attributes that mixprec replaces")
+@pytest.mark.parametrize("vendor", [None, "0x10de"])
+def test_without_a_gpu_its_parts_are_not_needed(monkeypatch, tmp_path, vendor):
+    """Where the bus has a GPU of NVIDIA, which does not work, they are missing."""
+    monkeypatch.setattr(gpus, "quietly_imported", missing)
+    monkeypatch.setattr(gpus, "_VENDORS", str(tmp_path / "*"))
+    if vendor is not None:
+        (tmp_path / "vendor").write_text(f"{vendor}\n")
+    states = {row.name: row.state for row in environment.components()}
+    names = ["CuPy", "CUDA runtime", "CUDA driver", "GPU", "cuDNN frontend", "Chainer's cuDNN"]
+    assert {states[name] for name in names} == {"not needed" if vendor is None else "missing"}
+    assert states["mpi4py"] == "missing"
+
+
+def info(*arguments):
+    command = [sys.executable, "-W", "error", "-m", "mixprec", "info", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_command_prints_the_report():
+    lines = info().splitlines()
+    assert lines[0].split()[:3] == ["mixprec", "ok", VERSION]
+    assert lines[-1].startswith("device 'auto'")
+
+
+def test_the_command_prints_json(capsys):
+    assert command.main(["--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["machine"]["CPU"] == environment.cpu()
+    assert printed["components"][0]["version"] == VERSION
+
+
+def test_the_command_prints_all_replacements(capsys):
+    assert command.main(["--patches"]) == 0
+    assert capsys.readouterr().out == f"{patches.report()}\n"
+
+
+@pytest.mark.slow
+def test_the_report_without_any_package():
+    """Not even NumPy: it is for environments in which something is wrong."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['', 'info']\n"
+         "from mixprec.app.commands import main; main.console()"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    states = {line[:14].rstrip(): line[14:].split()[0] for line in done.stdout.splitlines()}
+    assert (states["NumPy"], states["Chainer"]) == ("missing", "broken")

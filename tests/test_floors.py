@@ -5,9 +5,13 @@ And a base name names one module.
 
 import ast
 import functools
+import os
+import re
 from pathlib import Path
 
 import pytest
+
+import mixprec
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,9 +49,10 @@ APPLICATION = """
 """
 FLOORS = f"{GROUND}{LIBRARY}{APPLICATION} mixprec __main__"
 
-# Rooms are folders with Python files, and loose modules at the top.
-ROOMS = 42
-FILES_OF_A_ROOM = 24
+# Rooms are folders with Python files, mixprec itself and the networks of its recipes among them, and loose modules at
+# the top.
+MOST_ROOMS, MOST_FILES = 42, 24
+MOST_LINES = 30  # of the docstring of a folder, with a table of modules
 
 # Base names that several folders share, as each computes the same on a level or a device of its own.
 FAMILIES = """
@@ -137,6 +142,46 @@ def test_a_base_name_names_one_module():
     shared = {name: where for name, where in folders.items() if len(where) > 1 and not name.startswith("__")}
     assert set(shared) == set(FAMILIES.split())
     assert set().union(*shared.values()) <= LEVELS
+
+
+def test_nothing_below_the_application_reads_a_config():
+    application, libraries = set(APPLICATION.split()), set(GROUND.split()) | set(LIBRARY.split())
+    found = {f"{a} -> {b}" for a, bs in edges().items() for b in bs if unit(a) in libraries and unit(b) in application}
+    assert found == set()
+
+
+@functools.cache
+def _files():
+    """Returns ``{folder: number of Python files in it}``, also of links to folders."""
+    found = {}
+    for folder, _, names in os.walk(ROOT / "mixprec", followlinks=True):
+        count = sum(name.endswith(".py") for name in names)
+        if count:
+            found[Path(folder).relative_to(ROOT).as_posix()] = count
+    return found
+
+
+def test_rooms_are_few():
+    """Who needs one more merges two that are read together, or raises the number and says why."""
+    loose = [path.stem for path in (ROOT / "mixprec").glob("*.py") if path.stem != "__init__"]
+    assert len(_files()) + len(loose) <= MOST_ROOMS, sorted([*_files(), *loose])
+
+
+def test_a_room_is_seen_at_a_glance():
+    assert {folder: count for folder, count in _files().items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("folder", sorted(_files()))
+def test_a_folder_says_what_is_in_it(folder):
+    """Its ``__init__`` has some lines on it, and on the order in which to read."""
+    docstring = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
+    assert 1 <= len(docstring.splitlines()) <= MOST_LINES
+
+
+def test_lint_bans_the_names_of_the_face_inside_of_the_package():
+    """There each name comes from its home, and ``import mixprec`` would go up."""
+    banned = re.findall(r'^"mixprec\.(\w+)"\.msg', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert sorted(banned) == sorted(mixprec.__all__)
 
 
 def test_there_is_no_circle():

@@ -1,4 +1,4 @@
-"""Ctrl-C without tracebacks: while a script is imported, when it runs, and when it is ending."""
+"""Ctrl-C without tracebacks: while a command is imported, when it runs, and when it is ending."""
 
 import signal
 import subprocess
@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
+from mixprec.app.commands.main import COMMANDS
 from mixprec.base import interruption
 from tests import ROOT
 from tests.cases import first
 
 SCRIPTS = sorted(path.name for path in (ROOT / "scripts").glob("*.py") if path.name != "__init__.py")
 
-# Runs a script that never comes to the end of its imports.
+# Runs a program that never comes to the end of its imports.
 IMPORTS = """
 import runpy, sys, time
 
@@ -23,7 +24,7 @@ class Slow:
             [time.sleep(0.1) for _ in range(6000)]  # a signal just before a sleep is seen after it
 
 sys.meta_path.insert(0, Slow())
-sys.argv = [{script!r}]
+sys.argv = {arguments}
 runpy.{run}
 """
 
@@ -68,13 +69,13 @@ def _start(program):
     )
 
 
-@pytest.mark.parametrize("script", first(1, ["mixprec.train", *SCRIPTS]))
-def test_ctrl_c_while_a_script_is_imported_is_one_line(script):
-    path = str(ROOT / "scripts" / script)
-    run = f"run_path({path!r}, run_name='__main__')"
-    if script == "mixprec.train":
-        run = "run_module('mixprec.train', run_name='__main__', alter_sys=True)"
-    process = _start(IMPORTS.format(script=path, run=run))
+@pytest.mark.parametrize("program", first(1, [*(f"mixprec {name}" for name in COMMANDS), *SCRIPTS]))
+def test_ctrl_c_while_a_command_is_imported_is_one_line(program):
+    arguments, run = ["mixprec", program.partition(" ")[2]], "run_module('mixprec', run_name='__main__')"
+    if program in SCRIPTS:
+        arguments = [str(ROOT / "scripts" / program)]
+        run = f"run_path({arguments[0]!r}, run_name='__main__')"
+    process = _start(IMPORTS.format(arguments=arguments, run=run))
     assert process.stdout.readline() == "imports\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

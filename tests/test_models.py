@@ -11,6 +11,7 @@ import pytest
 from scipy.signal import correlate2d
 
 import models
+from mixprec.base.announcements import is_of
 from models.resnet import BasicBlock, Bottleneck
 from models.unet import UNet
 from tests.cases import first
@@ -191,12 +192,14 @@ def test_models_do_not_import_mixprec():
     assert found == ["    from mixprec.functions import stochastic_depth"]  # within a function
 
 
-def test_the_training_script_takes_the_networks_of_the_checkout():
-    """As a user's own: what is in the package mixprec, as a wheel has them, counts as the library's code."""
-    from scripts import train_imagenet
-
-    assert train_imagenet.MODELS is models.MODELS
-    assert {network.__module__.partition(".")[0] for network in models.MODELS.values()} == {"models"}
+@pytest.mark.parametrize(
+    ("module", "is_library"),
+    [("mixprec", True), ("mixprec.functions.relu", True), ("mixprec.recipes", True), ("chainer.links", True)]
+    + [("mixprec.recipes.models.resnet", False), ("mixprecision", False), ("models.resnet", False), ("", False)],
+)
+def test_networks_that_come_with_mixprec_count_as_the_users_code(module, is_library):
+    """Messages name the innermost line of the user's code, which may lie in such a network."""
+    assert is_of(module, {"mixprec", "chainer"}) == is_library
 
 
 @pytest.mark.slow

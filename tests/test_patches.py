@@ -255,7 +255,7 @@ def test_entries_say_when_and_why_in_a_line():
 
 
 def test_the_list_is_in_the_docs():
-    """A change of the list changes docs/compat.md: the block there is what ``python -m mixprec`` prints."""
+    """A change of the list changes docs/compat.md: the block there is what ``mixprec info --patches`` prints."""
     assert f"```\n{patches.report()}\n```" in (ROOT / "docs" / "compat.md").read_text()
 
 

@@ -16,6 +16,7 @@ PAGES = {
 }
 RUN = ("README.md", *(f"docs/{page}.md" for page in ("capture", "getting-started", "convert", "export", "primitives")))
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) for page in RUN}
+SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h", ".inl"}
 FOLDERS = "benchmarks|configs|docs|mixprec|models|scripts|tests"
 PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # benchmarks/results/DATE-bars-MACHINE.json
 # Files to be written by the reader, a folder of Chainer's repository, and names inside of a snapshot.
@@ -99,6 +100,21 @@ def test_every_make_target_it_names_exists(page):
 def test_pages_are_in_plain_words():
     for page, text in PAGES.items():
         assert not re.findall(r"\b(?:nobody|somebody|whoever)\b", text, re.IGNORECASE), page
+
+
+def test_few_sentences_are_translated_word_by_word():
+    """``that of`` and ``those of`` are rare in the library and the pages, and ``is another one`` does not occur."""
+    files = [path for path in (ROOT / "mixprec").rglob("*") if path.suffix in SOURCES]
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in files} | PAGES
+    del texts["docs/results.md"]  # it quotes records
+    assert _pages_with(r"\bis\s+another\s+one\b", texts) == {}
+    counts = _pages_with(r"\b(?:that|those)\s+of\b", texts)
+    assert sum(counts.values()) <= 60, counts
+
+
+def _pages_with(pattern, texts):
+    counts = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, text in texts.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _without_blocks(text):

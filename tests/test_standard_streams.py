@@ -4,14 +4,15 @@ import ast
 import contextlib
 import errno
 import os
-import pathlib
 import pty
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from mixprec.app.commands import main
 from mixprec.base import standard_streams
 from mixprec.base.messages import encoding_hint
 from mixprec.data.sources import progress
@@ -54,27 +55,52 @@ def _programs():
 
 PROGRAMS = _programs()
 COMMANDS = sorted(PROGRAMS.keys() - PARTS - ALONE)
-QUICK = "scripts.pack_dataset"  # to start; all begin and end alike, as the first test shows
+DOORS = {name for name, tree in PROGRAMS.items() if "main.console(" in ast.unparse(tree)}  # to the command mixprec
+QUICK = "mixprec"  # to start; all begin and end alike, as the first two tests show
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - ALONE))
 def test_each_program_makes_its_streams_safe_before_it_imports_what_opens_files(name):
     tree = PROGRAMS[name]
-    first, *_, last = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
-    begin = ast.unparse(first.body[0])
-    assert begin in ("standard_streams.guard()", "command_process.begin()", "command_process.begin(is_rank=True)")
-    before = tree.body[: tree.body.index(first)]
-    *others, own = [node for node in before if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert ast.unparse(own).startswith(("from mixprec.base import ", "from mixprec.app.commands import "))
-    named = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in others}
-    assert {module.partition(".")[0] for module in named} <= set(sys.stdlib_module_names)
-    if name in COMMANDS:
-        assert ast.unparse(last).split("sys.exit(")[1].startswith(("command_process.run(", "standard_streams.run("))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    begin = ast.unparse(blocks[0].body[0])
+    if name not in DOORS:
+        assert begin in ("standard_streams.guard()", "command_process.begin()", "command_process.begin(is_rank=True)")
+    elif name == "mixprec":
+        assert begin == "main.console()"
+    else:
+        assert begin.removeprefix("main.console('").removesuffix("')") in main.COMMANDS
+    own = _own_imports(tree.body[: tree.body.index(blocks[0])])
+    assert all(module.startswith(("mixprec.base.", "mixprec.app.commands.")) for module in own)
+    if name in COMMANDS and name not in DOORS:
+        assert ast.unparse(blocks[-1]).split("sys.exit(")[1].startswith("command_process.run(")
+
+
+def test_the_command_makes_its_streams_safe_before_it_imports_what_opens_files():
+    """Each command is a module that it imports afterwards."""
+    tree = ast.parse(Path(main.__file__).read_text("utf-8"))
+    others = [module for module in _own_imports(tree.body) if not module.startswith("mixprec.base.")]
+    assert others == ["mixprec.app.commands.command_process"]
+    (console,) = (node for node in tree.body if getattr(node, "name", None) == "console")
+    _, _, begin, end = map(ast.unparse, console.body)
+    assert begin.startswith("command_process.begin(")
+    assert end == "sys.exit(standard_streams.run(lambda: main(argv)))"
+
+
+def _own_imports(nodes):
+    """Returns the dotted names that statements import, without modules of Python."""
+    found = []
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{each.name}" for each in node.names]
+    return [name for name in found if name.partition(".")[0] not in sys.stdlib_module_names]
 
 
 def _run(folder, name, state, *arguments):
     """Runs a command in a shell; returns exit code, standard output and standard error, where they lead to."""
-    program = ["-m", name] if not name.startswith("scripts.") else [str(ROOT / "scripts" / f"{name[8:]}.py")]
+    program = ["-m", *name.split()] if not name.startswith("scripts.") else [str(ROOT / "scripts" / f"{name[8:]}.py")]
     script = f'{{ {{ "$@" 3>&-; echo $? >&3; }} {state}; }} 3>code'
     done = subprocess.run(
         ["bash", "-c", script, "bash", sys.executable, *program, *arguments],
@@ -89,7 +115,7 @@ def _run(folder, name, state, *arguments):
 
 
 def _assert_ends_well(folder, name, state):
-    code, printed, errors = _run(folder, name, state, *([] if name == "mixprec" else ["--help"]))
+    code, printed, errors = _run(folder, name, state, "--help")
     assert (code, errors) == STATES[state]
     if "head" in state:
         assert printed.count("\n") == 1
@@ -103,7 +129,9 @@ def test_a_command_whose_output_cannot_be_written_ends_with_one_line(tmp_path, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != QUICK])
+@pytest.mark.parametrize(
+    "name", [*(name for name in COMMANDS if name not in DOORS), *(f"mixprec {name}" for name in main.COMMANDS)]
+)
 def test_any_other_command_does_as_well(tmp_path, name):
     _assert_ends_well(tmp_path, name, ">/dev/full")
 
@@ -276,13 +304,13 @@ def test_a_path_that_cannot_be_encoded(tmp_path, monkeypatch):
     images = tmp_path / "größe" / "train"
     (images / "a").mkdir(parents=True)
     (images / "a" / "0.jpg").write_bytes(b"")
-    pathlib.Path(tmp_path, "list.txt").write_text("größe/train/a/0.jpg 0\n", "utf-8")
-    pathlib.Path(tmp_path, "config.yaml").write_text("base: größe.yaml\n", "utf-8")
+    Path(tmp_path, "list.txt").write_text("größe/train/a/0.jpg 0\n", "utf-8")
+    Path(tmp_path, "config.yaml").write_text("base: größe.yaml\n", "utf-8")
     for name, *arguments in (
-        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "größe/train"),
-        ("scripts.pack_dataset", "--out", "out", "--format", "tfrecord", "--source", "list.txt"),
-        ("scripts.train_imagenet", "--config", "config.yaml"),
-        ("scripts.train_imagenet", "--config", "digits.yaml", "--set", "data.train=größe/train"),
+        ("mixprec pack", "--out", "out", "--format", "tfrecord", "--source", "größe/train"),
+        ("mixprec pack", "--out", "out", "--format", "tfrecord", "--source", "list.txt"),
+        ("mixprec train", "--config", "config.yaml"),
+        ("mixprec train", "--config", "digits.yaml", "--set", "data.train=größe/train"),
     ):
         code, printed, errors = _run(tmp_path, name, "", *arguments)
         assert (code, printed, errors.count("\n")) == (2, "", 1)

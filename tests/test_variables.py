@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from mixprec.app.commands.main import COMMANDS as NAMES
 from mixprec.app.parts import environment
 from mixprec.base import variables
 from tests import ROOT
@@ -13,8 +14,8 @@ from tests import ROOT
 WRONG = [(name, value) for name in variables.VARIABLES for value in ("x", "00", " 1")]
 COMMANDS = [
     *(["scripts/" + path.name] for path in sorted((ROOT / "scripts").glob("[a-z]*.py"))),
-    ["-m", "mixprec.train"],
-    ["-m", "mixprec.app.monitor"],
+    *(["-m", "mixprec", name] for name in NAMES if name != "info"),
+    ["-m", "mixprec"],
 ]
 
 
@@ -56,7 +57,9 @@ def test_each_python_of_the_environment_goes_on():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", [COMMANDS[-2], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)])
+@pytest.mark.parametrize(
+    "command", [COMMANDS[-1], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS[:-1])]
+)
 def test_commands_end_with_one_line(command):
     done = python([*command, "--help"], MIXPREC_NATIVE="x")
     line = "error: MIXPREC_NATIVE=x: allowed: 1, 0, avx2 or avx512; default: 1\n"
@@ -92,6 +95,6 @@ def test_the_report_does_not_show_the_token(monkeypatch):
 
 @pytest.mark.slow
 def test_the_report_goes_on_with_a_wrong_one():
-    done = python(["-m", "mixprec"], MIXPREC_NATIVE="x")
+    done = python(["-m", "mixprec", "info"], MIXPREC_NATIVE="x")
     assert (done.returncode, done.stderr) == (0, "")
     assert "MIXPREC_NATIVE=x: allowed: 1, 0, avx2 or avx512" in done.stdout

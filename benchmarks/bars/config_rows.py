@@ -8,10 +8,10 @@ import functools
 
 import chainer
 
-from benchmarks import configured
 from benchmarks.bars.chainer_step import step_of
 from benchmarks.bars.row_worker import BenchmarkRow
 from benchmarks.bars.timed_step import LR
+from mixprec.app.run import synthetic_run
 
 TALK = ("fp32.yaml", "fp16.yaml", "dali.yaml", "nhwc_fused_batched.yaml", "static_graph.yaml")
 ALL = "static_graph.yaml"  # everything on
@@ -58,7 +58,7 @@ def bars(specifier, *, arch, batch, size):
     """
 
     def bar(name, group, file, overrides):
-        config = configured.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
+        config = synthetic_run.load(file, arch=arch, batch=batch, size=size, overrides=[*_TINY_STEPS, *overrides])
         make = functools.partial(_step, file, tuple(overrides))
         return BenchmarkRow(name, make, group=group, key=_same(config, specifier))
 
@@ -79,8 +79,8 @@ def _same(config, specifier):
 def _step(file, overrides, task):
     """Makes the step of the training script for a config."""
     own = [*_TINY_STEPS, *overrides]
-    config = configured.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=own)
-    updater = configured.updater_of(config, task.network, task.specifier)
+    config = synthetic_run.load(file, arch=task.arch, batch=task.batch, size=task.size, overrides=own)
+    updater = synthetic_run.updater_of(config, task.network, task.specifier)
     captured = None if config.capture.mode == "off" else updater.step
     model = updater.get_optimizer("main").target
 

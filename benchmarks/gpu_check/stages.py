@@ -91,7 +91,7 @@ def stages(scratch):
 
     python = shlex.quote(sys.executable)
     environment = f"echo cores: $(env -u OMP_NUM_THREADS nproc); free -g; df -h {scratch}; timeout 5 nvidia-smi"
-    environment += f"; timeout 20 {python} -m mixprec; {python} -m pip list; :"
+    environment += f"; timeout 20 {python} -m mixprec info; {python} -m pip list; :"
     return [
         Stage("environment", 8, ("sh", "-c", environment), quotes.environment, False),
         Stage("smoke", 20, _module("gpu_tests", scratch / "smoke", *SMOKE), quotes.tests),

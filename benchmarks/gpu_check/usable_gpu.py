@@ -13,12 +13,12 @@ if __name__ == "__main__":
     command_process.begin()
 
 from benchmarks.gpu_check.stages import NO_GPU
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 
 
 def main():
     """Asks for it; returns the exit status."""
-    specifier, reason = environment.resolve_device("auto")
+    specifier, reason = gpus.resolve_device("auto")
     print(reason.removeprefix("CPU: "))
     return NO_GPU if specifier == "@numpy" else 0
 

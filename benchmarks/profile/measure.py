@@ -6,11 +6,12 @@ import time
 
 import chainer
 
-from benchmarks import configured, gpu
+from benchmarks import gpu
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import profile_of
 from benchmarks.profile.spans import Spans
 from benchmarks.profile.timed_calls import watching
+from mixprec.app.run import synthetic_run
 from mixprec.backends import launcher_of, primitives_of
 
 _WARM_UP = 5  # the first calls of a converted model are looked at, and engines of cuDNN chosen
@@ -26,7 +27,7 @@ def measure(config, network, specifier, rates, *, steps=5):
     update does for some loss scales, ends that lead, and is then timed with the host's gaps.
 
     Args:
-        config: from :func:`benchmarks.configured.load`.
+        config: from :func:`mixprec.app.run.synthetic_run.load`.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
         specifier: of the device, ``"@numpy"`` or such as ``"@cupy:0"``.
         rates: :class:`~benchmarks.rates.Rates` of the device, for floors.
@@ -36,7 +37,7 @@ def measure(config, network, specifier, rates, *, steps=5):
         Profile
     """
     config = dataclasses.replace(config, capture=dataclasses.replace(config.capture, mode="off"))
-    updater = configured.updater_of(config, network, specifier)
+    updater = synthetic_run.updater_of(config, network, specifier)
     device = chainer.get_device(specifier)
     for _ in range(_WARM_UP):
         updater.update()

@@ -15,13 +15,13 @@ import chainer
 import numpy as np
 
 import mixprec
-from benchmarks import configured
 from benchmarks.processes import Worker
 from benchmarks.recording_device import null_device
 from benchmarks.step.launches import Launch, launches_of
 from mixprec.app.parts import images
 from mixprec.app.parts.model import build_model
 from mixprec.app.parts.optimizers import attribute
+from mixprec.app.run import synthetic_run
 from mixprec.backends.device_log import recording
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.verification import Verification
@@ -71,7 +71,7 @@ def counts_of(rows, network, **settings):
     """Counts for several configs, each in a process of its own.
 
     Args:
-        rows: list of ``(name, config, overrides)``, the last two as for :func:`benchmarks.configured.load`.
+        rows: list of ``(name, config, overrides)``, the last two as for :func:`mixprec.app.run.synthetic_run.load`.
         network: callable, at the top of a module, from the number of classes to a Chainer link from images to logits.
         **settings: ``arch``, ``batch`` and ``size``, likewise.
 
@@ -95,7 +95,7 @@ def count(config, network):
     converting a model changes. So :func:`counts_of` calls it in a process of its own.
 
     Args:
-        config: from :func:`benchmarks.configured.load`.
+        config: from :func:`mixprec.app.run.synthetic_run.load`.
         network: callable from the number of classes to a Chainer link from images to logits.
 
     Returns:
@@ -159,7 +159,7 @@ def graphs_compute_nothing():
 def _count(network, name, overrides, settings):
     # The steps that are counted come after the first finite one. Here nothing is computed, and none is.
     overrides = [*overrides, "loss_scale.search=false"]
-    return count(configured.load(name, overrides=overrides, **settings), network)
+    return count(synthetic_run.load(name, overrides=overrides, **settings), network)
 
 
 def _asked(config, model, new_batch):

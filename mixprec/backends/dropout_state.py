@@ -40,6 +40,17 @@ def reset_dropout():
     """Forgets the random states: the next dropout on each device draws a new seed from ``np.random``.
 
     A graph captured before uses the old state until then.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> from mixprec import functions
+        >>> def run():
+        ...     np.random.seed(0)
+        ...     functions.reset_dropout()
+        ...     with chainer.using_config("train", True):
+        ...         return functions.dropout(np.ones(100, np.float16)).array
+        >>> bool((run() == run()).all())
+        True
     """
     _forgotten.update(_states)
 
@@ -67,6 +78,18 @@ def serialize_dropout(serializer, devices):
     Args:
         serializer: Chainer's serializer. A state that does not exist is not saved; a state missing in the file stays.
         devices: Chainer's devices, in the same order when saving and when loading.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> from mixprec import functions
+        >>> x, devices, file = np.ones(100, np.float16), [chainer.get_device("@numpy")], {}
+        >>> with chainer.using_config("train", True):
+        ...     _ = functions.dropout(x)
+        ...     functions.serialize_dropout(chainer.serializers.DictionarySerializer(file), devices)
+        ...     following = functions.dropout(x).array
+        ...     functions.serialize_dropout(chainer.serializers.NpzDeserializer(file), devices)
+        ...     bool((functions.dropout(x).array == following).all())
+        True
     """
     arguments.instance("serializer", serializer, chainer.AbstractSerializer, "a chainer.AbstractSerializer")
     known = _states.keys() - _forgotten

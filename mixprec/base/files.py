@@ -181,7 +181,8 @@ def _replaced(paths, sync):
     try:
         for path in paths:
             folder, name = os.path.split(os.path.abspath(path))
-            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
+            with _naming(path):
+                handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
             os.close(handle)
             temporaries.append(temporary)
         yield temporaries
@@ -197,6 +198,12 @@ def _replaced(paths, sync):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(temporary)
         raise
+
+
+def check_writable(path):
+    """Raises an ``OSError`` if :func:`replacing` cannot write a file at ``path``; leaves nothing there."""
+    with _place(path) as place, tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(place))):
+        pass
 
 
 def open_regular(path, *, follow=True, dir_fd=None):

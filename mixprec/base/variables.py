@@ -14,7 +14,7 @@ class Variable(NamedTuple):
 
     Attributes:
         allowed: tuple of str; the first is the default.
-        about: what it decides, for the report of ``python -m mixprec``.
+        about: what it decides, for the report of ``mixprec info``.
     """
 
     allowed: tuple

@@ -8,7 +8,7 @@ from mixprec.compat.hooks import after_import, around, inside
 from mixprec.compat.registry import LEAVE
 
 _NO_CUDNN = (
-    "CuPy 14 has no cuDNN, and mixprec's bridge to cuDNN 9 is off (python -m mixprec says why), so "
+    "CuPy 14 has no cuDNN, and mixprec's bridge to cuDNN 9 is off (mixprec info says why), so "
     "chainer.backends.cuda has no {name}; use chainer.functions, which work without it"
 )
 

@@ -1,8 +1,8 @@
 """The one list of all attributes of other libraries that mixprec replaces while a program runs.
 
 Each entry is a :class:`Patch`, declared where its replacement is written. The import hook of :mod:`mixprec.startup`,
-``mixprec.convert``, ``MixedPrecisionOptimizer.setup`` and ``mixprec.capture`` apply them; ``python -m mixprec`` prints
-them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
+``mixprec.convert``, ``MixedPrecisionOptimizer.setup`` and ``mixprec.capture`` apply them; ``mixprec info --patches``
+prints them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
 
 An attribute may have several patches: ``Link.serialize`` has one of ``convert`` and one of ``setup``. They lie on top
 of each other in the order in which they were applied, and each can be taken back alone.
@@ -206,6 +206,15 @@ def replaced():
     """Returns what is replaced now: ``{(owner, name): patches}``, outermost last.
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
+
+    Example:
+        >>> import string
+        >>> patch = Patch("string:digits", lambda digits: digits + "x", "one digit is missing", "never")
+        >>> with patch.applied():
+        ...     replaced()[string, "digits"] == (patch,)
+        True
+        >>> (string, "digits") in replaced()
+        False
     """
     places = {place: tuple(layer.patch for layer in _standing(place)) for place in list(_layers)}
     return {(getattr(place, "owner", None), place.name): patches for place, patches in places.items() if patches}
@@ -215,6 +224,12 @@ def undo():
     """Takes back all patches: every library is as it was imported, and converted models do not run any more.
 
     A wrapper that other code has put around a replacement stays, and the replacement with it.
+
+    Example:
+        >>> from mixprec import patches
+        >>> patches.undo()  # doctest: +SKIP
+        >>> patches.replaced()  # doctest: +SKIP
+        {}
     """
     for each in reversed(_patches):
         each.undo()

@@ -1,7 +1,7 @@
 """Training data: ``sources`` of images, ``loaders`` that make batches of them, and two small sets.
 
 Reading order. ``sources`` (files on disk as a list of images with labels), ``loaders`` (batches), ``mixing`` (Mixup and
-CutMix), ``data_error`` (the error for every fault of the data). The sets are handwritten digits (``digits``) and
+CutMix), ``data_error`` (the error for every fault of the data). The sets are handwritten digits (``digit_images``) and
 generated pictures (``textures``), both written by ``generated_set``. The names below are imported on first use, so that
 none needs NumPy or DALI before. ``docs/data.md`` explains everything.
 

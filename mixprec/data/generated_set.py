@@ -90,7 +90,7 @@ def _read_manifest(out, kind):
         manifest = json.loads((out / MANIFEST).read_bytes())
         foreign = _on_disk(out) - set(manifest["files"])
     except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{out}: not empty, and not a set of {kind} made by this script (no {MANIFEST})") from error
+        raise DataError(f"{out}: not empty, and not a set of {kind} made by mixprec (no {MANIFEST})") from error
     if foreign:
         raise DataError(f"{out}: holds {min(foreign)}, which is not part of the set of {kind}")
     return manifest

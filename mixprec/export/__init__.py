@@ -10,6 +10,7 @@ and loads, ``weight_files`` reads and writes files. ONNX in float32: ``onnx_file
 
 from typing import TYPE_CHECKING
 
+from mixprec.base.installation import install_hint
 from mixprec.export.export_error import ExportError, WeightsError
 from mixprec.export.state_dicts import load_torchvision, torchvision
 
@@ -27,7 +28,7 @@ else:
 
             from mixprec.export.onnx_file import export_onnx
         except ModuleNotFoundError as error:
-            missing = f"mixprec.export.onnx needs {error.name}, which is not installed: pip install -e '.[export]'"
+            missing = f"mixprec.export.onnx needs {error.name}, which is not installed: {install_hint('export')}"
             raise ModuleNotFoundError(missing, name=error.name) from error
         globals()[name] = export_onnx
         return export_onnx

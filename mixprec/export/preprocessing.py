@@ -59,7 +59,7 @@ class Preprocessing:
         names = [field.name for field in dataclasses.fields(cls)]
         missing = [name for name in names if name not in metadata]
         if missing:
-            wanted = "wanted: a file of scripts/export.py"
+            wanted = "wanted: a file of mixprec export"
             raise NotAnImageNetwork(f"{path}: no '{missing[0]}' in its metadata; {wanted}")
         values = {}
         for name in names:
@@ -69,7 +69,7 @@ class Preprocessing:
                 raise NotAnImageNetwork(f"{path}: '{name}' in its metadata is not JSON") from error
         wrong = [name for name in names if not _IS_VALID[name](values[name])]
         if wrong:
-            raise NotAnImageNetwork(f"{path}: '{wrong[0]}' in its metadata is not as scripts/export.py writes it")
+            raise NotAnImageNetwork(f"{path}: '{wrong[0]}' in its metadata is not as mixprec export writes it")
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 

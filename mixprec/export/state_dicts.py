@@ -51,6 +51,15 @@ def load_torchvision(model, state):
 
     Raises:
         WeightsError: a name is unknown or missing, or a shape differs. The model is then unchanged.
+
+    Example:
+        >>> import chainer.links as L, numpy as np
+        >>> from mixprec import export
+        >>> model = L.Linear(4, 2)
+        >>> state = {"weight": np.ones((2, 4), np.float32), "bias": np.zeros(2, np.float32)}  # as of torch.load
+        >>> export.load_torchvision(model, state)
+        >>> float(model.W.array.sum())
+        8.0
     """
     network = network_of(model)
     load(network, unwrapped(state), file_names(network, torch=True))

@@ -1,6 +1,6 @@
 """Files of weights: Chainer's .npz, and PyTorch's .safetensors and .pt. Nothing in them is ever executed.
 
-The training command and ``scripts/convert_weights.py`` read and write them.
+The commands ``mixprec train`` and ``mixprec weights`` read and write them.
 """
 
 import importlib
@@ -14,6 +14,7 @@ import numpy as np
 from mixprec.base import files
 from mixprec.base.archives import Damaged, read_arrays, reading
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import encoding_hint
 from mixprec.export.export_error import WeightsError
 from mixprec.export.matching import contents, file_names, load
@@ -21,6 +22,7 @@ from mixprec.export.state_dicts import network_of, torchvision, unwrapped
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
 _SNAPSHOT = "updater/model:main/predictor/"  # prefix of the network in a snapshot of a training run
+_TORCH_SIZE = " (200 MB, or gigabytes with CUDA)"
 _SAFETENSORS = {
     "F64": np.float64,
     "F32": np.float32,
@@ -157,7 +159,7 @@ def _write_safetensors(file, network):
 
 
 def _read_pt(file):
-    torch = _package("torch", "torch")
+    torch = _package("torch", "torch", f"{_TORCH_SIZE}; or save it as .safetensors where torch is")
     try:
         with reading(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a TorchScript archive, which is refused
@@ -170,14 +172,14 @@ def _read_pt(file):
 
 
 def _write_pt(file, network):
-    torch = _package("torch", "torch")
+    torch = _package("torch", "torch", f"{_TORCH_SIZE}; or write .safetensors, which PyTorch's users load as well")
     content = io.BytesIO()  # so that an error of the disk is an exception of Python
     torch.save({name: torch.from_numpy(array) for name, array in torchvision(network).items()}, content)
     file.write(content.getbuffer())
 
 
-def _package(name, extra):
+def _package(name, extra, instead=""):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise WeightsError(f"needs the package {name}: pip install -e '.[{extra}]'") from error
+        raise WeightsError(f"needs the package {name}: {install_hint(extra)}{instead}") from error

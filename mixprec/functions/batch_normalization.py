@@ -52,6 +52,18 @@ def batch_normalization(
     Raises:
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit, ``stochastic_depth`` is out of range, or given without ``add``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.array([[1, 10], [3, 30]], np.float16)  # N = 2, C = 2; images are (N, H, W, C)
+        >>> gamma, beta = np.ones(2, np.float32), np.zeros(2, np.float32)
+        >>> functions.batch_normalization(x, gamma, beta).array.tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+        >>> mean, var = np.zeros(2, np.float32), np.ones(2, np.float32)
+        >>> y = functions.batch_normalization(x, gamma, beta, running_mean=mean, running_var=var, decay=0.5, relu=True)
+        >>> y.array.tolist(), mean.tolist()
+        ([[0.0, 0.0], [1.0, 1.0]], [1.0, 10.0])
     """
     name = BatchNormalization.name
     running = checks.running_statistics(name, running_mean, running_var)
@@ -80,6 +92,15 @@ def fixed_batch_normalization(x, gamma, beta, mean, var, eps=2e-5, *, add=None, 
 
     Returns:
         Variable like ``x``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.array([[1, 10], [3, 30]], np.float16)
+        >>> gamma, beta = np.ones(2, np.float32), np.zeros(2, np.float32)
+        >>> mean, var = np.array([1, 20], np.float32), np.array([4, 25], np.float32)
+        >>> functions.fixed_batch_normalization(x, gamma, beta, mean, var, eps=0.0).array.tolist()
+        [[0.0, -2.0], [1.0, 2.0]]
     """
     name = FixedBatchNormalization.name
     statistics = dense(checks.array(name, "mean", mean)), dense(checks.array(name, "var", var))

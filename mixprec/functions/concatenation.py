@@ -21,6 +21,13 @@ def concat(xs):
     Raises:
         TypeError: dtypes differ, or are not storage dtypes.
         ValueError: shapes do not fit, or there is nothing to concatenate.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> one, two = np.zeros((8, 7, 7, 16), np.float16), np.ones((8, 7, 7, 32), np.float16)
+        >>> functions.concat([one, two]).shape
+        (8, 7, 7, 48)
     """
     if not isinstance(xs, (list, tuple)):
         raise TypeError(f"concat: xs must be a list or tuple of arrays or variables; found {arguments.found(xs)}")

@@ -33,6 +33,19 @@ def convolution_2d(x, W, b=None, stride=1, pad=0, *, dilate=1, groups=1, relu=Fa
     Raises:
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.ones((2, 8, 8, 4), np.float16)  # (N, H, W, C)
+        >>> W = np.ones((16, 3, 3, 4), np.float16).transpose(0, 3, 1, 2)  # (K, C, R, S), channels last in memory
+        >>> y = functions.convolution_2d(x, W, stride=2, pad=1)
+        >>> y.shape, float(y.array[0, 1, 1, 0])  # inside an image: the sum of 3 * 3 * 4 ones
+        ((2, 4, 4, 16), 36.0)
+        >>> y, sums = functions.convolution_2d(x, W, pad=1, statistics=True)
+        >>> gamma, beta = np.ones(16, np.float32), np.zeros(16, np.float32)
+        >>> functions.batch_normalization(y, gamma, beta, sums=sums).shape
+        (2, 8, 8, 16)
     """
     checks.flag(Convolution2D.name, "statistics", statistics)
     if checks.flag(Convolution2D.name, "relu", relu) and statistics:

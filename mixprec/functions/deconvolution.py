@@ -24,6 +24,15 @@ def deconvolution_2d(x, W, b=None, stride=1, pad=0, outsize=None, *, dilate=1, g
     Raises:
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.ones((2, 4, 4, 16), np.float16)  # (N, H, W, K)
+        >>> W = np.ones((16, 2, 2, 8), np.float16).transpose(0, 3, 1, 2)  # (K, C, R, S), channels last in memory
+        >>> y = functions.deconvolution_2d(x, W, stride=2)
+        >>> y.shape, float(y.array[0, 0, 0, 0])  # windows do not overlap: the sum over K
+        ((2, 8, 8, 8), 16.0)
     """
     name = Deconvolution2D.name
     convolution = convolution_of(name, stride, pad, dilate, groups)

@@ -24,6 +24,18 @@ def dropout(x, ratio=0.5):
     Raises:
         TypeError: x is not in a storage dtype.
         ValueError: ``ratio`` is out of range.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> from mixprec import functions
+        >>> x = np.ones(1000, np.float16)
+        >>> with chainer.using_config("train", True):
+        ...     y = functions.dropout(x, 0.2).array
+        >>> sorted(set(y.tolist()))  # about 200 of them are 0
+        [0.0, 1.25]
+        >>> with chainer.using_config("train", False):
+        ...     bool((functions.dropout(x, 0.2).array == x).all())
+        True
     """
     ratio = checks.number(Dropout.name, "ratio", ratio, 0.0, below=1.0)
     if not chainer.config.train:

@@ -22,6 +22,14 @@ def to_nhwc(x, dtype=None, channels=None):
     Raises:
         TypeError: x is not in a storage dtype.
         ValueError: x does not have four axes, or has more channels than ``channels``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.zeros((8, 3, 224, 224), np.float32)
+        >>> y = functions.to_nhwc(x, np.float16, channels=4)  # the last of the four channels is zero
+        >>> y.shape, y.dtype.name
+        ((8, 224, 224, 4), 'float16')
     """
     return ToNHWC(*_checked(ToNHWC.name, dtype, channels)).apply((x,))[0]
 
@@ -40,12 +48,30 @@ def to_nchw(x, dtype=None, channels=None):
     Raises:
         TypeError: x is not in a storage dtype.
         ValueError: x does not have four axes, or has fewer channels than ``channels``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.zeros((8, 7, 7, 16), np.float16)
+        >>> y = functions.to_nchw(x, np.float32, channels=10)
+        >>> y.shape, y.dtype.name
+        ((8, 10, 7, 7), 'float32')
     """
     return ToNCHW(*_checked(ToNCHW.name, dtype, channels)).apply((x,))[0]
 
 
 def cast(x, dtype):
-    """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has this dtype."""
+    """Returns ``x``, any shape, rounded to a storage dtype; ``x`` itself as a variable if it has this dtype.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.array([1 / 3, 65520], np.float32)
+        >>> functions.cast(x, "float16").array.tolist()  # 65504 is the largest float16
+        [0.333251953125, inf]
+        >>> functions.cast(x, "bfloat16").array.tolist()
+        [0.333984375, 65536.0]
+    """
     x = chainer.as_variable(checks.variable(Cast.name, "x", x))
     dtype = arguments.storage_dtype("cast: dtype", dtype)
     return x if x.dtype == dtype else Cast(dtype).apply((x,))[0]

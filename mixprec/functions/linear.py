@@ -26,6 +26,17 @@ def linear(x, W, b=None, n_batch_axes=1):
     Raises:
         TypeError: a dtype does not fit.
         ValueError: a shape does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x, W, b = np.ones((8, 4), np.float16), np.ones((3, 4), np.float16), np.zeros(3, np.float32)
+        >>> y = functions.linear(x, W, b)
+        >>> y.shape, y.dtype.name, y.array[0].tolist()
+        ((8, 3), 'float16', [4.0, 4.0, 4.0])
+        >>> words = np.ones((8, 20, 4), np.float16)  # 8 sentences of 20 words
+        >>> functions.linear(words, W, n_batch_axes=2).shape
+        (8, 20, 3)
     """
     x = chainer.as_variable(checks.variable(Linear.name, "x", x))
     n_batch_axes = checks.whole(Linear.name, "n_batch_axes", n_batch_axes)

@@ -25,6 +25,13 @@ def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
     Raises:
         TypeError: x is not in a storage dtype.
         ValueError: x has one axis, or another argument is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.ones((1, 4), np.float32)  # a window of 3 channels has two of them at an edge
+        >>> functions.local_response_normalization(x, n=3, k=1, alpha=0.5, beta=1).array.tolist()
+        [[0.5, 0.4000000059604645, 0.4000000059604645, 0.5]]
     """
     name = LocalResponseNormalization.name
     attributes = LocalResponseNorm(

@@ -25,6 +25,16 @@ def max_pooling_2d(x, ksize, stride=None, pad=0, cover_all=True):
     Raises:
         TypeError: x is not in a storage dtype.
         ValueError: a shape does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.arange(16, dtype=np.float16).reshape(1, 4, 4, 1)
+        >>> functions.max_pooling_2d(x, 2).array[0, :, :, 0].tolist()
+        [[5.0, 7.0], [13.0, 15.0]]
+        >>> x = np.zeros((8, 112, 112, 64), np.float16)  # as the first pooling of a ResNet
+        >>> functions.max_pooling_2d(x, 3, stride=2, pad=1, cover_all=False).shape
+        (8, 56, 56, 64)
     """
     return MaxPooling2D(_pooling(MaxPooling2D.name, ksize, stride, pad, cover_all)).apply((x,))[0]
 
@@ -40,12 +50,27 @@ def average_pooling_2d(x, ksize, stride=None, pad=0):
 
     Returns:
         Variable (N, OH, OW, C).
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.arange(16, dtype=np.float16).reshape(1, 4, 4, 1)
+        >>> functions.average_pooling_2d(x, 2).array[0, :, :, 0].tolist()
+        [[2.5, 4.5], [10.5, 12.5]]
     """
     return AveragePooling2D(_pooling(AveragePooling2D.name, ksize, stride, pad, cover_all=False)).apply((x,))[0]
 
 
 def global_average_pooling_2d(x):
-    """Returns the mean (N, C) of each channel of each image of ``x`` (N, H, W, C)."""
+    """Returns the mean (N, C) of each channel of each image of ``x`` (N, H, W, C).
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> x = np.arange(8, dtype=np.float16).reshape(1, 2, 2, 2)
+        >>> functions.global_average_pooling_2d(x).array.tolist()
+        [[3.0, 4.0]]
+    """
     return GlobalAveragePooling2D().apply((x,))[0]
 
 

@@ -16,6 +16,12 @@ def relu(x):
 
     Raises:
         TypeError: x is not in a storage dtype.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import functions
+        >>> functions.relu(np.array([-1, 0, 2], np.float16)).array.tolist()
+        [0.0, 0.0, 2.0]
     """
     return ReLU().apply((x,))[0]
 

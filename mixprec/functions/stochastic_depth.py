@@ -31,10 +31,13 @@ def stochastic_depth(x, ratio):
         ValueError: ``ratio`` is out of range, or x has no axes.
 
     Example:
-        >>> def forward(self, x):
-        ...     h = F.relu(self.bn1(self.conv1(x)))
-        ...     h = mixprec.functions.stochastic_depth(self.bn2(self.conv2(h)), 0.1)
-        ...     return F.relu(h + x)
+        >>> import chainer, numpy as np
+        >>> from mixprec import functions
+        >>> h, x = np.ones((64, 7, 7, 16), np.float16), np.ones((64, 7, 7, 16), np.float16)
+        >>> with chainer.using_config("train", True):
+        ...     y = functions.stochastic_depth(h, 0.5) + x  # the end of a residual block
+        >>> sorted(set(y.array.ravel().tolist()))  # dropped images are x, the others x + h / (1 - 0.5)
+        [1.0, 3.0]
     """
     ratio = checks.number(StochasticDepth.name, "ratio", ratio, 0.0, below=1.0)
     if not isinstance(x, chainer.Variable):  # the array of one that is deferred would be computed

@@ -126,6 +126,18 @@ def capture_evaluation(
     Raises:
         TypeError: ``model`` is not a link, or ``required`` no bool.
         ValueError: another argument is out of its range.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec.graph_capture import capture_evaluation
+        >>> model = L.Linear(4, 3)
+        >>> report = mixprec.convert(model)
+        >>> evaluate = capture_evaluation(model)
+        >>> with chainer.using_config("train", False), chainer.no_backprop_mode():
+        ...     y = evaluate(np.ones((8, 4), np.float32))
+        >>> y.shape, evaluate.replays  # launches of a graph: none on a CPU
+        ((8, 3), 0)
     """
     arguments.instance("model", model, chainer.Link, "a chainer.Link")
     return Captured(Evaluation(model), warmup=warmup, graphs=graphs, other_shapes=other_shapes, required=required)

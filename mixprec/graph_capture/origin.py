@@ -9,6 +9,7 @@ import traceback
 
 import chainer
 
+from mixprec.base.announcements import is_of
 from mixprec.base.messages import text_of
 
 # Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
@@ -57,8 +58,7 @@ def cause_of(error):
 
 
 def _is_users(frame):
-    name = f"{frame.f_globals.get('__name__', '')}."
-    return not any(name.startswith(f"{library}.") for library in LIBRARIES)
+    return not is_of(frame.f_globals.get("__name__", ""), LIBRARIES)
 
 
 def _described(file, line):

@@ -22,19 +22,31 @@ class BatchNormalization(L.BatchNormalization):
         size: C; ``None`` to take it from the first input.
         decay: share of the running statistics that is kept in a step.
         eps: added to the variance.
-        dtype: dtype of parameters and statistics: float32; ``None`` means float32. The input may have any storage
-            dtype.
+        dtype: dtype of parameters and statistics. Only ``None`` and float32 are valid, even for inputs in float16,
+            whose rounding would swallow small steps of the running statistics.
         use_gamma: whether to scale by a parameter.
         use_beta: whether to shift by a parameter.
         initial_gamma: initializer, array (C,) or number; ``None`` means 1.
         initial_beta: initializer, array (C,) or number; ``None`` means 0.
-        axis: axes to average over: all but the last, ``(0, 1, 2)`` for images; ``None`` means the same.
+        axis: axes to average over: ``None``, 0 or ``(0, 1, 2)``, each of which means all but the last. Other axes of
+            Chainer's link are invalid, as channels come last.
         initial_avg_mean: initializer, array (C,) or number; ``None`` means 0.
         initial_avg_var: initializer, array (C,) or number; ``None`` means 1.
 
     Raises:
         TypeError: ``use_gamma`` or ``use_beta`` is not a bool, or an initializer argument is not an initializer.
         ValueError: any other argument is invalid.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> from mixprec import links
+        >>> bn = links.BatchNormalization(16)
+        >>> x = np.ones((8, 7, 7, 16), np.float16)
+        >>> y = bn(x, add=x, relu=True)  # relu(normalized + x): the end of a residual block, in one pass
+        >>> y.shape, y.dtype.name, bn.gamma.dtype.name
+        ((8, 7, 7, 16), 'float16', 'float32')
+        >>> with chainer.using_config("train", False):
+        ...     y = bn(x)  # by the running statistics
     """
 
     def __init__(

@@ -29,6 +29,14 @@ class Convolution2D(ChannelsLast, L.Convolution2D):
     Raises:
         TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import links
+        >>> conv = links.Convolution2D(None, 16, 3, stride=2, pad=1, nobias=True, dtype="float16")
+        >>> y = conv(np.ones((8, 32, 32, 4), np.float16), relu=True)
+        >>> y.shape, conv.W.shape  # W is as in Chainer
+        ((8, 16, 16, 16), (16, 4, 3, 3))
     """
 
     def __init__(

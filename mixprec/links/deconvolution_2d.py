@@ -30,6 +30,13 @@ class Deconvolution2D(ChannelsLast, L.Deconvolution2D):
     Raises:
         TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import links
+        >>> deconv = links.Deconvolution2D(16, 8, 2, stride=2, dtype="float16")  # doubles rows and columns
+        >>> deconv(np.ones((8, 7, 7, 16), np.float16)).shape, deconv.W.shape
+        ((8, 14, 14, 8), (16, 8, 2, 2))
     """
 
     def __init__(

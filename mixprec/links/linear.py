@@ -25,6 +25,14 @@ class Linear(StoredInFloat32, L.Linear):
     Raises:
         TypeError: ``nobias`` is not a bool, or an initializer argument is not an initializer.
         ValueError: another argument is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from mixprec import links
+        >>> fc = links.Linear(None, 10, dtype="float16")
+        >>> y = fc(np.ones((8, 7, 7, 16), np.float16))
+        >>> y.shape, fc.W.shape, fc.W.dtype.name  # 7 * 7 * 16 = 784
+        ((8, 10), (10, 784), 'float16')
     """
 
     def __init__(self, in_size, out_size=None, nobias=False, initialW=None, initial_bias=None, *, dtype=None):

@@ -73,7 +73,25 @@ class UsedScale(float):
 
 
 class UnscaledBackward(RuntimeError):
-    """A gradient from a ``backward()`` in FP16 without the loss scale, or from several with different ones."""
+    """A gradient from a ``backward()`` in FP16 without the loss scale, or a sum of gradients with different scales.
+
+    ``update()`` raises it, and the message names the parameter and the remedies:
+    ``optimizer.scale_loss(loss).backward()`` instead of ``loss.backward()``, ``loss_scale=None``, or a model in BF16.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec.optimizer import UnscaledBackward
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(model)
+        >>> report = mixprec.convert(model)
+        >>> model(np.ones((8, 4), np.float32), np.zeros(8, np.int32)).backward()  # not optimizer.backward(loss)
+        >>> try:
+        ...     optimizer.update()
+        ... except UnscaledBackward as error:
+        ...     print(str(error)[:77])
+        the gradient of /predictor/W comes from a backward() without loss scale, thro
+    """
 
 
 def check_scaled(namedparams, scales, *, expected):

@@ -39,6 +39,20 @@ class LossScaleExhausted(RuntimeError):
 
     Any loss scale counts them, :class:`NoLossScale` and :class:`StaticLossScale`, too. With a static one the message
     names the scale, which may be too large.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> scale = mixprec.DynamicLossScale(patience=2, search=False)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(), loss_scale=scale).setup(model)
+        >>> x, t = np.full((8, 4), np.inf, np.float32), np.zeros(8, np.int32)
+        >>> try:
+        ...     while True:
+        ...         optimizer.update(model, x, t)
+        ... except mixprec.LossScaleExhausted as error:
+        ...     print(str(error).partition(";")[0])
+        2 steps in a row overflowed, as many as patience allows
     """
 
 

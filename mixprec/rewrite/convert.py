@@ -17,7 +17,7 @@ from mixprec.precision import weight_copies
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
-from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
+from mixprec.rewrite.example import call_on_example, check_example, describe, fault, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -83,7 +83,7 @@ def convert(
     example: Any = None,
     *,
     compute: DTypeLike = "float16",
-    layout: Literal["nhwc", "nchw"] = "nhwc",
+    layout: Literal["nhwc", "nchw", "channels_last", "contiguous"] = "nhwc",
     fuse: bool | None = None,
     conv_statistics: bool | None = None,
     keep_float32: Sequence[str | type[chainer.Link]] = (),
@@ -121,10 +121,10 @@ def convert(
             and NumPy's random numbers are restored. An array or variable, a list of them (one argument), a tuple of
             positional arguments, or a dict of keyword arguments, on the device of the model. For a classifier, a
             single array goes to its predictor. ``None``: the first calls in training are traced instead.
-        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or an equivalent of
-            NumPy, such as ``np.float16``.
+        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, in short ``"fp16"``,
+            ``"bf16"`` or ``"fp32"``, or an equivalent of NumPy, such as ``np.float16``.
         layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice but do not
-            support bfloat16.
+            support bfloat16. ``"channels_last"`` and ``"contiguous"`` mean the same.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
             only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
@@ -249,7 +249,9 @@ def _try_out(model, conversion, example):
             for train in (True, True, False):
                 call_on_example(model, example, train=train)
         except Exception as error:
+            why = fault({id(link): name for name, link in model.namedlinks()}, error)
             note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
+            note += why and f": {why}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:  # Python 3.10

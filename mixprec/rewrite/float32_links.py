@@ -14,6 +14,7 @@ from mixprec.base.name_patterns import UnknownName
 from mixprec.base.nested import mapped
 from mixprec.base.scoped import scoped
 from mixprec.rewrite.deferred import Deferred, taken
+from mixprec.rewrite.state import active
 
 _OURS = "mixprec.links."
 
@@ -78,6 +79,16 @@ def call(scope, function, args, kwargs):
             name = f"{scope.link_name or '/'} in float32"
             args, kwargs = widened(scope, args, name), widened(scope, kwargs, name)
         return function(*args, **kwargs)
+
+
+def in_float32(function, *args):
+    """Calls a function so that all in it is float32, if a converted model calls this; as it is otherwise.
+
+    Args:
+        function: any callable.
+        args: its positional arguments.
+    """
+    return function(*args) if active.scope is None else call(active.scope, function, args, {})
 
 
 def widened(scope, value, taker):

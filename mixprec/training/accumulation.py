@@ -5,13 +5,32 @@ ranks train together.
 """
 
 import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 import chainer
 import numpy as np
 
-from mixprec.backends.transfers import on_host
+from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.training.label_accuracy import valid_images
+
+
+class Weighing(NamedTuple):
+    """How batches count in a mean loss in which images have weights.
+
+    Attributes:
+        weight: function from a batch, the arguments of the loss function, to the sum of the weights of its images:
+            a number, or an array of shape () on the device.
+        mean: function from a float64 array of the host to its mean over ranks, which all call it.
+    """
+
+    weight: Callable
+    mean: Callable
+
+    def of_ranks(self, batches):
+        """Returns the sum of the weights of the batches of a step, as a mean over ranks, float32 (); waits for it."""
+        return self.mean(np.array(sum(float(to_host(self.weight(batch))) for batch in batches))).astype(np.float32)
 
 
 class Accumulated:
@@ -27,12 +46,15 @@ class Accumulated:
 
     Args:
         lossfun: loss function of one batch: a mean over its images.
+        weighing: :class:`Weighing`, if that mean is a weighted one; the step's is one then, too. What is reported
+            beside the loss still is a mean over images.
     """
 
-    def __init__(self, lossfun):
+    def __init__(self, lossfun, weighing=None):
         self._lossfun = lossfun
+        self._weighing = weighing
 
-    def __call__(self, batches, images=None):
+    def __call__(self, batches, images=None, weight=None):
         """Returns an iterator of the weighted loss of each batch.
 
         The graph of one is gone before the next one is computed.
@@ -41,24 +63,27 @@ class Accumulated:
             batches: list of tuples, the arguments of ``lossfun``: images, and labels.
             images: of several ranks, the number of images that count, as a mean over ranks: the means over ranks of
                 losses and of what is reported are then those over all images. float32 array of shape ().
+            weight: the sum of their weights likewise, if they have some.
         """
-        return CountedLosses(self._losses(batches, images), len(batches))
+        return CountedLosses(self._losses(batches, images, weight), len(batches))
 
-    def _losses(self, batches, images):
+    def _losses(self, batches, images, weight):
         means = {}
         counts, total = _counts(batches)
-        for batch, count in zip(batches, counts, strict=True):
-            yield self._loss(batch, _share(count, total if images is None else images), means)
+        shares = [_share(count, total if images is None else images) for count in counts]
+        weights = shares if self._weighing is None else _shares_of_weights(self._weighing.weight, batches, weight)
+        for each in zip(batches, shares, weights, strict=True):
+            yield self._loss(*each, means)
         chainer.report(means)
 
-    def _loss(self, batch, weight, means):
+    def _loss(self, batch, share, weight, means):
         observation = {}
         with _reporting_to(observation):
             loss = self._lossfun(*batch)
         for name, value in observation.items():
             value = chainer.as_array(value) if isinstance(value, chainer.Variable) else value
             if getattr(value, "ndim", 0) == 0:
-                means[name] = means.get(name, 0) + weight * value
+                means[name] = means.get(name, 0) + (weight if value is loss.array else share) * value
         return loss * weight
 
 
@@ -67,6 +92,13 @@ def _counts(batches):
     counts = list(map(valid_images, batches))
     total = sum(counts)
     return counts, max(total, 1) if on_host(total) else chainer.backend.get_array_module(total).maximum(total, 1)
+
+
+def _shares_of_weights(weight_of, batches, total):
+    """Returns the share of each batch in the weights, 0 if there are none."""
+    weights = list(map(weight_of, batches))
+    total = sum(weights) if total is None else total
+    return [_share(weight, total + (total == 0)) for weight in weights]
 
 
 def _share(count, total):

@@ -49,6 +49,23 @@ class GradientHistogram(extension.Extension):
 
     Raises:
         TypeError: ``optimizer`` is another one, ``filename`` no text, or ``numbers`` neither a text nor ``None``.
+
+    Example:
+        >>> import os, tempfile
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec import training
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD()).setup(model)
+        >>> data = chainer.datasets.TupleDataset(np.ones((16, 4), np.float32), np.zeros(16, np.int32))
+        >>> updater = training.CapturedUpdater(chainer.iterators.SerialIterator(data, 8), optimizer, device=-1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trainer = chainer.training.Trainer(updater, (2, "epoch"), out=folder)
+        ...     trainer.extend(training.GradientHistogram(optimizer), trigger=(1, "epoch"))
+        ...     trainer.run()
+        ...     sorted(os.listdir(folder))  # the picture needs matplotlib
+        ['gradients.jsonl', 'gradients.png']
     """
 
     trigger = 1, "epoch"

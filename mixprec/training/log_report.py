@@ -35,6 +35,24 @@ class LogReport(extensions.LogReport):
 
     Raises:
         TypeError: an argument is none of those.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec import training
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD()).setup(model)
+        >>> data = chainer.datasets.TupleDataset(np.ones((16, 4), np.float32), np.zeros(16, np.int32))
+        >>> updater = training.CapturedUpdater(chainer.iterators.SerialIterator(data, 8), optimizer, device=-1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trainer = chainer.training.Trainer(updater, (2, "epoch"), out=folder)
+        ...     trainer.extend(training.LogReport(trigger=(1, "epoch")))
+        ...     trainer.run()
+        ...     lines = [json.loads(line) for line in pathlib.Path(folder, "log.jsonl").read_text().splitlines()]
+        >>> [line["iteration"] for line in lines], "main/loss" in lines[0]
+        ([2, 4], True)
     """
 
     def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG, gather=lambda value: [value]):

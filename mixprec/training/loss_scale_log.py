@@ -25,6 +25,25 @@ class LossScaleLog(extension.Extension):
 
     Raises:
         TypeError: ``optimizer`` is another one.
+
+    Example:
+        >>> import tempfile
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec import training
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD()).setup(model)
+        >>> data = chainer.datasets.TupleDataset(np.ones((16, 4), np.float32), np.zeros(16, np.int32))
+        >>> updater = training.CapturedUpdater(chainer.iterators.SerialIterator(data, 8), optimizer, device=-1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     trainer = chainer.training.Trainer(updater, (2, "epoch"), out=folder)
+        ...     trainer.extend(training.LossScaleLog(optimizer), trigger=(1, "epoch"))
+        ...     log = training.LogReport(trigger=(1, "epoch"))
+        ...     trainer.extend(log)
+        ...     trainer.run()
+        >>> log.log[0]["loss_scale"], log.log[0]["skipped"], log.log[0]["gradient_norm"] > 0
+        (65536.0, 0.0, True)
     """
 
     trigger = 1, "epoch"

@@ -30,6 +30,7 @@ class TimedUpdater(updaters.StandardUpdater):
         kwargs: likewise.
         accumulate: number of batches in a step.
         ranks: number of processes that train together, each with a shard of the images.
+        weighing: :class:`~mixprec.training.accumulation.Weighing`, if the loss is a weighted mean.
         memory: from :func:`mixprec.offload`, which each step enters; ``None`` for none.
         mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. The iterator is one of
             :mod:`mixprec.data`, which knows how many batches came before, and so is the converter, which mixes images
@@ -42,11 +43,13 @@ class TimedUpdater(updaters.StandardUpdater):
 
     seconds = 0.0
 
-    def __init__(self, iterator, optimizer, *args, accumulate=1, ranks=1, memory=None, mixing=None, **kwargs):
+    def __init__(
+        self, iterator, optimizer, *args, accumulate=1, ranks=1, weighing=None, memory=None, mixing=None, **kwargs
+    ):
         kinds = chainer.dataset.Iterator, dict
         arguments.instance("iterator", iterator, kinds, "a chainer.dataset.Iterator, or a dict of them")
         self._accumulate = arguments.whole("accumulate", accumulate, 1)
-        self._ranks = ranks
+        self._ranks, self._weighing = ranks, weighing
         self._mixing = mixing
         self._memory = memory
         super().__init__(iterator, optimizer, *args, **kwargs)
@@ -91,7 +94,10 @@ class TimedUpdater(updaters.StandardUpdater):
             images += iterator.images_of_all if self._ranks > 1 else 0
         if self._ranks == 1:
             return batches
-        return batches, self.device.send(np.array(images / self._ranks, np.float32))
+        totals = [np.array(images / self._ranks, np.float32)]
+        if self._weighing is not None:
+            totals.append(self._weighing.of_ranks(batches))
+        return batches, *map(self.device.send, totals)
 
     @property
     def _sums(self):
@@ -99,7 +105,7 @@ class TimedUpdater(updaters.StandardUpdater):
 
     def _lossfun(self):
         lossfun = self.loss_func or self.get_optimizer("main").target
-        return Accumulated(lossfun) if self._sums else lossfun
+        return Accumulated(lossfun, self._weighing) if self._sums else lossfun
 
     def _step(self, *args, **kwargs):
         self.get_optimizer("main").update(self._lossfun(), *args, **kwargs)
@@ -139,7 +145,8 @@ class CapturedUpdater(TimedUpdater):
         optimizer: likewise; the one named ``"main"`` is a :class:`mixprec.MixedPrecisionOptimizer`.
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...; the loss function cannot
             be replaced later.
-        kwargs: likewise, and ``accumulate``, ``ranks``, ``memory`` and ``mixing`` as for :class:`TimedUpdater`.
+        kwargs: likewise, and ``accumulate``, ``ranks``, ``weighing``, ``memory`` and ``mixing`` as for
+            :class:`TimedUpdater`.
         warmup, graphs, other_shapes, required, second_stream: as for :func:`mixprec.capture`.
 
     Attributes:
@@ -147,6 +154,20 @@ class CapturedUpdater(TimedUpdater):
 
     Raises:
         mixprec.graph_capture.CaptureError: ``required`` is true and no step can be captured.
+
+    Example:
+        >>> import chainer, chainer.links as L, numpy as np
+        >>> import mixprec
+        >>> from mixprec import training
+        >>> model = L.Classifier(L.Linear(4, 3))
+        >>> report = mixprec.convert(model)
+        >>> optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.MomentumSGD()).setup(model)
+        >>> data = chainer.datasets.TupleDataset(np.ones((16, 4), np.float32), np.zeros(16, np.int32))
+        >>> updater = training.CapturedUpdater(chainer.iterators.SerialIterator(data, 8), optimizer, device=-1)
+        >>> trainer = chainer.training.Trainer(updater, (2, "epoch"))
+        >>> trainer.run()
+        >>> updater.iteration, updater.step.replays  # on a GPU graphs are launched after the first steps
+        (4, 0)
     """
 
     def __init__(

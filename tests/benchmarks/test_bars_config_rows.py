@@ -1,4 +1,4 @@
-"""benchmarks.bars.config_rows and configured: rows are what the training script does with the configs."""
+"""benchmarks.bars.config_rows and synthetic_run: rows are what the training script does with the configs."""
 
 import pickle
 
@@ -6,11 +6,11 @@ import chainer
 import numpy as np
 import pytest
 
-from benchmarks import configured
 from benchmarks.bars import config_rows as rows
 from benchmarks.bars.config_rows import ALL
 from benchmarks.bars.row_worker import Task
 from mixprec.app import config as configs
+from mixprec.app.run import synthetic_run
 from mixprec.training.updater import CapturedUpdater
 from models import MODELS
 
@@ -58,7 +58,7 @@ def test_the_talks_rows_switch_one_thing_on_after_the_other():
         ("nhwc_fused_batched.yaml", {"model", "update"}),
         ("static_graph.yaml", {"capture"}),
     ):
-        config = configured.load(name, arch="resnet50", batch=32, size=224)
+        config = synthetic_run.load(name, arch="resnet50", batch=32, size=224)
         assert config.data.format == "synthetic"
         if before is not None:
             sections = {part for part in vars(config) if getattr(config, part) != getattr(before, part)}
@@ -71,8 +71,8 @@ def test_the_talks_rows_switch_one_thing_on_after_the_other():
     [("fp32.yaml", "float32"), (f"{ALL}, bfloat16", "bfloat16"), (f"{ALL}, no batched update, no graph", "float16")],
 )
 def test_a_step_trains(name, dtype, monkeypatch):
-    updaters, of = [], configured.updater_of
-    monkeypatch.setattr(configured, "updater_of", lambda *given: updaters.append(of(*given)) or updaters[-1])
+    updaters, of = [], synthetic_run.updater_of
+    monkeypatch.setattr(synthetic_run, "updater_of", lambda *given: updaters.append(of(*given)) or updaters[-1])
     step = pickle.loads(pickle.dumps(_bars("@numpy")[name])).make(TASK)  # as on its way to a process
     (updater,) = updaters
     network = updater.get_optimizer("main").target.predictor
@@ -100,4 +100,4 @@ def test_a_config_with_capture_hands_over_its_captured_step(monkeypatch):
 
 def test_what_cannot_be_is_an_error_of_the_config():
     with pytest.raises(configs.ConfigError, match=r"data\.size"):
-        configured.load("fp32.yaml", arch="resnet18", batch=8, size=4)
+        synthetic_run.load("fp32.yaml", arch="resnet18", batch=8, size=4)

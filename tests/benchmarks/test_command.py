@@ -52,8 +52,8 @@ def test_without_torch_there_are_the_other_rows(monkeypatch, small_mix):
 
 
 BAD = [
-    (("update", "--repeats", "0"), "argument --repeats: found '0', expected an integer of at least 1"),
-    (("update", "--repeats", "x"), "argument --repeats: found 'x', expected an integer of at least 1"),
+    (("update", "--repeats", "0"), "argument --repeats: found '0'; wanted: a whole number from 1 on"),
+    (("update", "--repeats", "x"), "argument --repeats: found 'x'; wanted: a whole number from 1 on"),
     (("update", "--arch", "resnet9"), "argument --arch: invalid choice: 'resnet9'"),
     (("update", "--json", "no/such/folder.json"), "argument --json: no/such is no folder"),
     (("update", "--json", "a.txt"), "argument --json: found 'a.txt', expected a name that ends in .json"),

@@ -13,13 +13,14 @@ import pytest
 from chainer import _backprop_utils, optimizers
 
 import mixprec
-from benchmarks import configured, floors, profile
+from benchmarks import floors, profile
 from benchmarks.gpu_check import quotes
 from benchmarks.profile import clocks, kinds
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import Profile, Row, profile_of
 from benchmarks.profile.spans import Key, Spans, Step
 from benchmarks.profile.timed_calls import watching
+from mixprec.app.run import synthetic_run
 from mixprec.backends import primitives_of
 from mixprec.backends.launch import CupyLauncher
 from mixprec.backends.primitives import NAMES
@@ -114,7 +115,7 @@ def test_each_call_of_a_small_network_has_its_layer_and_kind():
 
 def test_floors_of_convolutions_that_tf32_rounds():
     overrides = ["loss_scale.mode=none", "precision.compute=float32", "cudnn.allow_tf32=true"]
-    config = configured.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=overrides)
+    config = synthetic_run.load("static_graph.yaml", arch="resnet8", batch=2, size=32, overrides=overrides)
     known = types.SimpleNamespace(bandwidth=1e18, flops={"float32": 1e9, "tf32": 8e9})
     found = profile.measure(config, MODELS["resnet8"], "@numpy", known, steps=1)
     (first,) = (row for row in found.rows if row.layer == "conv1" and row.kind == kinds.CONV_FPROP)
@@ -163,9 +164,9 @@ def test_resnet18(name, monkeypatch):
     of batch normalizations are one.
     """
     scale = ["loss_scale.mode=static", "loss_scale.init_scale=8"]  # no steps to find one
-    config = configured.load(name, arch="resnet18", batch=2, size=32, overrides=scale)
-    modes, build = [], configured.updater_of
-    monkeypatch.setattr(configured, "updater_of", lambda own, *_: modes.append(own.capture.mode) or build(own, *_))
+    config = synthetic_run.load(name, arch="resnet18", batch=2, size=32, overrides=scale)
+    modes, build = [], synthetic_run.updater_of
+    monkeypatch.setattr(synthetic_run, "updater_of", lambda own, *_: modes.append(own.capture.mode) or build(own, *_))
     found = profile.measure(config, MODELS["resnet18"], "@numpy", RATES, steps=1)
     assert modes == ["off"]  # steps are eager
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
@@ -400,7 +401,7 @@ def test_kinds_are_of_primitives_that_there_are():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["static_graph.yaml", "fp32.yaml"])
 def test_on_a_gpu(name):
-    config = configured.load(name, arch="resnet18", batch=8, size=64)
+    config = synthetic_run.load(name, arch="resnet18", batch=8, size=64)
     found = profile.measure(config, MODELS["resnet18"], "@cupy:0", RATES, steps=3)
     counts = {kind: calls for kind, (calls, _, _) in found.by_kind().items()}
     assert [counts[kind] for kind in (kinds.CONV_FPROP, kinds.CONV_DGRAD, kinds.CONV_WGRAD)] == [20, 19, 20]

@@ -4,10 +4,10 @@ import collections
 
 import pytest
 
-from benchmarks import configured
 from benchmarks.recording_device import null_device
 from benchmarks.step import counts
 from mixprec.app.parts.model import build_model
+from mixprec.app.run import synthetic_run
 from mixprec.backends.device_log import recording
 from models import MODELS
 from tests.backends.cudnn import cold_start
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def notes():
     """The launches of a step with ``heuristic`` on the stand-in for an H100."""
-    config = configured.load(
+    config = synthetic_run.load(
         "static_graph.yaml", arch="resnet50", batch=2, size=64, overrides=["cudnn.autotune=heuristic"]
     )
     _, optimizer, _ = build_model(config, MODELS["resnet50"], "@numpy")

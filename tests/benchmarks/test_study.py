@@ -256,7 +256,7 @@ def test_controls_have_as_many_seeds_as_they_need(folder, trained):
         (("ablation", "--data", "cats"), "error: argument --data: invalid choice: 'cats'"),
         (("ablation", "--arms", "mixup,magic"), "benchmark: --arms magic: no such arm; allowed: baseline, "),
         (("ablation", "--arms", "progressive"), "benchmark: --arms progressive: no such arm; allowed: "),  # of textures
-        (("parity", "--seeds", "0"), "error: argument --seeds: found '0', expected an integer of at least 1"),
+        (("parity", "--seeds", "0"), "error: argument --seeds: found '0'; wanted: a whole number from 1 on"),
         (("parity", "--set", "model.arch=resnet9"), "benchmark: --set: "),
         (("parity", "--config", "missing.yaml"), "benchmark: missing.yaml: "),
         (("ablation", "--set", "training.epochs=2", "--data", "textures"), "benchmark: arm progressive: "),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec.app.parts import environment, gpus
 from mixprec.bridge import constants
 from mixprec.compat import gpu_presence
 from tests.cases import first
@@ -211,9 +211,9 @@ def test_functions_stay_what_they_were(tmp_path):
         ({}, {"MIXPREC_CUDNN": "0"}, OFF, "missing off: MIXPREC_CUDNN=0"),
         # As with CuPy's own cuDNN: the modules are there, and Chainer does not use them.
         ({}, {"CHAINER_CUDNN": "0"}, "True False 2 False", "missing off: CHAINER_CUDNN=0"),
-        ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "missing off: there is no GPU"),
-        ({"gpus": -1}, {}, OFF, "missing off: there is no GPU"),
-        ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "missing off: there is no GPU"),
+        ({"frontend": NO_FRONTEND, "gpus": 0}, {}, OFF, "not needed without a GPU"),
+        ({"gpus": -1}, {}, OFF, "not needed without a GPU"),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, OFF, "not needed without a GPU"),
         ({"more": {"cupy/__init__.py": "raise ImportError"}}, {}, NO_CUPY, "missing off: CuPy cannot be imported"),
     ],
     ids=["on", "off", "off in Chainer", "no GPU", "NVML fails", "hidden", "no CuPy"],
@@ -231,7 +231,8 @@ def test_where_there_is_no_gpu_or_it_is_off_nothing_is_placed_and_only_the_repor
 
 
 def test_the_report_without_chainer(monkeypatch):
-    monkeypatch.setattr(environment, "_import", lambda module: (None, ImportError(module)))
+    monkeypatch.setattr(gpus, "quietly_imported", lambda module: (None, ImportError(module)))
+    monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
     row = {row.name: row for row in environment.components()}["Chainer's cuDNN"]
     assert (row.state, row.note) == ("missing", "needs Chainer")
 

@@ -7,7 +7,7 @@ import pytest
 
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.folders import scan_folders
-from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.packing import pack, verify
 from mixprec.data.sources.shards import scan_shards
 from tests.damage import damaged
 from tests.training import small_images
@@ -68,7 +68,7 @@ def test_a_manifest_with_anything_in_it(folder, images):
         tried(folder, verify)
     for key in ("named", "classes", "shards"):
         path.write_text(json.dumps({**content, key: None}))
-        with pytest.raises(DataError, match=r"manifest\.json: damaged: not as scripts/pack_dataset\.py writes it$"):
+        with pytest.raises(DataError, match=r"manifest\.json: damaged: not as mixprec pack writes it$"):
             scan_shards(folder)
     path.write_text(json.dumps({**content, "classes": ["a"]}))
     with pytest.raises(DataError, match=r"packed: label 2, but manifest\.json has 1 classes$"):

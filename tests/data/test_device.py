@@ -358,9 +358,9 @@ def test_a_snapshot_of_another_device_is_refused(on_device, noise):  # noqa: F81
 
 
 def test_without_a_gpu_the_error_is_one_line(cupy, noise):  # noqa: F811
-    from mixprec.app.parts import environment
+    from mixprec.app.parts import gpus
 
-    if environment.usable_device_count():
+    if gpus.usable_device_count():
         pytest.skip("there is a GPU")
     iterator = dali_iterator(noise, device_id=0)
     with pytest.raises(DataError, match=r"^DALI cannot start: .*CUDA") as caught:

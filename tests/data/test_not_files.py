@@ -6,10 +6,10 @@ import socket
 import pytest
 from PIL import Image
 
+from mixprec.app.commands import pack
 from mixprec.base import files
 from mixprec.data.data_error import DataError
 from mixprec.data.sources.opening import open_images
-from scripts import pack_dataset
 from tests.called import call
 from tests.data.refusal import refused
 from tests.guard import guarded
@@ -94,7 +94,7 @@ def test_an_image_that_is_no_file_is_a_bad_image(make, on_error, folder):
     if on_error == "skip":
         assert open_images(folder, on_error="skip").skipped == ((f"{folder}/a/0.png", NO_FILE),)
     else:
-        with pytest.raises(DataError, match=f"/a/0.png: {NO_FILE}$"):
+        with pytest.raises(DataError, match=f"/a/0.png: {NO_FILE}; leave out bad images by "):
             open_images(folder)
 
 
@@ -122,13 +122,13 @@ def test_notes_of_packing_that_are_no_file_are_refused(make, name, folder, tmp_p
     out = tmp_path / "packed"
     out.mkdir()
     make(out / name)
-    packed = call(pack_dataset.main, "--source", folder, "--out", out, "--format", "tfrecord")
+    packed = call(pack.main, "--source", folder, "--out", out, "--format", "tfrecord")
     assert packed.returncode == 2
-    assert packed.stderr == f"pack_dataset: {out}/{name}: {NO_FILE}\n"
+    assert packed.stderr == f"error: {out}/{name}: {NO_FILE}\n"
     if name == "manifest.json":
-        verified = call(pack_dataset.main, "--verify", out)
+        verified = call(pack.main, "--verify", out)
         assert verified.returncode == 2
-        assert verified.stderr == f"pack_dataset: {out}/manifest.json: {NO_FILE}\n"
+        assert verified.stderr == f"error: {out}/manifest.json: {NO_FILE}\n"
 
 
 def test_links_of_folders_that_go_round_in_a_circle_are_named(folder):
@@ -137,7 +137,7 @@ def test_links_of_folders_that_go_round_in_a_circle_are_named(folder):
         open_images(folder)
     os.remove(folder / "c")
     os.symlink("..", folder / "c")
-    with pytest.raises(DataError, match=r"/images/c/images: a folder, where an image should be$"):
+    with pytest.raises(DataError, match=r"/images/c/images: a folder, where an image should be; leave out "):
         open_images(folder)
     os.remove(folder / "c")
     os.symlink(folder, folder / "a" / "again")

@@ -1,4 +1,4 @@
-"""scripts/pack_dataset.py: what is written, that a killed run goes on to the same bytes, and --verify."""
+"""mixprec pack: what is written, that a killed run goes on to the same bytes, and --verify."""
 
 import dataclasses
 import errno
@@ -15,25 +15,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixprec.data.sources import pack as pack_module
+from mixprec.app.commands import pack as pack_command
+from mixprec.data.sources import packing as pack_module
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
-from mixprec.data.sources.pack import pack, verify
+from mixprec.data.sources.packing import pack, verify
 from mixprec.data.sources.shards import FORMATS, scan_shards
-from scripts import pack_dataset
 from tests import ROOT
 from tests.called import call
 from tests.data.refusal import refused
 
-SCRIPT = ROOT / "scripts" / "pack_dataset.py"
+COMMAND = (sys.executable, "-m", "mixprec", "pack")
 FORM = "tfrecord"  # where the format makes no difference
 MIB = 0.02  # a shard; the images have about 1.5 KB
 
-# Runs the script again and again, in forks, and prints their exit codes. Each line that is read is a number n: in place
+# Runs the command again and again, in forks, and prints their exit codes. Each line that is read is a number n: instead
 # of the n-th renaming of a finished temporary file the fork ends itself with SIGKILL.
 KILLED = """
 import os, signal, sys
-from scripts import pack_dataset
+from mixprec.app.commands import pack
 rename = os.replace
 def replace(*names):
     global left
@@ -45,8 +45,7 @@ for line in sys.stdin:
     fork = os.fork()
     if fork == 0:
         os.replace, left = replace, int(line)
-        pack_dataset.main(sys.argv[1:])
-        sys.exit()
+        sys.exit(pack.main(sys.argv[1:]))
     print(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]), flush=True)
 """
 
@@ -85,10 +84,10 @@ def contents(folder):
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([*COMMAND, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
-run_here = functools.partial(call, pack_dataset.main)
+run_here = functools.partial(call, pack_command.main)
 
 
 def test_every_image_is_packed_once_with_its_label_and_class(source, form, tmp_path):
@@ -191,7 +190,7 @@ def test_killed_anywhere_and_called_again_gives_the_same_bytes(root, tmp_path):
             assert (len(json.loads(notes.read_bytes())["shards"]) if notes.exists() else None) == finished
             if finished is not None:
                 assert refused(open_images, out).endswith(
-                    "killed: not complete: the same call of scripts/pack_dataset.py goes on with it"
+                    "killed: not complete: the same call of mixprec pack goes on with it"
                 )
     times = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tfrecord")}
     assert len(times) == 2
@@ -252,10 +251,10 @@ def test_folder_with_other_files_is_left_alone(source, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     assert refused(pack, source, tmp_path / "out", form=FORM) == (
-        f"{tmp_path}/out: not empty, and not made by this script: holds thesis.tex"
+        f"{tmp_path}/out: not empty, and not made by mixprec: holds thesis.tex"
     )
     (tmp_path / "out" / "manifest.json").write_text('{"made by": "another program"}')
-    assert "not made by this script: holds manifest.json" in refused(pack, source, tmp_path / "out", form=FORM)
+    assert "not made by mixprec: holds manifest.json" in refused(pack, source, tmp_path / "out", form=FORM)
     assert sorted(contents(tmp_path / "out")) == ["manifest.json", "thesis.tex"]
 
 
@@ -345,13 +344,13 @@ def test_verify_decodes_every_image(source, form, tmp_path, monkeypatch):
 
 
 def test_verify_of_what_was_not_packed(tmp_path):
-    assert refused(verify, tmp_path) == f"{tmp_path}: no manifest.json of scripts/pack_dataset.py"
+    assert refused(verify, tmp_path) == f"{tmp_path}: no manifest.json of mixprec pack"
 
 
-# The script
+# The command
 
 
-def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
+def test_command_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "in" / name).mkdir(parents=True)
         for path in list((root / name).iterdir())[:3]:
@@ -362,7 +361,7 @@ def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     arguments = ("--source", tmp_path / "in", "--out", out, "--format", "webdataset")
     stopped = run_here(*arguments)
     assert stopped.returncode == 2
-    assert stopped.stderr.startswith(f"pack_dataset: {broken}: not an image")
+    assert stopped.stderr.startswith(f"error: {broken}: not an image")
     assert stopped.stderr.count("\n") == 1
     assert not out.exists()
     first = run_here(*arguments, "--on-error", "skip")
@@ -377,10 +376,19 @@ def test_script_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     assert verified.returncode == 0
 
 
-def test_script_wants_its_arguments(tmp_path):
+def test_command_wants_its_arguments(tmp_path):
     missing = run_here("--source", tmp_path)
     assert missing.returncode == 2
     assert "--out, --format must be given, or --verify" in missing.stderr
     both = run_here("--verify", tmp_path, "--out", tmp_path)
     assert both.returncode == 2
     assert "--verify goes with nothing else" in both.stderr
+
+
+def test_interrupted_command_says_that_the_same_call_goes_on(root, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pack_command, "pack", interrupt)
+    ended = run_here("--source", root, "--out", tmp_path / "out", "--format", "tfrecord")
+    assert ended == (130, "", "interrupted; the same call goes on from what is finished\n")

@@ -12,6 +12,7 @@ pytest.importorskip("onnxruntime", reason="needs onnx and onnxruntime: pip insta
 import onnx
 
 import mixprec.export
+from mixprec.data.digit_images import load_digits
 from mixprec.export.int8 import quantize
 from tests.export.graphs import images
 from tests.export.networks import Everything, trained
@@ -47,11 +48,10 @@ class Digits(chainer.Chain):
 
 @pytest.mark.slow
 def test_digits_lose_less_than_a_point():
-    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn (extra digits) is not installed")
-    array, labels = datasets.load_digits(return_X_y=True)
+    array, labels = load_digits()
     order = np.random.RandomState(0).permutation(len(array))
     array = (array[order].reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)
-    labels = labels[order].astype(np.int32)
+    labels = labels[order]
     np.random.seed(0)
     network = Digits()
     optimizer = chainer.optimizers.Adam().setup(L.Classifier(network))

@@ -70,6 +70,7 @@ class Run:
         compute: dtype.
         keep_float32: links that stay in float32.
         network: class of the network.
+        classifier: function from a network to a classifier.
         lossfun: takes the model and arguments; ``None`` for the model itself.
         side: of :mod:`tests.stand_ins.capture_sides`.
         wishes: further arguments of the optimizer.
@@ -83,13 +84,14 @@ class Run:
         compute="float16",
         keep_float32=(),
         network=Network,
+        classifier=L.Classifier,
         lossfun=None,
         side=HOST,
         **wishes,
     ):
         np.random.seed(0)
         reset_dropout()
-        model = L.Classifier(network(dropout))
+        model = classifier(network(dropout))
         mixprec.convert(model, np.zeros((2, 3, 16, 16), np.float32), compute=compute, keep_float32=keep_float32)
         self.model = side.send_link(model)
         self._side = side

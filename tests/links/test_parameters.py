@@ -194,3 +194,11 @@ def test_an_input_that_is_no_image_is_refused_before_parameters_are_made():
     with pytest.raises(ValueError, match=r"Convolution2D: x must be \(N, H, W, C\); found shape \(2, 6\)"):
         link(normal(0, 2, 6))
     assert link.W.array is None
+
+
+def test_a_lazy_linear_layer_counts_the_axes_that_are_no_batch():
+    x = normal(0, 2, 3, 5).astype(np.float32)
+    ours, chainers = L.Linear(None, 4, initialW=0.5), CL.Linear(None, 4, initialW=0.5)
+    y = ours(x, n_batch_axes=2)
+    assert (ours.W.shape, y.shape) == ((4, 5), (2, 3, 4))
+    np.testing.assert_allclose(y.array, chainers(x, n_batch_axes=2).array, rtol=1e-5)

@@ -10,6 +10,7 @@ import pytest
 from chainer import optimizers
 
 from mixprec import functions
+from mixprec.data.digit_images import load_digits
 from models import MODELS
 from tests.links.nhwc_resnet import ResNet18
 
@@ -19,13 +20,12 @@ BATCH, STEPS = 16, 3
 @pytest.fixture(scope="module")
 def digits():
     """Batches of (images (N, 3, 64, 64), labels). With noise: equal pixels would be ties for the max pooling."""
-    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn (extra digits) is not installed")
-    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = load_digits()
     random = np.random.RandomState(2)
     order = random.permutation(len(images))[: STEPS * BATCH]
     images = np.kron((images[order] / 8 - 1).reshape(-1, 1, 8, 8), np.ones((1, 3, 8, 8)))
     images = (images + random.normal(0, 0.2, images.shape)).astype(np.float32)
-    labels = labels[order].astype(np.int32)
+    labels = labels[order]
     return [(images[i : i + BATCH], labels[i : i + BATCH]) for i in range(0, len(order), BATCH)]
 
 

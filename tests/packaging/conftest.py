@@ -2,11 +2,17 @@
 
 import os
 import pathlib
+import shutil
 import site
 import subprocess
 import sys
 
 import pytest
+
+from tests import ROOT
+
+FOLDERS = ("benchmarks", "configs", "docs", "mixprec", "models", "scripts", "tests")
+FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 
 
 class Environment:
@@ -29,20 +35,65 @@ class Environment:
         (packages,) = self.folder.glob("lib/python*/site-packages")
         (packages / "others.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
 
+    @property
+    def variables(self):
+        """Environment variables of its processes: those of this one, without another Python's."""
+        without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        return {name: value for name, value in os.environ.items() if name not in without}
+
     def run(self, *arguments, cwd, code=0):
         """Runs its Python and returns what it printed, ``(standard output, standard error)``."""
-        without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        return self._run([self._python, *arguments], cwd, code)
+
+    def mixprec(self, *arguments, cwd, code=0):
+        """Runs its command ``mixprec``, in the same way."""
+        return self._run([self.command, *arguments], cwd, code)
+
+    @property
+    def command(self):
+        """Path of the program ``mixprec``."""
+        return self.folder / "bin" / "mixprec"
+
+    def _run(self, command, cwd, code):
         done = subprocess.run(
-            [self._python, *arguments],
-            cwd=cwd,
-            env={name: value for name, value in os.environ.items() if name not in without},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+            command, cwd=cwd, env=self.variables, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout, done.stderr
+
+
+def build(source, out, **variables):
+    """Builds a wheel of the folder ``source``, with environment variables, and returns its path."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [*pip, "--disable-pip-version-check", "--wheel-dir", out, source]
+    subprocess.run(command, env={**os.environ, **variables}, check=True)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory):
+    """A copy of the checkout, as building leaves folders behind."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in FILES:
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def wheel(checkout, tmp_path_factory):
+    """With a library that is hardly optimized, which takes seconds, not a minute: the last ``-O`` counts."""
+    compiler = tmp_path_factory.mktemp("compiler") / "compiler"
+    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O1\n')
+    compiler.chmod(0o755)
+    return build(checkout, tmp_path_factory.mktemp("wheel"), CC=str(compiler), CXX=str(compiler))
+
+
+@pytest.fixture(scope="session")
+def environment(wheel, tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
 @pytest.fixture(scope="session")

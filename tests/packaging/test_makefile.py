@@ -47,7 +47,7 @@ def _installs(folder, *arguments):
 
 @pytest.mark.parametrize("has_mpi", [True, False])
 def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, has_mpi):
-    _made(checkout, "digits")
+    _made(checkout, "dali")
     if has_mpi:
         checkout.joinpath(".venv", "bin", "mpiexec").touch()
     env = _environment()
@@ -55,14 +55,14 @@ def test_several_ranks_are_started_by_an_mpiexec_of_the_environment(checkout, ha
     done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert ('--editable ".[mpi]"' in done.stdout) == (not has_mpi)
     command = done.stdout.splitlines()[-1]
-    assert command.endswith(".venv/bin/mpiexec -n 2 .venv/bin/python scripts/train_imagenet.py --config c.yaml ")
+    assert command.endswith(".venv/bin/mpiexec -n 2 .venv/bin/python -m mixprec train --config c.yaml ")
 
 
 def test_without_an_environment_the_extras_are_for_a_cpu(checkout):
-    assert _installs(checkout) == "dali,digits,test"
+    assert _installs(checkout) == "dali,test"
 
 
-@pytest.mark.parametrize("extras", ["cuda13,digits,test", "dali,test-cupy"])
+@pytest.mark.parametrize("extras", ["cuda13,test", "dali,test-cupy"])
 def test_an_environment_keeps_its_extras_where_none_are_given(checkout, extras):
     _made(checkout, extras)
     assert _installs(checkout) is None
@@ -71,8 +71,13 @@ def test_an_environment_keeps_its_extras_where_none_are_given(checkout, extras):
 
 
 def test_other_extras_make_the_environment_anew(checkout):
+    _made(checkout, "cuda13,test")
+    assert _installs(checkout, "EXTRAS=dali,test") == "dali,test"
+
+
+def test_an_environment_with_an_extra_of_the_past_is_made_anew_without_it(checkout):
     _made(checkout, "cuda13,digits,test")
-    assert _installs(checkout, "EXTRAS=digits,test") == "digits,test"
+    assert _installs(checkout) == "cuda13,test"
 
 
 def test_old_code_gets_the_versions_of_its_extra_in_place_of_the_pinned_ones(checkout):

@@ -1,8 +1,9 @@
 """A wheel, and what a user has who installed it, in a folder of their own and without the checkout."""
 
 import json
-import os
+import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,15 +14,15 @@ from email.parser import Parser
 
 import numpy as np
 import pytest
+from chainer.serializers import save_npz
 from PIL import Image
 
+from models import MODELS
 from tests import ROOT
-from tests.packaging.conftest import Environment
+from tests.packaging.conftest import Environment, build
 
 pytestmark = pytest.mark.slow
 
-FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
-FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 INFO = "mixprec-0.1.0.dist-info/"
 # Where there is a compiler, for this processor.
 HAS_NATIVE = shutil.which("g++") is not None and platform.machine() == "x86_64"
@@ -29,44 +30,10 @@ NATIVE = [f"mixprec/native/_library{sysconfig.get_config_var('EXT_SUFFIX')}"] if
 NO_COMPILER = {"CC": "/bin/false", "CXX": "/bin/false"}
 
 
-def build(source, out, **variables):
-    """Builds a wheel of the folder ``source``, with environment variables, and returns its path."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    command = [*pip, "--disable-pip-version-check", "--wheel-dir", out, source]
-    subprocess.run(command, env={**os.environ, **variables}, check=True)
-    (wheel,) = out.glob("*.whl")
-    return wheel
-
-
 def contents(wheel):
     """Returns a dict from names to contents of the files in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
-
-
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory):
-    """A copy of the checkout, as building leaves folders behind."""
-    copy = tmp_path_factory.mktemp("checkout")
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in FILES:
-        shutil.copy(ROOT / name, copy)
-    return copy
-
-
-@pytest.fixture(scope="session")
-def wheel(checkout, tmp_path_factory):
-    """With a library that is hardly optimized, which takes seconds, not a minute: the last ``-O`` counts."""
-    compiler = tmp_path_factory.mktemp("compiler") / "compiler"
-    compiler.write_text('#!/bin/sh\nexec g++ "$@" -O1\n')
-    compiler.chmod(0o755)
-    return build(checkout, tmp_path_factory.mktemp("wheel"), CC=str(compiler), CXX=str(compiler))
-
-
-@pytest.fixture(scope="session")
-def environment(wheel, tmp_path_factory):
-    return Environment(tmp_path_factory.mktemp("installed"), wheel)
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +53,14 @@ def images(tmp_path_factory):
 def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_else(checkout, wheel):
     names = set(contents(wheel))
     expected = set()
-    places = {"mixprec": "mixprec", "models": "mixprec/recipes/models", "configs": "mixprec/recipes/configs"}
+    places = {
+        "mixprec": "mixprec",
+        "models": "mixprec/recipes/models",
+        "configs": "mixprec/recipes/configs",
+        "docs": "mixprec/docs",
+    }
     for folder, prefix in places.items():
-        left_out = (".pth", ".cpp", ".h", ".inl", ".so")
+        left_out = (".pth", ".cpp", ".h", ".inl", ".so", ".png")
         files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix not in left_out]
         expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
     expected |= {"mixprec_startup.pth", *NATIVE}
@@ -96,24 +68,26 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
     for name in (
         "py.typed",
         "backends/kernels/batch_norm.cu",
+        "data/digits.npz",
+        "data/digits.txt",
         "backends/kernels/batch_norm_rows.cuh",
         "optimizer/batch/kernels/common.cuh",
+        "docs/config.md",
         "recipes/models/resnet.py",
         "recipes/configs/digits.yaml",
         "recipes/configs/resnet50/90ep.yaml",
     ):
         assert f"mixprec/{name}" in names
     assert f"{INFO}licenses/LICENSE" in names
-    assert not [name for name in names if "bench" in name or "test" in name]
+    pages = {"mixprec/docs/benchmark.md", "mixprec/docs/tests.md"}
+    assert not [name for name in names - pages if "bench" in name or "test" in name]
 
 
 def test_metadata_of_the_wheel(wheel):
     metadata = Parser().parsestr(contents(wheel)[f"{INFO}METADATA"].decode())
     assert (metadata["Name"], metadata["License-Expression"]) == ("mixprec", "MIT")
     assert sorted(metadata["Requires-Python"].split(",")) == ["<3.14", ">=3.10"]
-    extras = (
-        "cuda12 cuda13 dali digits export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
-    )
+    extras = "cuda12 cuda13 dali export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
     assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
     always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert "chainer==7.8.1" in always
@@ -212,7 +186,7 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
         "schedule: {warmup_epochs: 0}\n"
         "training: {batch_size: 6, epochs: 2, device: cpu}\n"
     )
-    printed, _ = environment.run("-m", "mixprec.train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
+    printed, _ = environment.mixprec("train", "--config", "mine.yaml", "--out", "out", cwd=tmp_path)
     assert "18 training and 18 validation images in 3 classes" in printed
     log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert log[-1]["epoch"] == 2
@@ -223,15 +197,59 @@ def test_training_from_a_file_of_the_users_own(environment, images, tmp_path):
 def test_dry_run_of_a_config_that_comes_with_it(environment, images, tmp_path):
     settings = [f"data.train={images}", f"data.val={images}", "model.classes=3", "training.device=cpu"]
     settings = [argument for setting in settings for argument in ("--set", setting)]
-    run = ("-m", "mixprec.train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
-    printed, _ = environment.run(*run, cwd=tmp_path)
+    run = ("train", "--config", "digits.yaml", "--dry-run", *settings, "--set", "data.loader=pillow")
+    printed, _ = environment.mixprec(*run, cwd=tmp_path)
     assert "dry run: all is well; without --dry-run the results would go to results/digits/" in printed
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_path):
-    printed, errors = environment.run("-m", "mixprec.train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
+    printed, errors = environment.mixprec("train", "--config", "resnet50/90epochs.yaml", cwd=tmp_path, code=2)
     assert printed == ""
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
     assert errors.count("\n") == 1
+
+
+def test_hints_and_pages_of_a_wheel(environment, tmp_path):
+    printed, _ = environment.run("-m", "mixprec", "train", "--help", cwd=tmp_path)
+    (path,) = re.findall(r"see\s+(/\S+/config\.md)", printed)
+    assert pathlib.Path(path).read_text() == (ROOT / "docs" / "config.md").read_text()
+    script = "from mixprec.base.installation import cuda_hint; print(cuda_hint())"
+    printed, _ = environment.run("-c", script, cwd=tmp_path)
+    assert printed == 'pip install "mixprec[cuda13]"  (CUDA 12: "mixprec[cuda12]")\n'
+
+
+def test_digits_that_are_written_packed_and_verified(environment, tmp_path):
+    printed, errors = environment.run("-m", "mixprec", "digits", "data/digits", cwd=tmp_path)
+    assert (printed, errors) == ("data/digits: 1442 training and 355 validation images\n", "")
+    pack = ("-m", "mixprec", "pack")
+    arguments = ("--source", "data/digits/val", "--out", "packed", "--format", "tfrecord")
+    printed, _ = environment.run(*pack, *arguments, cwd=tmp_path)
+    assert printed == "packed: 355 images of 10 classes in 1 shards, 0 MiB\n"
+    printed, _ = environment.run(*pack, "--verify", "packed", cwd=tmp_path)
+    assert printed == "packed: 355 images in 1 shards are as they were packed\n"
+
+
+def test_weights_there_and_back(environment, tmp_path):
+    save_npz(tmp_path / "a.npz", MODELS["resnet8"](10))
+    for source, out in (("a.npz", "a.safetensors"), ("a.safetensors", "b.npz")):
+        printed, _ = environment.run("-m", "mixprec", "weights", source, out, cwd=tmp_path)
+        assert printed == f"{out}: 56 tensors of resnet8 from {source}\n"
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_report_of_a_conversion_by_name(environment, tmp_path):
+    printed, errors = environment.run(
+        "-m", "mixprec", "convert-report", "resnet8", "--input", "2x3x32x32", cwd=tmp_path
+    )
+    assert "as it was:            nothing" in printed
+    assert errors == ""
+
+
+def test_tuning_without_a_gpu_ends_with_one_line(environment, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    printed, errors = environment.run("-m", "mixprec", "tune", "--config", "digits.yaml", cwd=tmp_path, code=2)
+    assert (printed, errors.count("\n")) == ("", 1)
+    assert errors.startswith("error: device: found 'gpu', but ")

@@ -1,11 +1,11 @@
 """Names with a line break, ESC or 5,000 characters: what the scripts say of them is one printable line."""
 
-import importlib
 import os
 
 import pytest
 
-from scripts import benchmark, convert_report, make_digits, make_textures, pack_dataset
+from mixprec.app.commands import convert_report, digits, pack
+from scripts import benchmark, check_gpu, make_textures
 from tests.called import call
 from tests.guard import guarded
 
@@ -19,17 +19,17 @@ ODD = "a\nb\x1b[31m\udce4/" + 5000 * "x"
         (convert_report.main, ["scripts:a", ODD]),
         (convert_report.main, ["chainer.links:Linear(3, 2)", "--input", "2x3", "--json", f"{ODD}/a.json"]),
         (convert_report.main, ["chainer.links:Linear(3, 2)", "--input", "2x3", "--json", "/dev/null"]),
-        (pack_dataset.main, ["--source", ODD, "--out", "out", "--format", "tfrecord"]),
-        (pack_dataset.main, ["--source", "/dev/zero", "--out", "out", "--format", "tfrecord"]),
-        (pack_dataset.main, ["--verify", ODD]),
-        (pack_dataset.main, ["--seed", ODD]),
-        (make_digits.main, ["--size", ODD]),
+        (pack.main, ["--source", ODD, "--out", "out", "--format", "tfrecord"]),
+        (pack.main, ["--source", "/dev/zero", "--out", "out", "--format", "tfrecord"]),
+        (pack.main, ["--verify", ODD]),
+        (pack.main, ["--seed", ODD]),
+        (digits.main, ["--size", ODD]),
         (make_textures.main, ["--images", ODD]),
         (benchmark.main, ["parity", "--config", ODD]),
         (benchmark.main, ["parity", "--config", "/dev/zero"]),
         (benchmark.main, ["parity", "--arms", ODD]),
-        (make_digits.main, ["--out", ODD]),
-        (make_digits.main, ["--out", "/dev/null"]),
+        (digits.main, ["--out", ODD]),
+        (digits.main, ["--out", "/dev/null"]),
         (benchmark.main, ["page", "--results", ODD]),
         (benchmark.main, ["parity", "--seeds", ODD]),
         (benchmark.main, ["loader", "--data", ODD]),
@@ -52,8 +52,8 @@ def test_an_odd_name_is_refused_in_one_printable_line(tmp_path, monkeypatch, mai
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["check_gpu", "make_digits", "make_textures", "pack_dataset"])
-def test_an_empty_out_is_refused(name):
-    ended = call(importlib.import_module(f"scripts.{name}").main, "--out", "")
+@pytest.mark.parametrize("main", [check_gpu.main, digits.main, make_textures.main, pack.main])
+def test_an_empty_out_is_refused(main):
+    ended = call(main, "--out", "")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "error: argument --out: it is empty; give a folder (see --help)\n"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from tests import ROOT
 
 SCRIPT = ROOT / "scripts" / "sanitize.py"
@@ -28,7 +28,7 @@ def script():
 @pytest.fixture
 def answer(tmp_path, monkeypatch):
     """Puts a compute-sanitizer into PATH that writes down its arguments, prints something, and exits."""
-    monkeypatch.setattr(environment, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub"))
+    monkeypatch.setattr(gpus, "resolve_device", lambda wanted: ("@cupy:0", "GPU 0 of 1: Stub"))
 
     def answer(text, status, folder="path"):
         path = tmp_path / folder / "compute-sanitizer"

@@ -14,7 +14,6 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-import mixprec
 from mixprec.app.commands import train as command
 from mixprec.app.run import surroundings
 from mixprec.base import files
@@ -90,7 +89,7 @@ def main(fault, *argv):
     global _fault
     what, _, place = fault.partition(":")
     if what == "version":
-        mixprec.__version__ += f"+{RANK}"
+        command.VERSION += f"+{RANK}"
     elif what == "missing":
         sys.modules["mpi4py"] = None
     elif what == "argument":

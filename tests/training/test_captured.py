@@ -296,7 +296,7 @@ class Step:
 
 
 def test_the_step_is_made_of_the_optimizer_the_loss_function_and_the_keywords(monkeypatch):
-    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    monkeypatch.setattr("mixprec.training.updater.capture", Step)
     updater = _updater(CapturedUpdater)
     defaults = {"warmup": 3, "graphs": 4, "other_shapes": "capture", "required": False, "second_stream": False}
     assert updater.step.made == (updater.get_optimizer("main"), None, defaults)
@@ -375,7 +375,7 @@ def _build(tmp_path, monkeypatch, *overrides):
     )
     config = configs.load(path, overrides)
     made = []
-    monkeypatch.setattr(mixprec, "capture", Step, raising=False)
+    monkeypatch.setattr("mixprec.training.updater.capture", Step)
     monkeypatch.setattr(
         graph_capture, "capture_evaluation", lambda *args, **keywords: made.append((args, keywords)) or len
     )

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from mixprec import train
+from mixprec.app.commands import train
 from mixprec.app.parts import estimate
 from mixprec.training.plots import Plots
 from tests.called import call

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from mixprec import train
+from mixprec.app.commands import train
 from mixprec.training.plots import Plots
 from tests import ROOT
 from tests.called import call
@@ -21,8 +21,8 @@ from tests.called import call
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
 PAGE = (ROOT / "docs" / "own-network.md").read_text()
-(CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-(CONFIG,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+CODE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CONFIG, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 COMMANDS = re.search(r"```\n(python scripts/make_digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
 
 NETS = (
@@ -150,7 +150,6 @@ def run(work):
 @pytest.mark.slow
 def test_the_example_of_the_docs_trains_as_printed(tmp_path):
     """In an empty folder; one epoch of the 355 validation images, as the whole run takes minutes."""
-    pytest.importorskip("sklearn", reason='needs scikit-learn: pip install -e ".[digits]"')
     assert len(CODE.splitlines()) <= 22
     (tmp_path / "nets.py").write_text(CODE)
     (tmp_path / "mine.yaml").write_text(CONFIG)

@@ -13,9 +13,8 @@ import pytest
 
 from mixprec.app import config as configs
 from mixprec.app.parts import devices, images, rank_states
-from mixprec.base import launched
 from mixprec.data.data_error import DataError
-from mixprec.distributed import processes
+from mixprec.distributed import launched, processes
 from mixprec.training import snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator
@@ -351,8 +350,8 @@ def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, 
             raise ValueError("device: no GPU")
         return "@numpy" if place is None else f"@cupy:{local_rank}", "why"
 
-    monkeypatch.setattr(devices.environment, "resolve_device", resolve)
-    monkeypatch.setattr(devices.environment, "address_of", lambda device: addresses[int(device[-1])])
+    monkeypatch.setattr(devices.gpus, "resolve_device", resolve)
+    monkeypatch.setattr(devices.gpus, "address_of", lambda device: addresses[int(device[-1])])
     settings = config(4, f"training.device={wanted}")
     found = each(len(addresses), lambda ranks: devices.choose("c.yaml", settings, ranks))
     if line is None:

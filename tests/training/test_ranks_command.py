@@ -68,6 +68,22 @@ def test_ranks_are_one_process_with_as_many_images(work, one, ranks):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("setting", ["loss=chainer.functions:softmax_cross_entropy", "class_weights=[1, 20, 3]"])
+def test_the_loss_of_ranks_is_that_of_one_process(work, setting):
+    """A weighted mean is one over all images of a step. Rank 0 alone has the extension."""
+    settings = f"training.{setting}", "log.extensions=[chainer.training.extensions:FailOnNonNumber]"
+    folders = [work / f"{setting.partition('=')[0]}_of{ranks}" for ranks in (1, 2)]
+    for ranks, folder in enumerate(folders, 1):
+        done = rank_runs.run(work, ranks, folder.name, f"training.batch_size={4 // ranks}", *settings)
+        assert (done.returncode, done.stderr) == (0, "")
+    _assert_close(*folders)
+    one, both = map(_logged, folders)
+    assert one.keys() == both.keys()
+    for iteration, values in one.items():
+        assert both[iteration] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.slow
 def test_other_images_under_the_same_names_are_refused(tmp_path):
     """On a machine of its own each rank has a folder of images at the same path."""
     for rank in "01":
@@ -166,7 +182,7 @@ BEFORE = {  # with the exit code, and what comes before the line that names the 
 @pytest.mark.parametrize("variable", first(0, BEFORE, 1))
 def test_a_rank_that_ends_before_mpi_has_begun_ends_all(work, tmp_path, variable):
     (tmp_path / "chainer.py").write_text("raise ImportError('broken')")
-    command = [sys.executable, "-m", "mixprec.train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "mixprec", "train", "--config", work / "small.yaml", "--out", tmp_path / "out"]
     environment = 'if [ "$PMI_RANK" = 1 ]; then export "$0"; fi; exec "$@"'
     setting = variable.format(f"{tmp_path}:{ROOT}")
     done = mpi.launch(2, ["sh", "-c", environment, setting, *command], work)

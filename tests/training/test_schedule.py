@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mixprec.app import config as configs
+from mixprec.app.parts.rates import described_rate, images_per_step, rates_of, scaled_rate
 from mixprec.app.parts.stages import Steps, epochs_of
-from mixprec.training.schedule import (
-    Rates,
-    Schedule,
-    described_rate,
-    images_per_step,
-    rates_of,
-    scaled_rate,
-)
+from mixprec.training.schedule import Rates, Schedule
 
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
 

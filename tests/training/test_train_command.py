@@ -14,7 +14,7 @@ import yaml
 from chainer import serializers
 from matplotlib.figure import Figure
 
-from mixprec import train
+from mixprec.app.commands import train
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT

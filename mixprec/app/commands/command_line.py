@@ -1,24 +1,47 @@
-"""Parts that the commands behind the scripts share."""
+"""Parts that the argument parsers of the commands share."""
 
 import argparse
+import math
 import sys
+import textwrap
 
 from mixprec.base.messages import one_line
+from mixprec.base.standard_streams import bars_are_off
 
-__all__ = ["Parser", "first_line", "one_line", "path"]
+__all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
+
+
+class _Help(argparse.HelpFormatter):
+    """Leaves paths in one piece, also those that are longer than a line."""
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
 
+    def __init__(self, **options):
+        super().__init__(formatter_class=_Help, **options)
+
     def parse_known_args(self, args=None, namespace=None):
-        """Parses as ``argparse`` does, but for ``--out=--``, of which that makes an empty list before Python 3.13."""
+        """Parses as ``argparse`` does, and says more of two mistakes.
+
+        Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. Of ``--set optimizer.lr 0.1`` it would name
+        the ``0.1`` only.
+        """
         args = sys.argv[1:] if args is None else list(args)
         for text in args[: args.index("--")] if "--" in args else args:
             option, equals, value = text.partition("=")
             if option.startswith("-") and equals and value == "--":
                 self.error(f"argument {option}: found '--', expected a value")
-        return super().parse_known_args(args, namespace)
+        namespace, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if str(action.metavar).endswith("KEY=VALUE"):
+                for text in getattr(namespace, action.dest):
+                    if "=" not in text:
+                        self.error(f"{action.option_strings[0]} takes SECTION.KEY=VALUE; found {text!r}")
+        return namespace, rest
 
     def add_repeated(self, option, metavar, help):
         """Adds an option that may be given again and again, a list; its help says so."""
@@ -48,3 +71,32 @@ def path(kind):
         return text
 
     return given
+
+
+def whole(least):
+    """Returns an ``argparse`` type: a whole number that is not smaller than ``least``."""
+
+    def given(text):
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
+        return int(text)
+
+    return given
+
+
+def amount(text):
+    """An ``argparse`` type: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a finite number above 0")
+    return number
+
+
+def progress_bar(what, images):
+    """Returns a ``tqdm`` bar over a number of images that is shown after two seconds, and only on a terminal."""
+    from tqdm import tqdm  # takes a moment: most commands that are called show none
+
+    return tqdm(total=images, desc=what, unit="img", delay=2, leave=False, disable=bars_are_off())

@@ -1,4 +1,4 @@
-"""The command behind ``scripts/convert_report.py``: converts any importable model and prints the report."""
+"""``mixprec convert-report`` converts any model that can be imported, and prints the report."""
 
 import ast
 import sys
@@ -12,6 +12,7 @@ from mixprec.base import files, importing
 from mixprec.base.messages import OneLineError
 from mixprec.base.name_patterns import UnknownName
 from mixprec.precision.policy import COMPUTE_DTYPES, LAYOUTS, Policy
+from mixprec.recipes.models import MODELS
 from mixprec.rewrite.convert import convert
 from mixprec.rewrite.example import describe
 
@@ -39,11 +40,13 @@ class Target(NamedTuple):
     keywords: dict
 
 
-def main(argv):
+def main(argv, networks=MODELS):
     """Runs the command.
 
     Args:
         argv: command-line arguments, without the program's name.
+        networks: those that have a name, beside import paths: a dict from name to a callable that returns a Chainer
+            link.
 
     Returns:
         int: exit code: 0; 1 if something stayed as it was with ``--strict``; 2 for bad input (one line on standard
@@ -51,7 +54,7 @@ def main(argv):
     """
     arguments = _parse(argv)
     try:
-        report = _report(arguments)
+        report = _report(arguments, networks)
         print(report)
         if arguments.json:
             _write(arguments.json, report.to_json() + "\n")
@@ -90,8 +93,8 @@ def parse_model(text):
     names = [*module.split("."), *attribute.split(".")]
     if not (colon and all(map(str.isidentifier, names))) or None in keywords:
         raise CommandError(
-            f"MODEL must be module:callable or module:callable(arguments), with Python literals for arguments; "
-            f"found {text!r}"
+            "MODEL must be module:callable or module:callable(arguments), with Python literals for arguments, or the "
+            f"name of a network that comes with mixprec, such as resnet50; found {text!r}"
         )
     return Target(module, attribute, arguments, keywords)
 
@@ -148,12 +151,15 @@ def load_model(target):
 
 
 def _parse(argv):
-    parser = Parser(description="Prints what mixprec.convert does to a model.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec convert-report", description="Prints what mixprec.convert does to a model.", allow_abbrev=False
+    )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="module:callable or module:callable(arguments), which makes a chainer.Link, or module:link; modules of "
-        "the current directory can be imported. Example: 'chainer.links:VGG16Layers(pretrained_model=None)'",
+        help="a network that comes with mixprec, such as resnet50; or module:callable or module:callable(arguments), "
+        "which makes a chainer.Link, or module:link, also in the current directory. Example: "
+        "'chainer.links:VGG16Layers(pretrained_model=None)'",
     )
     help = (
         f"what the model is called on, such as 2x3x64x64 or 4x20:int32 (zeros); default {_INPUT}; one for each "
@@ -172,13 +178,14 @@ def _parse(argv):
     return parser.parse_args(argv)
 
 
-def _report(arguments):
+def _report(arguments, networks):
     try:
         Policy(arguments.compute, arguments.layout, arguments.fuse)
     except ValueError as error:
         raise CommandError(str(error)) from error
     example = tuple(map(parse_input, arguments.input or [_INPUT]))
-    model = load_model(parse_model(arguments.model))
+    name = arguments.model
+    model = networks[name]() if name in networks else load_model(parse_model(name))
     try:
         return convert(
             model,

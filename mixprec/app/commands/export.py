@@ -1,26 +1,26 @@
-"""The command behind ``scripts/export.py``: the network of a run as ONNX files, checked before they are handed over."""
+"""``mixprec export``: the network of a run as ONNX files, checked before they are handed over."""
 
-import argparse
 import contextlib
 import sys
 
 import numpy as np
-from tqdm import tqdm
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
 from mixprec.app.finished import out_folder
-from mixprec.app.finished.finished_run import RunError, open_run, some
+from mixprec.app.finished.finished_run import RunError, open_run, open_source, some
 from mixprec.app.parts import environment
 from mixprec.base import VERSION
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 from mixprec.base.process_limits import number_of_threads
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.export import ExportError
+from mixprec.recipes.models import MODELS
 
 _FEWEST = 16  # images to calibrate with, a quarter of which is held out
 
 
-def main(argv, networks):
+def main(argv, networks=MODELS):
     """Runs the command.
 
     Args:
@@ -41,41 +41,34 @@ def main(argv, networks):
     except (OneLineError, MemoryError) as error:
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
     except OSError as error:
         print(f"error: {one_line(error.filename or arguments.out)}: {error.strerror or error}", file=sys.stderr)
     return 2
 
 
 def _parse(argv):
-    parser = Parser(description="Writes the network of a run as ONNX files.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec export",
+        usage="%(prog)s --run DIR --out DIR [OPTION ...]",
+        description="Writes the network of a run as ONNX files, and checks them on its validation images.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
     parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="where the files go")
+    parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="default: model.npz of the run")
+    parser.add_argument("--fp16", action="store_true", help="also write model_fp16.onnx, with inputs in float32")
+    parser.add_argument("--int8", action="store_true", help="also write model_int8.onnx, with Q/DQ nodes")
     parser.add_argument(
-        "--weights", metavar="FILE", type=path("a file"), help="of weights; default: model.npz of the run"
-    )
-    parser.add_argument("--fp16", action="store_true", help="write model_fp16.onnx, too: float16, in and out float32")
-    parser.add_argument("--int8", action="store_true", help="write model_int8.onnx, too: Q/DQ nodes, weights in int8")
-    parser.add_argument(
-        "--for",
-        dest="target",
-        choices=("tensorrt", "cpu"),
-        default="cpu",
-        help="what INT8 is for: symmetric for TensorRT, or for onnxruntime on a CPU (default)",
+        "--for", dest="target", choices=("tensorrt", "cpu"), default="cpu", help="what INT8 is for; default: cpu"
     )
     parser.add_argument(
-        "--images", type=_count(_FEWEST), default=512, metavar="N", help="training images that INT8 is calibrated with"
+        "--images", type=whole(_FEWEST), default=512, metavar="N", help="training images to calibrate INT8; default 512"
     )
-    parser.add_argument(
-        "--half-ends", action="store_true", help="INT8: leave the first and the last layer in float16, on CPUs float32"
-    )
-    parser.add_argument(
-        "--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3), and normalize them"
-    )
-    parser.add_argument(
-        "--val-images", type=_count(1), metavar="N", help="check on so many images; default: all validation images"
-    )
-    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the run's config, such as export.max_drop_int8=2")
+    parser.add_argument("--half-ends", action="store_true", help="INT8: first and last layer in float16")
+    parser.add_argument("--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3)")
+    parser.add_argument("--val-images", type=whole(1), metavar="N", help="check on N validation images; default: all")
+    parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config")
     arguments = parser.parse_args(argv)
     if not arguments.int8:
         for option, is_given in (
@@ -87,28 +80,20 @@ def _parse(argv):
     return arguments
 
 
-def _count(least):
-    def given(text):
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"found {text!r}; wanted: a whole number from {least} on")
-        return int(text)
-
-    return given
-
-
 def _run(arguments, networks):
     import onnx
     import onnxruntime
 
     with out_folder.tried(arguments.out):
         run = open_run(arguments.run, arguments.weights, arguments.set, networks)
-        models, about = _models(run, arguments)
+        train = open_source(run.config, "train") if arguments.int8 else None
+        models, about = _models(run, train, arguments)
         candidates = [_candidate(kind, model, arguments, run.config.export) for kind, model in models.items()]
         del models
         images = _images(run, run.val, arguments.val_images)
         from mixprec.app.finished import check, report
 
-        with _bar("checking", len(images)) as bar:
+        with progress_bar("checking", len(images)) as bar:
             rows = check.compare(run.network, candidates, images, bar.update)
         bad = [(row.name, row.is_finite) for row in rows if not row.is_good]
         for row in rows[1:]:
@@ -146,7 +131,7 @@ def _complaint(bad):
     return "; ".join(f"{', '.join(names[each])}: {reason}" for each, reason in reasons.items() if names[each])
 
 
-def _models(run, arguments):
+def _models(run, train, arguments):
     """Returns ``{kind: ModelProto}`` and what is to be said of the quantization."""
     from mixprec.export import onnx as export_onnx
     from mixprec.export.preprocessing import take_pixels
@@ -164,16 +149,16 @@ def _models(run, arguments):
 
         models["float16"] = to_half(exported)
     if arguments.int8:
-        models["int8"], about["int8"] = _quantized(exported, run, arguments)
+        models["int8"], about["int8"] = _quantized(exported, run, train, arguments)
     if arguments.preprocess:
         models = {kind: take_pixels(model, run.preprocessing) for kind, model in models.items()}
     return models, about
 
 
-def _quantized(exported, run, arguments):
+def _quantized(exported, run, train, arguments):
     from mixprec.export.int8 import quantize
 
-    images = _images(run, run.train, arguments.images)
+    images = _images(run, train, arguments.images)
     if len(images) < _FEWEST:
         raise RunError(f"{run.config.data.train}: {len(images)} images; INT8 needs at least {_FEWEST} to be calibrated")
 
@@ -181,7 +166,7 @@ def _quantized(exported, run, arguments):
         for pixels, _ in images.batches(8):
             yield images.normalize(pixels)
 
-    with _bar("calibrating", 3 * len(images)) as bar:
+    with progress_bar("calibrating", 3 * len(images)) as bar:
 
         def progress(step, done):
             bar.set_postfix_str(step)
@@ -213,7 +198,3 @@ def _candidate(kind, model, arguments, limits):
     limit = {"float32": None, "float16": limits.max_drop_float16, "int8": limits.max_drop_int8}[kind]
     data = model.SerializeToString()
     return Candidate(out_folder.NAMES[kind], data, run, not is_tensorrts, arguments.preprocess, limit)
-
-
-def _bar(what, total):
-    return tqdm(total=total, desc=what, unit="img", delay=2, leave=False, disable=None)

@@ -7,17 +7,18 @@ returns the exit code. Modules are imported when they are called, so that ``mixp
 import importlib
 import os
 import sys
+from pathlib import Path
 
 from mixprec.app.commands import command_process
-from mixprec.base import VERSION, standard_streams
-from mixprec.base.messages import hint, nearest
+from mixprec.base import VERSION, interruption, standard_streams, working_folder
+from mixprec.base.messages import hint, nearest, one_line
 
 # In the order of the help: name of the command and of its module, and what it does.
 COMMANDS = {
     "train": "train an image classifier, as a YAML file says",
     "evaluate": "measure a trained network on validation images",
     "predict": "say what is on images, by a trained network or an ONNX file",
-    "export": "write a trained network as ONNX files, checked on validation images",
+    "export": "write a trained network as ONNX files, and check them",
     "weights": "convert weights to PyTorch's names and files, and back",
     "convert-report": "show what mixprec.convert does to a model",
     "pack": "pack images into TFRecord or WebDataset shards",
@@ -27,6 +28,8 @@ COMMANDS = {
     "info": "show versions, what this machine offers, and what is missing",
 }
 _TRAINS = "train"  # in several processes if a launcher of MPI has started several
+_REPORTS = "info"  # also wrong values of environment variables, which end other commands
+_PACKAGE, _CHECKOUT = "mixprec", Path(__file__).resolve().parents[3]
 
 
 def main(argv):
@@ -36,7 +39,8 @@ def main(argv):
         argv: command-line arguments, without the program's name.
 
     Returns:
-        int: exit code of the command; 2 with one line on standard error if there is no such command.
+        int: exit code of the command; 2 with one line on standard error if there is no such command, or a package that
+        it needs is not installed; 130 after Ctrl-C.
     """
     name = argv[0] if argv else "--help"
     if name in ("-h", "--help"):
@@ -46,10 +50,33 @@ def main(argv):
         print(f"mixprec {VERSION}")
         return 0
     if name not in COMMANDS:
-        allowed = f"mixprec {name!r}: no such command; allowed: {', '.join(COMMANDS)}"
-        print(f"error: {allowed}{hint(nearest(name, COMMANDS))} (see --help)", file=sys.stderr)
-        return 2
-    return importlib.import_module(f"mixprec.app.commands.{name.replace('-', '_')}").main(argv[1:])
+        what = "unrecognized argument" if name.startswith("-") else "no such command"
+        meant = hint(nearest(name, [*COMMANDS, "--help", "--version"])) or f"; allowed: {', '.join(COMMANDS)}"
+        return _refused(f"{one_line(name)!r}: {what}{meant} (see mixprec --help)")
+    try:
+        command = importlib.import_module(f"mixprec.app.commands.{name.replace('-', '_')}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == _PACKAGE:
+            raise
+        return _refused(f"{error.name} is not installed for {sys.executable}: {_remedy()}")
+    if name == _TRAINS:  # it ends other ranks, too, after Ctrl-C
+        return command.main(argv[1:])
+    return interruption.run(lambda: command.main(argv[1:]))
+
+
+def _refused(message):
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def _remedy():
+    """Returns what to do where a package is not installed, which pip would have installed with mixprec."""
+    if not (_CHECKOUT / "Makefile").is_file():
+        return "install mixprec with pip, which brings it"
+    python = _CHECKOUT / ".venv" / "bin" / "python"
+    if python.exists() and not os.path.samefile(sys.prefix, _CHECKOUT / ".venv"):
+        return f"run it with {working_folder.shown(python)}"
+    return f"'make install' in {_CHECKOUT} makes an environment; then run it with .venv/bin/python"
 
 
 def _help():
@@ -74,8 +101,5 @@ def console(*before):
         *before: arguments before those of the process, such as the name of a command.
     """
     argv = [*before, *sys.argv[1:]]
-    is_rank = argv[:1] == [_TRAINS]
-    command_process.begin(is_rank=is_rank)
-    if "" not in sys.path and os.curdir not in sys.path:
-        sys.path.insert(0, "")  # networks, losses and extensions of the user's
-    sys.exit(standard_streams.run(lambda: main(argv)) if is_rank else command_process.run(lambda: main(argv)))
+    command_process.begin(is_rank=argv[:1] == [_TRAINS], checks_variables=argv[:1] != [_REPORTS])
+    sys.exit(standard_streams.run(lambda: main(argv)))

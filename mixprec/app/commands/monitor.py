@@ -13,6 +13,7 @@ from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
 from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 
 _HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
@@ -34,10 +35,10 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.")
-    parser.add_argument("results", type=path("a folder"), help="folder with the results of runs")
-    parser.add_argument("--port", type=int, default=8080, help="default: 8080")
-    parser.add_argument("--allow-jobs", action="store_true", help="who has the token may start and stop runs")
+    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.", allow_abbrev=False)
+    parser.add_argument("results", metavar="RESULTS", type=path("a folder"), help="folder with the results of runs")
+    parser.add_argument("--port", metavar="N", type=int, default=8080, help="port of this machine; default: 8080")
+    parser.add_argument("--allow-jobs", action="store_true", help="let users with the token start and stop runs")
     arguments = parser.parse_args(argv)
     try:
         _serve(arguments)
@@ -47,7 +48,7 @@ def main(argv):
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("mixprec"):
             raise
-        print(f"error: {error.name} is not installed: pip install -e '.[monitor]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('monitor')}", file=sys.stderr)
         return 2
     return 0
 

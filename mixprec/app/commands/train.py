@@ -10,6 +10,7 @@ from mixprec.app.commands.command_line import Parser, one_line
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
 from mixprec.base import VERSION, importing, interruption, standard_streams
+from mixprec.base.installation import page
 from mixprec.base.messages import OneLineError
 from mixprec.distributed import processes
 from mixprec.precision.loss_scale import LossScaleExhausted
@@ -91,14 +92,16 @@ def _refused(refused):
 
 
 def _parse(argv, ranks):
-    parser = Parser(description="Trains an image classifier in mixed precision.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec train", description="Trains an image classifier in mixed precision.", allow_abbrev=False
+    )
     parser.add_argument(
         "--config",
         required=True,
         metavar="FILE",
-        help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
+        help=f"YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see {page('config.md')}",
     )
-    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
+    parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
     parser.add_argument(
         "--resume",

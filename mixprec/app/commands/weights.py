@@ -1,4 +1,4 @@
-"""The command behind ``scripts/convert_weights.py``: a file of weights from Chainer to PyTorch, or back."""
+"""``mixprec weights`` converts a file of weights from Chainer to PyTorch, or back."""
 
 import sys
 
@@ -9,16 +9,17 @@ from mixprec.base import importing
 from mixprec.base.messages import hint, nearest
 from mixprec.export import weight_files
 from mixprec.export.export_error import WeightsError
+from mixprec.recipes.models import MODELS
 
 _CLASSES = 1000  # a network is made with as many first; the file says how many there are
 
 
-def main(argv, networks):
+def main(argv, networks=MODELS):
     """Runs the command.
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: those that ``--arch`` may name, beside import paths, and among which the one of a file is looked for:
+        networks: those that ``--arch`` may name, beside import paths, and that are tried on a file without ``--arch``:
             a dict from name to a callable that takes the number of classes and returns a Chainer link.
 
     Returns:
@@ -34,7 +35,12 @@ def main(argv, networks):
 
 
 def _parse(argv, networks):
-    parser = Parser(description="Converts weights from Chainer to PyTorch, or back.", allow_abbrev=False)
+    parser = Parser(
+        prog="mixprec weights",
+        description="Converts weights from Chainer to PyTorch, or back. The networks that come with mixprec have "
+        "torchvision's names there.",
+        allow_abbrev=False,
+    )
     kinds = ".npz is Chainer's; .safetensors, .pt and .pth are PyTorch's"
     parser.add_argument("source", metavar="IN", type=path("a file"), help=f"file of weights; {kinds}")
     parser.add_argument("out", metavar="OUT", type=path("a file"), help="file to write, of the other kind")

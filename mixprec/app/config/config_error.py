@@ -10,6 +10,15 @@ class ConfigError(OneLineError):
 
     The message is one line: the file with the line number, or ``--set``; the dotted key; the value found; the allowed
     values; and the nearest name if there is one.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> try:
+        ...     config.load(config_path("digits.yaml"), ["training.epochs=many"])
+        ... except config.ConfigError as error:
+        ...     print(error)
+        --set: 'training.epochs' is 'many'; allowed: an integer >= 1 and <= 1000000
     """
 
     def __init__(self, *parts):
@@ -22,7 +31,12 @@ _REPR.maxother = 80
 
 
 def shown(value):
-    """Returns a config's value as one short line, for messages."""
+    """Returns a config's value as one short line, for messages.
+
+    Example:
+        >>> shown(None), shown(True), shown([1, "two"]), shown({"a": 0.5})
+        ('null', 'true', "[1, 'two']", "{'a': 0.5}")
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,12 +1,26 @@
 """Config sections about the network, the schedule, the length of training, snapshots, the log, and the export."""
 
 import operator
+import re
 from dataclasses import dataclass
 
 from mixprec.activation_memory.budget import is_budget
 from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.base.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
-from mixprec.precision.policy import LAYOUTS
+from mixprec.base.messages import nearest
+from mixprec.precision.policy import LAYOUT_SYNONYMS, LAYOUTS
+
+
+def _without_at(device):
+    """Returns a device of Chainer, such as ``@cupy:0``, as this config has it."""
+    return "cpu" if device == "@numpy" else re.sub(r"@cupy(?=:|$)", "gpu", device)
+
+
+def _near_device(value):
+    number = re.fullmatch(r"(?:cuda:?|gpu)?([0-9]{1,3})", str(value))
+    if number:
+        return f"gpu:{number[1]}"
+    return "gpu" if value == "cuda" else nearest(str(value), ("auto", "cpu", "gpu"))
 
 
 def _trigger(every):
@@ -20,15 +34,15 @@ class Model:
 
     arch: str = key(
         "Name of a network that comes with mixprec, or the import path of your own, package.module:function, see "
-        "docs/own-network.md.",
+        "[own-network.md](own-network.md).",
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     weights: str | None = key(
         "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
-        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer is "
-        "initialized anew. null uses the network's own initial weights.",
+        ".safetensors or .pt of PyTorch, see [export.md](export.md). If it has another number of classes, the last "
+        "layer is initialized anew. null uses the network's own initial weights.",
         None,
         limit=PATH,
         aliases=("pretrained", "checkpoint"),
@@ -38,7 +52,7 @@ class Model:
         "functions of mixprec; nchw, also called contiguous, with Chainer's own functions.",
         "nhwc",
         choices=LAYOUTS,
-        synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
+        synonyms=LAYOUT_SYNONYMS,
         aliases=("layout",),
     )
     fuse: bool | None = key(
@@ -144,7 +158,12 @@ class Training:
         "auto: a GPU, or the CPU if there is none; gpu: a GPU; gpu:N: this one. With auto and gpu the processes of a "
         "machine use one GPU each, from gpu:0 on.",
         "auto",
-        limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
+        limit=matching(
+            r"auto|cpu|gpu|gpu:[0-9]{1,3}",
+            "auto, cpu, gpu or gpu:N, with N from 0 to 999, or Chainer's @numpy, @cupy or @cupy:N",
+            near=_near_device,
+        ),
+        respelled=_without_at,
     )
     label_smoothing: float = key(
         "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation "
@@ -154,12 +173,26 @@ class Training:
         aliases=("smoothing",),
     )
     loss: str = key(
-        "cross_entropy: softmax cross entropy. bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021). "
-        "Validation always uses cross_entropy.",
+        "cross_entropy: softmax cross entropy. bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021); "
+        "validation then reports cross_entropy. Or the import path of your own function, package.module:function, "
+        "which validation reports, too, see docs/own-network.md.",
         "cross_entropy",
         choices=("cross_entropy", "bce"),
+        other=IMPORT_PATH,
         aliases=("criterion",),
         synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
+    )
+    class_weights: str | tuple[float, ...] | None = key(
+        "Only for cross_entropy: weights of the classes in the mean over the training images, as in PyTorch's "
+        "CrossEntropyLoss; validation has none. balanced: number of training images / (number of classes * images of "
+        "the class). null gives all classes the same weight.",
+        None,
+        choices=("balanced",),
+        other=Limit(
+            f"a list of numbers > 0 and <= {MANY}",
+            lambda value: isinstance(value, tuple) and all(0 < weight <= MANY for weight in value),
+        ),
+        aliases=("class_weight",),
     )
     bce_threshold: float | None = key(
         "Only for bce: targets above it become 1, others 0; null leaves them unchanged.",
@@ -199,6 +232,11 @@ class Training:
         limit=above(0, LARGEST_DECAY),
         aliases=("ema",),
     )
+
+    @property
+    def has_own_loss(self):
+        """Whether :attr:`loss` is an import path."""
+        return IMPORT_PATH.holds(self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +296,16 @@ class Log:
     tensorboard: bool = key(
         "Write the entries of the log as TensorBoard events, too; needs the package tensorboardX.", False
     )
+    extensions: tuple[str, ...] = key(
+        "Import paths of extensions of Chainer's Trainer, such as package.module:Extension: classes, which are called "
+        "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
+        "docs/own-network.md.",
+        (),
+        limit=Limit(
+            f"that are import paths, package.module:Extension, at most {SEVERAL} of them",
+            lambda value: len(value) <= SEVERAL and all(map(IMPORT_PATH.holds, value)),
+        ),
+    )
 
     @property
     def trigger(self):
@@ -272,7 +320,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Limits of scripts/export.py, which compares ONNX files on the validation images; training does not read them."""
+    """Limits of mixprec export, which compares ONNX files on the validation images; training does not read them."""
 
     max_drop_float16: float = key(
         "Percentage points of accuracy that the float16 file may be below the float32 file.",

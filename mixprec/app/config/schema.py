@@ -29,12 +29,22 @@ def _only_with(key, others=""):
         ("optimizer.name", f"optimizer.{key}"),
         f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
         lambda config: not _is_set(config.optimizer, key) or config.optimizer.name in WITH_KEY[key],
+        # Other programs call both SGD.
+        near=lambda config: "MomentumSGD" if key == "momentum" and config.optimizer.name == "SGD" else None,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole config. :func:`mixprec.app.config.load` makes one; two are equal if all their values are."""
+    """A whole config. :func:`mixprec.app.config.load` makes one; two are equal if all their values are.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> digits = config.load(config_path("digits.yaml"))
+        >>> digits.optimizer.name, digits.optimizer.lr, digits.data.size
+        ('CorrectedMomentumSGD', 0.05, 32)
+    """
 
     model: Model
     precision: Precision
@@ -142,6 +152,26 @@ class Config:
             lambda config: config.training.bce_threshold is None or config.training.loss == "bce",
         ),
         Rule(
+            ("training.loss", "training.label_smoothing"),
+            "training.label_smoothing 0 with a training.loss of your own, which can smooth labels itself",
+            lambda config: not (config.training.has_own_loss and config.training.label_smoothing),
+        ),
+        Rule(
+            ("training.loss", "training.class_weights"),
+            "training.class_weights only with training.loss cross_entropy",
+            lambda config: config.training.class_weights is None or config.training.loss == "cross_entropy",
+        ),
+        Rule(
+            ("training.class_weights", "model.classes"),
+            "training.class_weights, if it is a list, with a number for each of model.classes",
+            lambda config: _has_all_weights(config.training.class_weights, config.model.classes),
+        ),
+        Rule(
+            ("training.class_weights", "data.format"),
+            "training.class_weights a list or null with data.format synthetic, whose classes are not counted",
+            lambda config: config.training.class_weights != "balanced" or config.data.format != "synthetic",
+        ),
+        Rule(
             ("training.bce_threshold", "training.label_smoothing", "model.classes"),
             "label_smoothing / classes <= bce_threshold < 1 - label_smoothing + label_smoothing / classes: between the "
             "targets of other classes and of the label",
@@ -237,6 +267,10 @@ class Config:
 def _separates(training, classes):
     others = training.label_smoothing / classes
     return training.bce_threshold is None or others <= training.bce_threshold < 1 - training.label_smoothing + others
+
+
+def _has_all_weights(weights, classes):
+    return not isinstance(weights, tuple) or len(weights) == classes
 
 
 def _fit(progressive):

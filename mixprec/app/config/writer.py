@@ -12,7 +12,14 @@ from mixprec.base.messages import one_line
 
 
 def flat(config):
-    """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``."""
+    """Returns the values of a config by dotted name, in the order of the schema: text, numbers, lists and ``None``.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> config.flat(config.load(config_path("digits.yaml"), ["training.epochs=3"]))["training.epochs"]
+        3
+    """
     return {
         f"{section}.{key}": _plain(value)
         for section, values in dataclasses.asdict(config).items()
@@ -21,7 +28,13 @@ def flat(config):
 
 
 def defaults():
-    """Returns the default of each key that has one, in the form of :func:`flat`."""
+    """Returns the default of each key that has one, in the form of :func:`flat`.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> config.defaults()["precision.compute"]
+        'float16'
+    """
     return {name: _plain(key.default) for name, key in keys(Config).items() if not key.required}
 
 
@@ -43,6 +56,13 @@ def dump(config, *, source=None, overrides=(), version=None, changes=()):
 
     Returns:
         str: YAML from which :func:`~mixprec.app.config.load` makes an equal config.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> from mixprec.recipes import config_path
+        >>> text = config.dump(config.load(config_path("digits.yaml")), source="digits.yaml")
+        >>> text.splitlines()[:4]
+        ['# Resolved config, written by mixprec', '# from digits.yaml', 'model:', '  arch: resnet8']
     """
     lines = ["Resolved config, written by mixprec" + (f" {version}" if version is not None else "")]
     if source is not None:
@@ -54,7 +74,13 @@ def dump(config, *, source=None, overrides=(), version=None, changes=()):
 
 
 def reference():
-    """Returns the tables of all keys in Markdown, as they stand in ``docs/config.md``."""
+    """Returns the tables of all keys in Markdown, as they stand in ``docs/config.md``.
+
+    Example:
+        >>> from mixprec.app import config
+        >>> config.reference().splitlines()[0]
+        '## `model`'
+    """
     known = keys(Config)
     parts = []
     for section, declaration in sections(Config).items():

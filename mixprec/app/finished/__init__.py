@@ -1,4 +1,6 @@
-"""Exports a run of the training command: its network as ONNX files, checked on its validation images.
+"""What can be done with a run that has ended: evaluate it, predict with it, export it.
 
-The commands behind ``scripts/export.py`` and ``scripts/predict.py``.
+In the order in which to read: ``finished_run`` opens a results folder, ``validation_images`` reads images,
+``predictions`` evaluates, ``classifier`` predicts, ``check`` compares exported files with the network, ``report`` and
+``out_folder`` write an export, ``json_lines`` makes values fit for JSON.
 """

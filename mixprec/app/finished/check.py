@@ -95,19 +95,22 @@ def compare(network, candidates, images, progress):
     return rows
 
 
-def in_float32(network):
-    """Returns a function from images (N, 3, H, W), float32, to logits of a plain network as mixprec computes it.
+def in_float32(network, device="@numpy"):
+    """Returns a function from images (N, 3, H, W) to logits (N, classes), as mixprec computes a network in float32.
+
+    Both are float32 arrays on the host.
 
     Args:
         network: plain Chainer link on the CPU; it stays as it is.
+        device: specifier of the device that computes, as for :func:`chainer.get_device`.
     """
-    network = network.copy(mode="share")
-    model = chainer.Sequential(network)
+    network, device = network.copy(mode="share"), chainer.get_device(device)
+    model = chainer.Sequential(network).to_device(device)
     convert(model, compute="float32")
 
     def run(x):
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            return model(x).array
+        with chainer.using_device(device), chainer.using_config("train", False), chainer.no_backprop_mode():
+            return chainer.get_device("@numpy").send(model(device.send(x)).array)
 
     return run
 

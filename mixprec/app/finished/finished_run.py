@@ -8,7 +8,7 @@ import numpy as np
 from mixprec.app import config as configs
 from mixprec.app.parts.networks import find, make
 from mixprec.base.messages import OneLineError, encoding_hint
-from mixprec.data.sources.classes import check_classes, check_labels
+from mixprec.data.sources.classes import check_classes, check_labels, read_classes
 from mixprec.data.sources.opening import open_images
 from mixprec.export.preprocessing import Preprocessing
 from mixprec.export.weight_files import WeightFile
@@ -30,7 +30,6 @@ class FinishedRun:
         config: :class:`mixprec.app.config.Config`.
         network: plain Chainer link on the CPU, from images (N, 3, H, W) to logits, in float32.
         weights: path of their file.
-        train: training images, a source.
         val: validation images, a source.
         preprocessing: :class:`mixprec.export.preprocessing.Preprocessing`.
     """
@@ -38,7 +37,6 @@ class FinishedRun:
     config: configs.Config
     network: object
     weights: str
-    train: object
     val: object
     preprocessing: Preprocessing
 
@@ -57,7 +55,7 @@ def open_config(folder, overrides, networks):
     path = os.path.join(folder, _CONFIG)
     if not os.path.isfile(path):
         what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
-        raise RunError(f"{folder}: {what}; wanted: a results folder of scripts/train_imagenet.py")
+        raise RunError(f"{folder}: {what}; wanted: a results folder of mixprec train")
     return configs.load(path, overrides, choices={"model.arch": sorted(networks)})
 
 
@@ -81,8 +79,9 @@ def open_network(folder, weights, overrides, networks):
     if weights is None:
         weights = os.path.join(folder, WEIGHTS)
         if not os.path.exists(weights):
-            others = sorted(name for name in os.listdir(folder) if name.startswith("snapshot_"))
-            hint = f"; --weights {os.path.join(folder, others[-1])} takes a snapshot" if others else ""
+            snapshots = [name for name in os.listdir(folder) if name.startswith("snapshot_")]
+            newest = max(snapshots, key=lambda name: (len(name), name), default=None)  # iter_1000 is after iter_900
+            hint = f"; --weights {os.path.join(folder, newest)} takes a snapshot" if newest else ""
             raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
     network = make(config, find(config.model, networks), {})
     WeightFile(weights).load_into(network)
@@ -106,14 +105,26 @@ def open_run(folder, weights, overrides, networks):
     if config.data.format == "synthetic":
         path = os.path.join(folder, _CONFIG)
         raise RunError(f"{path}: data.format is synthetic: there are no images to check the network on")
-    train, val = (_open(config, name) for name in ("train", "val"))
+    val = open_source(config, "val")
     classes = os.path.join(folder, CLASSES)
     if os.path.exists(classes):
         check_classes(classes, val)
-    return FinishedRun(config, network, weights, train, val, preprocessing_of(config.data, val.classes))
+    return FinishedRun(config, network, weights, val, preprocessing_of(config.data, val.classes))
 
 
-def _open(config, name):
+def open_source(config, name):
+    """Opens images of a run.
+
+    Args:
+        config: :class:`mixprec.app.config.Config`.
+        name: ``"train"`` or ``"val"``.
+
+    Returns:
+        A source, see :func:`mixprec.data.sources.opening.open_images`.
+
+    Raises:
+        OneLineError: the images are not there, or of other classes.
+    """
     data = config.data
     path = getattr(data, name)
     if not os.path.exists(path):
@@ -122,6 +133,13 @@ def _open(config, name):
     source = open_images(path, data.format, data.root, data.on_error)
     check_labels(source, config.model.classes)
     return source
+
+
+def class_names(folder, count):
+    """Returns the names of the classes of a results folder; their numbers, of a run whose images have no names."""
+    path = os.path.join(folder, CLASSES)
+    names = read_classes(path) if os.path.exists(path) else []
+    return names if len(names) == count else [str(label) for label in range(count)]
 
 
 def preprocessing_of(data, classes):

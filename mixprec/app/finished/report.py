@@ -3,8 +3,8 @@
 import dataclasses
 import io
 import json
-import math
 
+from mixprec.app.finished.json_lines import clean
 from mixprec.base.text_table import aligned
 
 
@@ -51,15 +51,7 @@ def _verdict(row):
 def as_json(rows, **about):
     """Returns the rows and further facts as the text of a JSON file; null replaces numbers that are not finite."""
     found = [{**dataclasses.asdict(row), "is_good": row.is_good} for row in rows]
-    return json.dumps(_finite({**about, "rows": found}), indent=1, allow_nan=False) + "\n"
-
-
-def _finite(value):
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(clean({**about, "rows": found}), indent=1, allow_nan=False) + "\n"
 
 
 def picture(rows):

@@ -1,4 +1,4 @@
-"""A server of pages that show training in a browser: ``python -m mixprec.app.monitor results``.
+"""A server of pages that show training in a browser: ``mixprec monitor results``.
 
 The server reads results folders, and imports neither Chainer nor NumPy. Reading order. Files: ``log``, ``run_folder``,
 ``runs``; ``charts`` draws. ``server_state`` is what all pages share, and the folder ``pages`` has a file for each page.

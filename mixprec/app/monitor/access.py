@@ -25,9 +25,9 @@ _HEADERS = [
 _ENTRANCE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>mixprec monitor</title><style>:root{color-scheme:light dark}body{font:16px sans-serif;margin:4em auto;
 max-width:30em;padding:0 1em}</style><h1>mixprec monitor</h1><p>These pages are opened by the address with
-<code>?token=</code> that <code>python -m mixprec.app.monitor</code> printed when it started. The token is also in a
-file in the cache of the account that started it: <code>~/.cache/mixprec/app/monitor/HOST-PORT.token</code>.</p> <p>You
-came by that address? <a href="">Open the pages</a></p></html>"""
+<code>?token=</code> that <code>mixprec monitor</code> printed when it started. The token is also in a file in the cache
+of the account that started it: <code>~/.cache/mixprec/monitor/HOST-PORT.token</code>.</p> <p>You came by that address?
+<a href="">Open the pages</a></p></html>"""
 
 
 class Guard:

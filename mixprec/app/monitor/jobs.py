@@ -37,7 +37,7 @@ class Jobs:
         self._jobs = {}  # name of the run -> process, path of its output
 
     def start(self, config, name, overrides):
-        """Starts a run, as ``python -m mixprec.train`` does.
+        """Starts a run, as ``mixprec train`` does.
 
         Args:
             config: path of a config that was listed.
@@ -59,7 +59,7 @@ class Jobs:
         try:
             if config.startswith(os.path.join(self._root, "")):
                 config = self._copied(config, f"{called}.yaml")
-            command = [sys.executable, "-m", "mixprec.train", "--config", config, "--out", out]
+            command = [sys.executable, "-m", "mixprec", "train", "--config", config, "--out", out]
             for override in filter(None, map(str.strip, overrides)):
                 command += ["--set", override]
             with self._made(f"{called}.txt") as file:

@@ -8,7 +8,7 @@ from pathlib import Path
 from chainer import backend
 
 from mixprec.app.config import ConfigError
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique for a machine, and shared by its containers
 
@@ -22,7 +22,7 @@ def choose(path, config, ranks):
         ranks: of :mod:`mixprec.distributed.processes`.
 
     Returns:
-        ``(device, reason)`` of :func:`mixprec.app.parts.environment.resolve_device`.
+        ``(device, reason)`` of :func:`mixprec.app.parts.gpus.resolve_device`.
 
     Raises:
         mixprec.base.messages.OneLineError: there is no such device, only some ranks have a GPU, or two ranks have the
@@ -30,12 +30,12 @@ def choose(path, config, ranks):
     """
     with ranks.together():
         device, reason = _resolved(path, config, ranks.local_rank)
-        gpu = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
+        address = None if device == "@numpy" else (gpus.address_of(device), _BOOT.read_text())
     ranks.compare({"the device": device.partition(":")[0]})
-    gpus = ranks.gather(gpu)
+    addresses = ranks.gather(address)
     with ranks.together():
         if device != "@numpy":
-            _check_different(path, config.training.device, gpus)
+            _check_different(path, config.training.device, addresses)
     return device, reason
 
 
@@ -46,7 +46,7 @@ def on_gpu(device):
 
 def _resolved(path, config, local_rank):
     try:
-        device, reason = environment.resolve_device(config.training.device, local_rank)
+        device, reason = gpus.resolve_device(config.training.device, local_rank)
     except ValueError as error:
         raise ConfigError(path, f"training.{error}") from error
     if config.capture.mode == "required" and device == "@numpy":
@@ -54,13 +54,13 @@ def _resolved(path, config, local_rank):
     return device, reason
 
 
-def _check_different(path, wanted, gpus):
-    """Raises an error if two ranks share a GPU, which NCCL does not support; ``gpus`` are pairs (address, machine)."""
-    for rank, gpu in enumerate(gpus):
-        first = gpus.index(gpu)
+def _check_different(path, wanted, addresses):
+    """Raises an error if two ranks share a GPU, which NCCL does not support: two equal pairs (address, machine)."""
+    for rank, address in enumerate(addresses):
+        first = addresses.index(address)
         if first != rank:
             raise ConfigError(
                 path,
-                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {gpu[0]}; start as "
+                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {address[0]}; start as "
                 "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
             )

@@ -8,10 +8,12 @@ import os
 
 from mixprec.app.parts.devices import on_gpu
 from mixprec.app.parts.stages import epochs_of, stages_of
+from mixprec.app.parts.training_loss import class_weights
 from mixprec.base import files
 from mixprec.base.announcements import announce
 from mixprec.base.messages import encoding_hint
 from mixprec.data.data_error import DataError
+from mixprec.data.digit_images import FOLDER as DIGITS
 from mixprec.data.loaders.augmentation import Augmentation, described
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
@@ -49,9 +51,9 @@ def open_sources(config, ranks=1):
     else:
         for name, path in (("data.train", data.train), ("data.val", data.val)):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
-                raise DataError(
-                    f"{path}: no such file or folder; {name} says where the images are{encoding_hint(path)}"
-                )
+                made = f"; this writes them: mixprec digits {DIGITS}" if path.startswith(f"{DIGITS}/") else ""
+                where = f"{name} says where the images are{made}{encoding_hint(path)}"
+                raise DataError(f"{path}: no such file or folder; {where}")
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
     check_sources(config, train, val, ranks)
     return train, val
@@ -74,6 +76,7 @@ def check_sources(config, train, val, ranks=1):
         check_same_classes(train, val)
         for source in (train, val):
             check_labels(source, config.model.classes)
+    class_weights(config, train)
     batch_sizes = [("training.batch_size", config.training.batch_size)]
     batch_sizes += [("one of progressive.batch_sizes", batch_size) for batch_size in config.progressive.batch_sizes]
     for name, batch_size in batch_sizes:
@@ -144,7 +147,8 @@ def val_epochs(config, images, *, one_shape, ranks=1):
         ranks: number of processes that evaluate together.
     """
     batch_size = min(config.training.batch_size, images // ranks)
-    last_batch = "pad" if one_shape else "partial"
+    pads = one_shape and not config.training.has_own_loss  # which need not know of padding
+    last_batch = "pad" if pads else "partial"
     return Epochs(images=images, batch_size=batch_size, last_batch=last_batch, num_shards=ranks)
 
 

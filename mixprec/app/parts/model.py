@@ -5,6 +5,7 @@ masters start from unrounded weights. :func:`build_model` does all three for one
 """
 
 import dataclasses
+import operator
 
 import chainer
 import chainer.functions as F
@@ -13,13 +14,16 @@ import numpy as np
 
 from mixprec import functions
 from mixprec.app.config import ConfigError
-from mixprec.app.parts.networks import EXAMPLE, signature_of
+from mixprec.app.parts import training_loss
+from mixprec.app.parts.networks import EXAMPLE
 from mixprec.app.parts.networks import make as make_network
 from mixprec.app.parts.optimizers import NETWORK, build_optimizer, check_parts, unknown
+from mixprec.app.parts.user_code import signature_of
 from mixprec.backends.cudnn import settings as cudnn_settings
 from mixprec.base.name_patterns import UnknownName
 from mixprec.rewrite import convert
-from mixprec.training.label_accuracy import TOP, accuracy
+from mixprec.rewrite.float32_links import in_float32
+from mixprec.training.label_accuracy import IGNORED, TOP, accuracy
 
 
 def build_model(config, network, device, weights=None):
@@ -55,9 +59,10 @@ def make_model(config, network, device, weights=None):
 
     Raises:
         ConfigError: one of these keys is set, and the network does not accept it; the user's network raised an
-            exception, or is not a network; or ``weights``, ``optimizer.rates`` or ``optimizer.freeze`` do not fit it.
+            exception, or is not a network; there is no such loss; or ``weights``, ``optimizer.rates`` or
+            ``optimizer.freeze`` do not fit it.
     """
-    keywords = _keywords(config.model, network)
+    keywords, own = _keywords(config.model, network), training_loss.find(config.training)
     device = chainer.get_device(device)
     device.use()
     _seed(device, config.training.seed)
@@ -67,7 +72,7 @@ def make_model(config, network, device, weights=None):
     made = make_network(config, network, keywords)
     if weights is not None:
         weights.load(made)
-    options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold}
+    options = {"bce": config.training.loss == "bce", "threshold": config.training.bce_threshold, "own": own}
     model = ImageClassifier(made, config.training.label_smoothing, **options)
     check_parts(config.optimizer, model)
     return model
@@ -117,19 +122,26 @@ class ImageClassifier(L.Classifier):
     """Chainer's classifier with the losses of current recipes and a top-5 accuracy; labels of -1 never count.
 
     It reports ``loss`` and ``accuracy``. With ``chainer.config.train`` off, the loss is the softmax cross entropy
-    without smoothing, and ``accuracy_top5`` is reported, too, unless there are so few classes that it would be 1. For
-    mixed images, the accuracy refers to the first label.
+    without smoothing and class weights, or the user's own loss, and ``accuracy_top5`` is reported, too, unless there
+    are so few classes that it would be 1. For mixed images, the accuracy refers to the first label.
 
     Args:
         predictor: link from images to logits (N, K).
         smoothing: from 0 to below 1, see :func:`mixprec.functions.softmax_cross_entropy`.
         bce: whether the loss is :func:`mixprec.functions.binary_cross_entropy`.
         threshold: its threshold.
+        own: :class:`mixprec.app.parts.training_loss.OwnLoss` instead of the cross entropies, or ``None``.
+
+    Attributes:
+        class_weights: weights of the softmax cross entropy in training, (K,) float32 on the device, or ``None``. The
+            loss is the sum of weighted losses divided by the sum of the weights of the labels, as in PyTorch.
     """
 
-    def __init__(self, predictor, smoothing=0.0, *, bce=False, threshold=None):
+    class_weights = None
+
+    def __init__(self, predictor, smoothing=0.0, *, bce=False, threshold=None, own=None):
         super().__init__(predictor, F.softmax_cross_entropy, accuracy)
-        self._smoothing, self._bce, self._threshold = smoothing, bce, threshold
+        self._smoothing, self._bce, self._threshold, self._own = smoothing, bce, threshold, own
 
     def forward(self, x, t, second=None, share=None):
         """Returns the loss of a batch.
@@ -152,14 +164,30 @@ class ImageClassifier(L.Classifier):
         return self.loss
 
     def _loss(self, t, mixed):
-        options = {"smoothing": self._smoothing, "mixed": mixed}
-        if not (self._bce or self._smoothing or mixed):
+        options, weights = {"smoothing": self._smoothing, "mixed": mixed}, self.class_weights
+        if self._own is not None:
+            return self._own(self.y, t, mixed)
+        if not (self._bce or self._smoothing or mixed or weights is not None):
             return self.lossfun(self.y, t)
         if not chainer.config.train:
             return functions.softmax_cross_entropy(self.y, t)
         if self._bce:
             return functions.binary_cross_entropy(self.y, t, threshold=self._threshold, **options)
-        return functions.softmax_cross_entropy(self.y, t, **options)
+        loss = functions.softmax_cross_entropy(self.y, t, class_weight=weights, **options)  # divided by the images
+        if weights is None:
+            return loss
+        total = self.weight((None, t))  # second labels are the same ones in reversed order, and have the same sum
+        factor = (t != IGNORED).sum() / (total + (total == 0))
+        return in_float32(operator.mul, loss, factor.astype(np.float32))
+
+    def weight(self, batch):
+        """Returns the sum of the class weights of a batch, a tuple of images, labels, ...: () float32, on the device.
+
+        Labels of -1 have none.
+        """
+        t = batch[1]
+        weights = self.class_weights[t] * (t != IGNORED)  # -1 takes the last one
+        return weights.sum(dtype=np.float32)
 
 
 def _keywords(settings, network):

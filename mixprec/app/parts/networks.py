@@ -3,18 +3,14 @@
 The training command imports it at first, and tries it before the images are scanned.
 """
 
-import inspect
-import os
-
 import chainer
 import chainer.links as L
 import numpy as np
 
 from mixprec.app.config import ConfigError
 from mixprec.app.config.config_error import shown
-from mixprec.base import importing
+from mixprec.app.parts import user_code
 from mixprec.base.declaration import IMPORT_PATH
-from mixprec.base.messages import hint
 from mixprec.rewrite.example import call_on_example, without_trace
 
 EXAMPLE = 2  # images on which a network is tried, on the CPU
@@ -37,27 +33,14 @@ def find(settings, networks):
     """
     if settings.arch in networks:
         return networks[settings.arch]
-    module, _, attribute = settings.arch.partition(":")
-    file = module.endswith(".py") or os.sep in module
-    if file or not _is_dotted(module) or not _is_dotted(attribute):
-        near = f"{_dotted(module)}:{attribute}" if file and _is_dotted(_dotted(module)) else None
-        allowed = f"allowed: {', '.join(sorted(networks))}, or {IMPORT_PATH.text}{hint(near)}"
-        raise ConfigError(f"{_named(settings)}; {allowed}")
-    try:
-        network = importing.load(module, attribute)
-    except importing.ImportPathError as error:
-        raise ConfigError(_named(settings), str(error)) from error
+    network = user_code.load(_named(settings), settings.arch, sorted(networks))
     if isinstance(network, chainer.Link):
         raise ConfigError(_named(settings), f"found a {type(network).__name__} , an instance; wanted: {_WANTED}")
     if not callable(network):
         raise ConfigError(_named(settings), f"found {type(network).__name__}; wanted: {_WANTED}")
-    signature = signature_of(network)
-    try:
-        if signature is not None:
-            signature.bind(settings.classes)
-    except TypeError as error:
-        called = f"it is called with the number of classes, {attribute}({settings.classes})"
-        raise ConfigError(_named(settings), f"{called}, and takes {signature}: {error}") from error
+    attribute = settings.arch.partition(":")[2]
+    called = f"the number of classes, {attribute}({settings.classes})"
+    user_code.check_call(_named(settings), network, called, settings.classes)
     return network
 
 
@@ -79,7 +62,7 @@ def make(config, network, keywords):
     if not IMPORT_PATH.holds(settings.arch):
         return network(settings.classes, **keywords)
     called = f"called with {', '.join([str(settings.classes), *(f'{key}={value}' for key, value in keywords.items())])}"
-    made = _of_user(settings, called, network, settings.classes, **keywords)
+    made = user_code.call(_named(settings), called, network, settings.classes, **keywords)
     if not isinstance(made, chainer.Link) or isinstance(made, L.Classifier):
         wanted = "wanted: a chainer.Link from images to logits, without the loss"
         raise ConfigError(_named(settings), f"{called} it returns {type(made).__name__}; {wanted}")
@@ -90,29 +73,11 @@ def make(config, network, keywords):
         images = np.zeros((EXAMPLE, 3, size, size), np.float32)
         called = f"in {'training' if train else 'evaluation'} on images {images.shape} float32"
         with without_trace(made):
-            logits = _of_user(settings, called, call_on_example, made, images, train=train)
+            logits = user_code.call(_named(settings), called, call_on_example, made, images, train=train)
         if not _are_logits(logits, settings.classes):
             wanted = f"wanted: logits, a chainer.Variable {(EXAMPLE, settings.classes)} in floating point"
-            raise ConfigError(_named(settings), f"{called} it returns {_kind(logits)}; {wanted}")
+            raise ConfigError(_named(settings), f"{called} it returns {user_code.kind(logits)}; {wanted}")
     return made
-
-
-def signature_of(network):
-    """Returns the signature of a callable, or ``None`` if it is unknown."""
-    try:
-        return inspect.signature(network)
-    except (TypeError, ValueError):
-        return None
-
-
-def _of_user(settings, called, function, *arguments, **keywords):
-    """Calls code of the user."""
-    try:
-        return function(*arguments, **keywords)
-    except (MemoryError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise ConfigError(_named(settings), f"{called} it raises {importing.described(error)}") from error
 
 
 def _are_logits(logits, classes):
@@ -121,20 +86,5 @@ def _are_logits(logits, classes):
     )
 
 
-def _kind(value):
-    if isinstance(value, (chainer.Variable, *chainer.get_array_types())):
-        return f"{type(value).__name__} {value.shape} {value.dtype}"
-    return f"{type(value).__name__}"
-
-
 def _named(settings):
     return f"'model.arch' is {shown(settings.arch)}"
-
-
-def _is_dotted(text):
-    return all(map(str.isidentifier, text.split(".")))
-
-
-def _dotted(path):
-    """Returns the name under which a file is imported from the working directory."""
-    return os.path.relpath(path.removesuffix(".py")).replace(os.sep, ".")

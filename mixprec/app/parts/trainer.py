@@ -17,8 +17,10 @@ from mixprec.app.parts.rank_states import JointSnapshot, RankStates
 from mixprec.app.parts.rates import damping_at, rates_of
 from mixprec.app.parts.snapshot_settings import Settings
 from mixprec.app.parts.stages import Steps
+from mixprec.app.parts.training_loss import class_weights
 from mixprec.distributed.processes import Alone
 from mixprec.training import snapshots
+from mixprec.training.accumulation import Weighing
 from mixprec.training.averaging import WeightAverage
 from mixprec.training.console import ProgressBar, Shown, Table
 from mixprec.training.divergence import SoundLosses
@@ -59,6 +61,9 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
     """
     model, ranks = optimizer.target, ranks or Alone()
     device, converter = model.device, converter_of(config)
+    weights = class_weights(config, train)
+    if weights is not None:
+        model.class_weights = device.send(weights)
     shard = {"rank": ranks.rank, "ranks": ranks.size}
     updaters, evaluate, capture = TimedUpdater, None, config.capture
     if capture.mode != "off":
@@ -77,6 +82,7 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
         device=device,
         accumulate=config.training.accumulation_steps,
         ranks=ranks.size,
+        weighing=None if weights is None else Weighing(model.weight, ranks.mean),
         memory=memory,
         mixing=mixing_of(config, ranks.rank),
     )

@@ -11,7 +11,15 @@ import warnings
 from typing import Any
 
 from mixprec.app import config as configs
-from mixprec.app.parts import devices, images, kept_activations, rank_states, snapshot_settings
+from mixprec.app.parts import (
+    devices,
+    images,
+    kept_activations,
+    own_extensions,
+    rank_states,
+    snapshot_settings,
+    training_loss,
+)
 from mixprec.app.parts.model import convert_model, make_model
 from mixprec.app.parts.networks import find as find_network
 from mixprec.app.parts.optimizers import build_optimizer, described_parts, described_preconditioner
@@ -45,6 +53,8 @@ def prepare(arguments, networks, ranks, lock):
     device, reason = devices.choose(arguments.config, config, ranks)
     out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
+        training_loss.check(config, device, ranks.size)
+        extensions = own_extensions.find(config.log) if ranks.is_first else []
         needs.check_size(config, network, device)
         # A snapshot has its own weights.
         weights = StartingWeights(config.model) if config.model.weights is not None and snapshot is None else None
@@ -58,7 +68,21 @@ def prepare(arguments, networks, ranks, lock):
     if arguments.resume is not None:
         ranks.first(images.check_records, out, train)
     return Run(
-        arguments, config, ranks, device, reason, out, is_new, snapshot, changes, weights, optimizer, report, train, val
+        arguments,
+        config,
+        ranks,
+        device,
+        reason,
+        out,
+        is_new,
+        snapshot,
+        changes,
+        weights,
+        optimizer,
+        report,
+        train,
+        val,
+        extensions,
     )
 
 
@@ -81,6 +105,7 @@ class Run:
         report: of the conversion of the model.
         train: training images, from :func:`mixprec.app.parts.images.open_sources`.
         val: validation images, from the same function, or ``None``.
+        extensions: the user's own, from :func:`mixprec.app.parts.own_extensions.find`; only rank 0 has them.
     """
 
     arguments: argparse.Namespace
@@ -97,6 +122,7 @@ class Run:
     report: Any
     train: Any
     val: Any
+    extensions: list
 
     def build(self, ranks):
         """Builds the trainer, which begins or resumes.
@@ -111,6 +137,8 @@ class Run:
         limit = kept_activations.limit(self.config, self.optimizer, self.report, self.out, ranks)
         memory = None if self.arguments.dry_run else limit.memory  # it would need the results folder
         trainer = build_trainer(self.config, self.optimizer, self.train, self.val, self.out, ranks, memory)
+        with ranks.together(), _placed(self.arguments):
+            own_extensions.extend(trainer, self.extensions)
         if self.snapshot is not None:
             self._load(trainer, ranks)
         history = trainer.get_extension(snapshot_settings.Settings.name).changes
@@ -136,6 +164,9 @@ class Run:
             words = described(self.optimizer)
             if words is not None:
                 lines.append(f"{name}: {words}")
+        weights = training_loss.class_weights(self.config, self.train)
+        if weights is not None:
+            lines.append(f"class weights: from {weights.min():.3g} to {weights.max():.3g}")
         if self.weights is not None:
             lines.append(one_line(f"weights: {self.weights}"))
         lines += limit.lines
@@ -152,7 +183,8 @@ class Run:
             arrays = rank_states.own(arrays, self.config, len(self.train), ranks, iterator, self.snapshot)
             with warnings.catch_warnings():  # the console has a line about the change of the config
                 warnings.filterwarnings("ignore", "the snapshot has no matrices of K-FAC")
-                snapshots.load(self.snapshot, trainer, arrays)
+                with own_extensions.as_saved(trainer, self.extensions, arrays):
+                    snapshots.load(self.snapshot, trainer, arrays)
             if ranks.is_first:
                 snapshots.check_newest(self.snapshot, trainer.updater.iteration, self.out)
             snapshots.check_length(self.snapshot, trainer.updater.epoch_detail, self.config.training.epochs)

@@ -13,7 +13,7 @@ from mixprec.base.messages import printable
 
 
 def report(ranks=None):
-    """Returns command, time, machine and commit, followed by the report of ``python -m mixprec``, as text.
+    """Returns command, time, machine and commit, followed by the report of ``mixprec info``, as text.
 
     Args:
         ranks: text that names the processes that train together, if there are several.

@@ -59,15 +59,13 @@ def shard_paths(root, manifest):
 
 
 def read_manifest(root):
-    """Returns the dict that ``scripts/pack_dataset.py`` wrote when it was done, or None for foreign shards."""
+    """Returns the dict that ``mixprec pack`` wrote when it was done, or None for foreign shards."""
     path = os.path.join(root, MANIFEST)
     try:
         manifest = json.loads(read(path, LARGEST_MANIFEST).decode())
     except FileNotFoundError:
         if os.path.exists(os.path.join(root, UNFINISHED)):
-            raise DataError(
-                f"{printable(root)}: not complete: the same call of scripts/pack_dataset.py goes on with it"
-            ) from None
+            raise DataError(f"{printable(root)}: not complete: the same call of mixprec pack goes on with it") from None
         return None
     except OSError as error:
         raise DataError(f"{printable(path)}: {error.strerror}") from error
@@ -76,12 +74,12 @@ def read_manifest(root):
     if not _is_ours(manifest):
         return None
     if not is_whole(manifest):
-        raise DataError(f"{printable(path)}: damaged: not as scripts/pack_dataset.py writes it")
+        raise DataError(f"{printable(path)}: damaged: not as mixprec pack writes it")
     return manifest
 
 
 def is_whole(manifest):
-    """Whether the content of a JSON file is a manifest of ``scripts/pack_dataset.py``, or the notes for one."""
+    """Whether the content of a JSON file is a manifest of ``mixprec pack``, or the notes for one."""
     if not _is_ours(manifest):
         return False
     classes, shards = manifest.get("classes"), manifest.get("shards")

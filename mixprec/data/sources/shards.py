@@ -1,4 +1,4 @@
-"""Images in shards, TFRecord files or WebDataset archives: foreign or made by ``scripts/pack_dataset.py``."""
+"""Images in shards, TFRecord files or WebDataset archives: foreign or made by ``mixprec pack``."""
 
 import dataclasses
 import functools
@@ -122,7 +122,7 @@ def scan_shards(folder, on_error="stop"):
     Shards are ``*.tar`` (WebDataset), or ``*.tfrecord`` and names such as ``train-00003-of-00010`` (TFRecord). The
     classes of foreign shards are the labels, as text: 0 up to the largest that was found.
 
-    A folder of ``scripts/pack_dataset.py`` has a manifest: its images were checked when they were packed, and now the
+    A folder of ``mixprec pack`` has a manifest: its images were checked when they were packed, and now the
     sizes of its shards are compared; ``--verify`` compares everything.
 
     Args:
@@ -186,7 +186,7 @@ def _images(root, form, paths, manifest):
             if manifest is None:
                 digests += [scan.digest(path, status, str(offset)) for offset in found.offsets]
             elif len(found) != manifest["shards"][os.path.basename(path)]["images"] or any(found.problems):
-                raise DataError(f"{printable(path)}: not as it was packed; scripts/pack_dataset.py --verify tells more")
+                raise DataError(f"{printable(path)}: not as it was packed; mixprec pack --verify tells more")
 
     def all_of(field):
         return [value for found in indices for value in getattr(found, field)]

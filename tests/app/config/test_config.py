@@ -166,6 +166,7 @@ def test_defaults_are_those_of_the_design(write):
             "device": "auto",
             "label_smoothing": 0.0,
             "loss": "cross_entropy",
+            "class_weights": None,
             "bce_threshold": None,
             "mixup": 0.0,
             "cutmix": 0.0,
@@ -182,9 +183,54 @@ def test_defaults_are_those_of_the_design(write):
             "second_stream": False,
         },
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
-        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False},
+        "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False, "extensions": ()},
         "export": {"max_drop_float16": 0.1, "max_drop_int8": 1.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("training.device=cuda", "gpu"),
+        ("training.device=cuda:1", "gpu:1"),
+        ("training.device=GPU", "gpu"),
+        ("training.device=0", "gpu:0"),
+        ("model.arch=birds.net.ShapeNet", "birds.net:ShapeNet"),
+        ("precision.compute=float", "float32"),
+        ("optimizer.name=SGD", "MomentumSGD"),
+    ],
+)
+def test_a_name_of_another_program_is_answered_with_ours(write, override, meant):
+    with pytest.raises(ConfigError, match=f"; did you mean '{meant}'\\?$"):
+        load(write("c.yaml", merged(optimizer={"momentum": 0.9})), [override], {"model.arch": ["resnet50"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "value"),
+    [
+        ("precision.compute", "fp16", "float16"),
+        ("precision.compute", "half", "float16"),
+        ("precision.compute", "bf16", "bfloat16"),
+        ("training.device", "@numpy", "cpu"),
+        ("training.device", "@cupy", "gpu"),
+        ("training.device", "@cupy:1", "gpu:1"),
+    ],
+)
+def test_other_spellings_of_a_value(write, name, other, value):
+    assert flat(load(write("c.yaml", merged()), [f"{name}={other}"]))[name] == value
+
+
+def test_a_device_of_chainer_in_a_file_needs_quotes(write):
+    assert refusal(write("c.yaml", "training: {device: @cupy}\n")).endswith("start any token; write the text in quotes")
+    assert load(write("d.yaml", merged(training={"device": "@cupy"}))).training.device == "gpu"
+
+
+@pytest.mark.parametrize("name", ["bird.yaml", "birds", "birds.yml"])
+def test_a_missing_config_is_answered_with_one_of_its_folder(write, name):
+    write("mine/birds.yaml", "")
+    write("mine/digit.txt", "")
+    assert refusal(f"mine/{name}") == f"mine/{name}: no such file; did you mean 'mine/birds.yaml'?"
+    assert refusal("mine/digit.yaml").endswith("textures.yaml; did you mean 'digits.yaml'?")
 
 
 @pytest.mark.parametrize(("other", "value"), [("channels_last", "nhwc"), ("contiguous", "nchw")])
@@ -395,7 +441,7 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("model.arch=50", "'model.arch' is 50; allowed: text"),
         (
             "precision.compute=float64",
-            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32; did you mean ",
+            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32, fp16, half, bf16, fp32; did you ",
         ),
         ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
         ("loss_scale.init_scale=1000", "'loss_scale.init_scale' is 1000; allowed: a number that is a power of two"),
@@ -474,7 +520,8 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         (
             "training=true",
             "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
-            "label_smoothing, loss, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, ema_decay",
+            "label_smoothing, loss, class_weights, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, "
+            "ema_decay",
         ),
         ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
         ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
@@ -747,8 +794,7 @@ def test_a_cycle_of_bases_is_refused_also_through_a_link(write):
     write("c.yaml", "base: lib/a.yaml\n")
     os.symlink("c.yaml", "link.yaml")
     assert refusal("c.yaml") == (
-        "lib/a.yaml:2: 'base' forms a cycle: c.yaml -> lib/a.yaml -> lib/../link.yaml; "
-        "allowed: a file outside it"
+        "lib/a.yaml:2: 'base' forms a cycle: c.yaml -> lib/a.yaml -> lib/../link.yaml; allowed: a file outside it"
     )
 
 
@@ -830,7 +876,7 @@ def test_a_dumped_config_is_plain_yaml_for_other_readers(write):
 )
 def test_a_section_is_read_where_it_acts(section, readers):
     """From there on objects are handed over that know what they need."""
-    modules = [*(ROOT / "mixprec/app").glob("*/*.py"), *(ROOT / "mixprec/training").glob("*.py")]
+    modules = [*(ROOT / "mixprec/app/parts").glob("*.py"), *(ROOT / "mixprec/training").glob("*.py")]
     assert {module.name for module in modules if f"config.{section}" in module.read_text(encoding="utf-8")} == readers
 
 

@@ -1,10 +1,8 @@
 """A run that all tests here export, and its files."""
 
-import sys
-
 import pytest
 
-from scripts import export
+from mixprec.app.commands import export
 from tests.app.finished import runs
 from tests.called import call
 
@@ -19,11 +17,10 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def exporting(work, tmp_path_factory):
-    """``(folder, printed)``: what the script has written for ``work`` with :data:`runs.ALL`."""
+    """``(folder, printed)``: what the command has written for ``work`` with :data:`runs.ALL`."""
     out = tmp_path_factory.mktemp("exported")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixprec.app.finished.check._SPEED_SECONDS", 0.01)
-        patch.setattr(sys, "path", list(sys.path))
         done = call(export.main, "--run", work / "run", "--out", out, *runs.ALL)
     assert (done.returncode, done.stderr) == (0, "")
     return out, done.stdout

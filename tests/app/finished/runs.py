@@ -4,6 +4,7 @@ import json
 
 import chainer
 import numpy as np
+from PIL import Image
 
 from mixprec.app import config as configs
 from models import MODELS
@@ -16,9 +17,28 @@ def export(work, out, *options):
     """Runs the command on the run of ``work``; returns its exit code and what is in the JSON file."""
     from mixprec.app.commands import export as export_command  # which needs ONNX
 
-    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options], MODELS)
+    code = export_command.main(["--run", str(work / "run"), "--out", str(out), *options])
     path = out / "export.json"
     return code, json.loads(path.read_text()) if path.exists() else None
+
+
+def validation(work):
+    """Returns the validation images of ``work``, and their labels, by Pillow and NumPy alone."""
+    images, labels = [], []
+    for label, name in enumerate("abc"):
+        for path in sorted((work / "images" / "val" / name).iterdir()):
+            pixels = np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BILINEAR), np.float64)
+            images.append(((pixels - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]).transpose(2, 0, 1))
+            labels.append(label)
+    return np.array(images, np.float32), np.array(labels)
+
+
+def logits_of(weights, images, arch="resnet8", classes=3):
+    """Returns the logits of plain Chainer, with a file of weights."""
+    network = MODELS[arch](classes)
+    chainer.serializers.load_npz(weights, network)
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        return network(images).array
 
 
 def make(root, arch="resnet8", classes=3):

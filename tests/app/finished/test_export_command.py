@@ -1,4 +1,4 @@
-"""scripts/export.py: the files, the check, what is written when something is wrong, and the digits end to end."""
+"""mixprec export: the files, the check, what is written when something is wrong, and the digits end to end."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from mixprec.export.preprocessing import Preprocessing
 from mixprec.export.sessions import session
 from models import MODELS
 from tests import ROOT
-from tests.app.finished.runs import ALL, export
+from tests.app.finished.runs import ALL, export, validation
 from tests.cases import first
 
 
@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_the_network(work, exported):
     network = MODELS["resnet8"](3)
     chainer.serializers.load_npz(work / "run" / "model.npz", network)
     found = json.loads((exported / "export.json").read_text())
-    images, labels = _validation(work)
+    images, labels = validation(work)
     with chainer.using_config("train", False):
         logits = network(images).array
     (given,) = session(onnx.load(exported / "model.onnx")).run(None, {"images": images})
@@ -72,20 +72,10 @@ def test_the_numbers_are_those_of_the_network(work, exported):
     assert found["rows"][1]["equal"] == 1
 
 
-def _validation(work):
-    images, labels = [], []
-    for label, name in enumerate("abc"):
-        for path in sorted((work / "images" / "val" / name).iterdir()):
-            pixels = np.asarray(Image.open(path).resize((16, 16), Image.Resampling.BILINEAR), np.float64)
-            images.append(((pixels - [123.675, 116.28, 103.53]) / [58.395, 57.12, 57.375]).transpose(2, 0, 1))
-            labels.append(label)
-    return np.array(images, np.float32), np.array(labels)
-
-
 @pytest.mark.slow
 def test_files_that_take_pixels(work, exported, tmp_path):
     assert export(work, tmp_path, *ALL, "--preprocess")[0] == 0
-    images, _ = _validation(work)
+    images, _ = validation(work)
     numbers = images * np.reshape([58.395, 57.12, 57.375], (3, 1, 1)) + np.reshape([123.675, 116.28, 103.53], (3, 1, 1))
     for name in ("model.onnx", "model_fp16.onnx", "model_int8.onnx"):
         model = onnx.load(tmp_path / name)
@@ -136,7 +126,7 @@ def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeyp
 BAD = {
     "no folder": (
         ["--run", "nowhere"],
-        r"nowhere: no such folder; wanted: a results folder of scripts/train_imagenet.py",
+        r"nowhere: no such folder; wanted: a results folder of mixprec train",
     ),
     "no run": (["--run", "."], r"\.: no config.yaml in it; wanted: a results folder"),
     "no weights": (None, r"run: no model.npz in it, .*; --weights run/snapshot_best.npz takes a snapshot"),
@@ -303,7 +293,7 @@ def test_the_program_of_the_page_makes_the_same_pixels(work, tmp_path, size, tur
 
 
 def test_predictions_are_those_of_the_network(work, exported, capsys):
-    images, _ = _validation(work)
+    images, _ = validation(work)
     paths = [str(path) for name in "abc" for path in sorted((work / "images" / "val" / name).iterdir())]
     assert predict.main([str(exported / "model.onnx"), *paths]) == 0
     network = MODELS["resnet8"](3)

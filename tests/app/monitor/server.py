@@ -35,7 +35,7 @@ class Server:
     def __init__(self, results, *options, descriptors=None, redirected="", environment=None):
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "mixprec.app.monitor", str(results), "--port", str(self.port), *options]
+        command = [sys.executable, "-m", "mixprec", "monitor", str(results), "--port", str(self.port), *options]
         limited = "" if descriptors is None else f"ulimit -n {descriptors};"
         command = ["bash", "-c", f'{limited} exec "$@" {redirected}', "bash", *command]
         usual = {key: value for key, value in ENV.items() if not key.startswith(("PYTEST", "NICEGUI"))}
@@ -74,7 +74,7 @@ class Server:
 
 
 def train(out, images, *settings):
-    command = [sys.executable, "-m", "mixprec.train", "--config", "digits.yaml", "--out", str(out)]
+    command = [sys.executable, "-m", "mixprec", "train", "--config", "digits.yaml", "--out", str(out)]
     chosen = [f"data.train={images}/train", f"data.val={images}/val", *settings]
     arguments = [argument for setting in chosen for argument in ("--set", setting)]
     done = subprocess.run([*command, *arguments], cwd=ROOT, env=ENV, capture_output=True, text=True, check=False)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mixprec.app.monitor import __main__ as command
+from mixprec.app.commands import monitor as command
 from mixprec.app.monitor.access import LARGEST_UPLOAD, Access, Guard
 from mixprec.app.monitor.connections import ANSWER, BODY, HEADER, SOCKET, WORK
 

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from mixprec.app.monitor import __main__ as command
+from mixprec.app.commands import monitor as command
 from mixprec.app.monitor.access_token import VARIABLE, TokenError, draw, kept, take_given, token_file
 from mixprec.base.files import TEMPORARY
 

@@ -37,7 +37,7 @@ def test_the_command_of_a_job(tmp_path, commands):
     jobs = Jobs(tmp_path)
     jobs.start("/configs/digits.yaml", "jobs/one", [" training.epochs=3 ", "", "optimizer.lr=$(rm -rf /)"])
     assert commands == [
-        [sys.executable, "-m", "mixprec.train", "--config", "/configs/digits.yaml", "--out",
+        [sys.executable, "-m", "mixprec", "train", "--config", "/configs/digits.yaml", "--out",
          os.path.join(os.path.realpath(tmp_path), "jobs", "one"),
          "--set", "training.epochs=3", "--set", "optimizer.lr=$(rm -rf /)"]
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_run_is_cloned_by_a_copy_of_its_config_which_is_no_link(tmp_path, comm
     config = make_run(root / "a") / "config.yaml"
     jobs = Jobs(root)
     jobs.start(str(config), "b", [])
-    copy = commands[0][4]
+    copy = commands[0][5]
     assert os.path.dirname(copy) == str(root / ".jobs")
     assert pathlib.Path(copy).read_text() == config.read_text()
     (tmp_path / "secret").write_text("secret: 1")

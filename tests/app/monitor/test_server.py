@@ -101,7 +101,7 @@ def test_a_file_that_a_killed_server_left_is_replaced(tmp_path):
 
 def test_a_second_server_on_a_port_is_refused_in_one_line(tmp_path):
     server, token, _ = _started(tmp_path)
-    command = [sys.executable, "-m", "mixprec.app.monitor", str(tmp_path / "results"), "--port", str(server.port)]
+    command = [sys.executable, "-m", "mixprec", "monitor", str(tmp_path / "results"), "--port", str(server.port)]
     environment = {**ENV, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     (file,) = (tmp_path / "cache" / "mixprec" / "monitor").iterdir()

@@ -85,7 +85,7 @@ def test_nothing_is_known_where_nothing_is_measured(graphs, tmp_path):
 
 
 def test_what_was_tuned_is_taken_by_a_start_that_compiles_nothing(graphs, tmp_path):
-    """scripts/tune.py has compiled cuDNN's engines; training, which would not, loads those that were faster."""
+    """``mixprec tune`` has compiled cuDNN's engines; training, which would not, loads those that were faster."""
     settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)
     normalize(HostCuda(0.1))
     settings.configure(compile_seconds=0)

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from mixprec.app.parts import environment
+from mixprec.app.parts import gpus
 from mixprec.backends.cuda import cublas
 from mixprec.backends.cuda.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
 from tests.backends.primitive_cases import FLOAT32
@@ -44,7 +44,7 @@ def test_the_library_that_is_installed_has_all_functions():
         assert set(library._functions) == set(cublas._SIGNATURES)
     except CublasMissing as error:
         pytest.skip(str(error))
-    if not environment.usable_device_count():
+    if not gpus.usable_device_count():
         with pytest.raises(RuntimeError, match=r"^cublasCreate_v2: NOT_INITIALIZED$"):
             library.create_handle()
 

@@ -6,9 +6,9 @@ A ResNet-50 asks for them, in the default arithmetic, on the stand-in that takes
 import contextlib
 import dataclasses
 
-from benchmarks import configured
 from benchmarks.recording_device import null_device
 from benchmarks.step import counts
+from mixprec.app.run import synthetic_run
 from models import MODELS
 
 IMAGES = 2  # of a batch; where a shape begins with it, it is the batch size
@@ -35,7 +35,7 @@ def asked(autotune, capability=90, batch=256, size=224):
         def choose(self, key, candidates):
             return candidates[0][0]
 
-    config = configured.load("nhwc_fused_batched.yaml", arch="resnet50", batch=IMAGES, size=size, overrides=[])
+    config = synthetic_run.load("nhwc_fused_batched.yaml", arch="resnet50", batch=IMAGES, size=size, overrides=[])
     config = dataclasses.replace(config, cudnn=dataclasses.replace(config.cudnn, autotune=autotune))
     Context.capability = capability
     with _installed(Context):

@@ -5,12 +5,10 @@ import os
 
 import numpy as np
 
-from mixprec.app.finished.check import BATCH, in_float32
+from mixprec.app.finished import predictions
+from mixprec.app.finished.check import in_float32
 from mixprec.app.finished.finished_run import open_run
-from mixprec.app.finished.validation_images import ValidationImages
-from mixprec.app.monitor.work import json_lines
 from mixprec.app.monitor.work.opened import weights_of
-from mixprec.app.monitor.work.predictions import Predictions
 from mixprec.base.files import write_text
 from mixprec.recipes.models import MODELS
 
@@ -23,29 +21,20 @@ def evaluate(request, progress):
         progress: called with the share that is done and a text.
 
     Returns:
-        dict: ``file``, ``weights`` (names of files), ``classes`` (their names), and the keys of
-        :meth:`mixprec.app.monitor.work.predictions.Predictions.tables`.
+        dict: ``file``, its name, and the keys of :func:`mixprec.app.finished.predictions.evaluate`.
 
     Raises:
         OneLineError: the folder holds no run, or its weights or images are not there or damaged.
     """
     run = open_run(request.run, weights_of(request.run, request.weights), request.overrides, MODELS)
-    images = ValidationImages(run.val, run.preprocessing, np.arange(len(run.val)), run.config.data.threads)
-    predictions = Predictions(len(images), run.config.model.classes)
-    compute, done = in_float32(run.network), 0
-    for pixels, labels in images.batches(BATCH):
-        predictions.add(compute(images.normalize(pixels)), labels)
-        done += len(labels)
-        progress(done / len(images), f"{done} of {len(images)} images")
-    weights = os.path.basename(run.weights)
-    names = run.val.classes + tuple(map(str, range(len(run.val.classes), run.config.model.classes)))  # of a list
-    result = json_lines.clean(
-        {
-            "file": f"evaluation-{os.path.splitext(weights)[0]}.json",
-            "weights": weights,
-            "classes": list(names),
-            **predictions.tables(run.val.name),
-        }
-    )
+    images, done = len(run.val), 0
+
+    def add(count):
+        nonlocal done
+        done += count
+        progress(done / images, f"{done} of {images} images")
+
+    found = predictions.evaluate(run, np.arange(images), in_float32(run.network), add)
+    result = {"file": f"evaluation-{os.path.splitext(found['weights'])[0]}.json", **found}
     write_text(os.path.join(request.run, result["file"]), f"{json.dumps(result)}\n")
     return result

@@ -1,18 +1,16 @@
 """The task ``inside``: the output of each layer of a run's network for an uploaded image."""
 
 import contextlib
-import os
 
 import chainer
 import numpy as np
 
-from mixprec.app.finished.finished_run import CLASSES, open_network, preprocessing_of
+from mixprec.app.finished.finished_run import class_names, open_network, preprocessing_of
 from mixprec.app.finished.validation_images import ValidationImages
 from mixprec.app.monitor.work import grids
 from mixprec.app.monitor.work.opened import weights_of
 from mixprec.app.monitor.work.seen_layers import SeenLayers
 from mixprec.app.monitor.work.uploaded_image import Upload
-from mixprec.data.sources.classes import read_classes
 from mixprec.recipes.models import MODELS
 from mixprec.training.gradient_counts import summarize
 
@@ -38,7 +36,7 @@ def look_inside(request, progress):
     progress(0.1, "the image is good")
     weights = weights_of(request.run, request.weights)
     config, network, _ = open_network(request.run, weights, request.overrides, MODELS)
-    names = _classes(request.run, config.model.classes)
+    names = class_names(request.run, config.model.classes)
     images = ValidationImages(upload, preprocessing_of(config.data, names), np.arange(1))
     (pixels, _) = next(iter(images.batches(1)))
     progress(0.3, "the network is there")
@@ -90,13 +88,6 @@ def layer(name, kind, array, is_pictured):
         "overflows": counts.unscaled.overflow / counts.values,
         "png": png,
     }
-
-
-def _classes(folder, count):
-    """The names of the classes; their numbers, for a run without such a file."""
-    path = os.path.join(folder, CLASSES)
-    names = read_classes(path) if os.path.exists(path) else []
-    return names if len(names) == count else [str(label) for label in range(count)]
 
 
 def _top(logits, names):

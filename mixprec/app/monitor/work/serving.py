@@ -10,7 +10,8 @@ import signal
 import sys
 import traceback
 
-from mixprec.app.monitor.work import json_lines, links
+from mixprec.app.finished import json_lines
+from mixprec.app.monitor.work import links
 from mixprec.app.monitor.work.fields import RequestError, parse
 from mixprec.base.messages import OneLineError, one_line
 

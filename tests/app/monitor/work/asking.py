@@ -7,7 +7,8 @@ import json
 import numpy as np
 from PIL import Image
 
-from mixprec.app.monitor.work import json_lines, serving
+from mixprec.app.finished import json_lines
+from mixprec.app.monitor.work import serving
 from mixprec.app.monitor.work.tasks import TASKS
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mixprec import train
-from mixprec.data import digits as made
+from mixprec.app.commands import train
+from mixprec.data import digit_images as made
 from tests.app.finished import runs
 from tests.called import call
 
@@ -26,9 +26,8 @@ def work(tmp_path_factory):
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """``(folder, entry)``: a run of one epoch in float32, and the last entry of its log."""
-    pytest.importorskip("sklearn", reason="needs scikit-learn: pip install -e '.[digits]'")
     root = tmp_path_factory.mktemp("digits")
-    for number, (name, pixels) in enumerate(made._named(*made._load())):
+    for number, (name, pixels) in enumerate(made._named(*made.load_digits())):
         if name.startswith("train") and number % 6:  # a few do, and all of those to validate on
             continue
         path = root / "data" / name

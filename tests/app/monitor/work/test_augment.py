@@ -10,7 +10,7 @@ from PIL import Image
 from mixprec.app import config as configs
 from mixprec.app.monitor.work.augment_task import pixels
 from mixprec.data.sources.opening import open_images
-from mixprec.data.sources.pack import pack
+from mixprec.data.sources.packing import pack
 from tests.app.monitor.work.asking import answer, error, lines, picture
 
 HAS_DALI = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")

@@ -12,8 +12,8 @@ import chainer
 import numpy as np
 import pytest
 
+from mixprec.app.finished.predictions import Predictions
 from mixprec.app.monitor.work import serving
-from mixprec.app.monitor.work.predictions import Predictions
 from mixprec.recipes.models import MODELS
 from tests.app.monitor.work.asking import answer, error, lines
 
@@ -153,7 +153,7 @@ def test_bad_requests_are_one_line(what, run, tmp_path, monkeypatch):
     assert message in error("evaluate", **{"run": str(run), **request})
 
 
-@pytest.mark.parametrize("when", ["os.fsync", "mixprec.app.monitor.work.predictions.Predictions.add"])
+@pytest.mark.parametrize("when", ["os.fsync", "mixprec.app.finished.predictions.Predictions.add"])
 def test_sigterm_leaves_no_files(when, run, monkeypatch):
     """At its first batch, and when the file has been written but has not got its name."""
     before = sorted(os.listdir(run))
@@ -179,7 +179,7 @@ def test_sigterm_leaves_no_files(when, run, monkeypatch):
 
 
 def test_tables_by_hand():
-    predictions = Predictions(5, 3)
+    predictions = Predictions(np.arange(5), 3)
     logits = np.log(np.array([[8, 1, 1], [1, 8, 1], [1, 8, 1], [8, 1, 1], [2, 4, 4]], "f") / 10)
     predictions.add(logits[:2], np.array([0, 0]))
     predictions.add(logits[2:], np.array([0, 1, 2]))
@@ -196,7 +196,7 @@ def test_tables_by_hand():
 
 
 def test_many_classes_and_a_class_without_images():
-    predictions = Predictions(2, 60)
+    predictions = Predictions(np.arange(2), 60)
     logits = np.zeros((2, 60), "f")
     logits[:, :5] = 1
     predictions.add(logits, np.array([4, 5]))

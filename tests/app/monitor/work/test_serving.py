@@ -9,7 +9,8 @@ import types
 
 import pytest
 
-from mixprec.app.monitor.work import fields, json_lines
+from mixprec.app.finished import json_lines
+from mixprec.app.monitor.work import fields
 from mixprec.app.monitor.work.tasks import TASKS
 from tests import ROOT
 from tests.app.monitor.work.asking import lines

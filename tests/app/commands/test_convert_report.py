@@ -1,4 +1,4 @@
-"""scripts/convert_report.py as people run it: models of all kinds, and every kind of bad input."""
+"""mixprec convert-report as people run it: models of all kinds, and every kind of bad input."""
 
 import functools
 import json
@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from mixprec.app.commands import convert_report as convert_command
-from scripts import convert_report
 from tests import ROOT
 from tests.called import call
-
-SCRIPT = ROOT / "scripts" / "convert_report.py"
 
 NETS = '''
 import chainer
@@ -89,21 +86,19 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    """Calls the script in the user's folder; the user's modules are imported anew, and forgotten."""
+    """Calls the command in the user's folder; the user's modules are imported anew, and forgotten."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield functools.partial(call, convert_report.main)
+    yield functools.partial(call, convert_command.main)
     for name in ("nets", "ill"):
         sys.modules.pop(name, None)
 
 
 @pytest.mark.slow
-def test_the_script_imports_from_the_current_directory(folder):
-    arguments = ("nets:Net", "--input", "2x3x8x8", "--strict")
-    process = subprocess.run(
-        [sys.executable, SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=300
-    )
+def test_the_command_imports_from_the_current_directory(folder):
+    command = [sys.executable, ROOT / "scripts" / "convert_report.py", "nets:Net", "--input", "2x3x8x8", "--strict"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.startswith("link")
 
@@ -150,6 +145,12 @@ def test_a_model_of_chainer(run):
     process = run("chainer.links:Linear(3, 2)", "--input", "2x3")
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines()[1].split()[:4] == ["/", "Linear", "float32", "float16"]
+
+
+def test_a_network_that_comes_with_mixprec(run):
+    process = run("resnet8", "--input", "2x3x8x8")
+    assert process.returncode == 0, process.stderr
+    assert "as it was:            nothing" in process.stdout
 
 
 def test_strict_prints_the_report_and_says_what_is_left(run):

@@ -1,7 +1,11 @@
-"""A small real data set without a download: scikit-learn's handwritten digits as JPEG files in ImageNet's layout."""
+"""A small real data set without a download: handwritten digits, as arrays or as JPEG files in ImageNet's layout.
+
+They are in ``digits.npz``; ``digits.txt`` says who made them, and under which licence.
+"""
 
 import hashlib
 import io
+import pathlib
 
 import numpy as np
 from PIL import Image
@@ -9,16 +13,34 @@ from PIL import Image
 from mixprec.data.data_error import DataError
 from mixprec.data.generated_set import make_set
 
+FOLDER = "data/digits"  # where configs look for the JPEG files, and where the command writes them
+
+_ARRAYS = pathlib.Path(__file__).with_name("digits.npz")
 _QUALITY = 95
 _SMALLEST, _LARGEST = 32, 4096
+
+
+def load_digits():
+    """Returns 1,797 handwritten digits, in the order of scikit-learn's ``load_digits``.
+
+    Returns:
+        tuple: images, uint8 (1797, 8, 8) from 0 (paper) to 16 (ink); and labels, int32 (1797,) from 0 to 9.
+
+    Example:
+        >>> from mixprec.data.digit_images import load_digits
+        >>> images, labels = load_digits()
+        >>> images.shape, labels[:5].tolist()
+        ((1797, 8, 8), [0, 1, 2, 3, 4])
+    """
+    with np.load(_ARRAYS) as arrays:
+        return arrays["images"], arrays["labels"].astype(np.int32)
 
 
 def make_digits(out, *, size=40, force=False):
     """Writes ``out/train/<digit>/*.jpg`` and ``out/val/<digit>/*.jpg`` and a manifest of them.
 
-    The source is Alpaydin and Kaynak's *Optical Recognition of Handwritten Digits* (UCI, 1998), whose 1,797 test
-    images of 8x8 pixels come with scikit-learn. They are enlarged with Pillow's Lanczos filter and saved as gray JPEG
-    of quality 95; the bytes depend on the version of Pillow and on nothing else.
+    The images of :func:`load_digits` are enlarged with Pillow's Lanczos filter and saved as gray JPEG of quality 95;
+    the bytes depend on the version of Pillow and on nothing else.
 
     The split is stratified and uses no random numbers: within each digit the images are sorted by the SHA-256 of
     their 64 pixels (as bytes 0..16), and the first fifth, rounded down, is for validation.
@@ -38,35 +60,18 @@ def make_digits(out, *, size=40, force=False):
     """
     if not _SMALLEST <= size <= _LARGEST:
         raise DataError(f"size {size}: must be {_SMALLEST} to {_LARGEST} pixels")
+    # The source is called as in the sets that were made when scikit-learn had the images.
     parameters = {"source": "sklearn.datasets.load_digits", "size": size, "quality": _QUALITY}
 
     def images():
-        named = named_images()
+        named = _named(*load_digits())
         return len(named), ((name, _jpeg(pixels, size)) for name, pixels in named)
 
     return make_set(out, "digits", parameters, images, force=force)
 
 
-def named_images():
-    """Returns pairs (path inside the set, pixels 0..16 as uint8 (8, 8)), sorted by path; it begins with the part.
-
-    Raises:
-        DataError: scikit-learn cannot be imported.
-    """
-    return _named(*_load())
-
-
-def _load():
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise DataError(f'scikit-learn cannot be imported ({error}): pip install -e ".[digits]"') from error
-    bunch = load_digits()
-    return bunch.images.astype(np.uint8), bunch.target
-
-
 def _named(images, digits):
-    """List of (path inside the set, pixels 0..16), sorted by path; the number is the image's in scikit-learn."""
+    """List of (path inside the set, pixels 0..16), sorted by path; the number is the image's in :func:`load_digits`."""
     named = []
     for digit in range(10):
         members = np.flatnonzero(digits == digit).tolist()

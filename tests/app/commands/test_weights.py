@@ -1,4 +1,4 @@
-"""scripts/convert_weights.py as people run it: both directions, the network that it finds, and bad input."""
+"""mixprec weights as people run it: both directions, the network that it finds, and bad input."""
 
 import subprocess
 import sys
@@ -12,7 +12,6 @@ from mixprec.app.commands import weights as weights_command
 from mixprec.export.matching import contents
 from mixprec.export.weight_files import write
 from models import MODELS
-from scripts import convert_weights
 from tests import ROOT
 from tests.called import Called, call
 
@@ -49,7 +48,7 @@ def work(tmp_path, monkeypatch):
 
 
 def convert(*arguments):
-    return call(convert_weights.main, *arguments)
+    return call(weights_command.main, *arguments)
 
 
 def save(path, arch, classes):

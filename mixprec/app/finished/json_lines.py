@@ -13,14 +13,14 @@ def clean(value):
     infinities, which JSON lacks, become None.
 
     Args:
-        value: None, bool, int, float, str, list, tuple, or dict with str as keys, of these.
+        value: None, bool, int, float, str, list, tuple, or dict with str or int as keys, of these.
     """
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {printable(key): clean(each) for key, each in value.items()}
+        return {printable(str(key)): clean(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [clean(each) for each in value]
     return value

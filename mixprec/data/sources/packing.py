@@ -85,7 +85,7 @@ def verify(folder):
     root = working_folder.absolute(folder)
     manifest = read_manifest(root)
     if manifest is None:
-        raise DataError(f"{printable(root)}: no {MANIFEST} of scripts/pack_dataset.py")
+        raise DataError(f"{printable(root)}: no {MANIFEST} of mixprec pack")
     images = scan_shards(root)
     changed = []
     shards = manifest["shards"]
@@ -193,7 +193,7 @@ def _begun(out, settings):
     if manifest is None:
         foreign = sorted(name for name in os.listdir(out) if name != _LOCK and not name.startswith(TEMPORARY))
         if foreign:
-            raise DataError(f"{printable(out)}: not empty, and not made by this script: holds {printable(foreign[0])}")
+            raise DataError(f"{printable(out)}: not empty, and not made by mixprec: holds {printable(foreign[0])}")
         return None
     for key, value in settings.items():
         if manifest.get(key) != value:

@@ -1,7 +1,8 @@
-"""scripts/predict.py on files that are not, or do not say, what they should: one line, and no waiting."""
+"""mixprec predict: the network of a run, and files that are not, or do not say, what they should: one line."""
 
 import json
 import os
+import re
 import shutil
 import warnings
 
@@ -15,7 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from mixprec.app.commands import predict
-from scripts import predict as script
+from tests.app.finished import runs
+from tests.called import call
 from tests.guard import guarded
 
 METADATA = {
@@ -67,7 +69,7 @@ def refused(capfd, model="model.onnx", image="green.png"):
 
 def test_the_best_classes_come_first(capsys):
     write()
-    assert script.main(["model.onnx", "green.png"]) == 0
+    assert predict.main(["model.onnx", "green.png"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("green.png: ")
     assert lines[1:] == ["  100.0 %  green", "    0.0 %  red", "    0.0 %  blue"]
@@ -86,7 +88,7 @@ def test_the_best_classes_come_first(capsys):
 )
 def test_metadata_that_are_not_of_their_kind_are_named(name, value, capfd):
     write(**{name: value})
-    assert refused(capfd) == f"'{name}' in its metadata is not as scripts/export.py writes it"
+    assert refused(capfd) == f"'{name}' in its metadata is not as mixprec export writes it"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "9" * 5000])
@@ -125,7 +127,7 @@ def test_a_file_without_metadata(capfd):
     model = onnx.load("model.onnx")
     del model.metadata_props[:]
     onnx.save(model, "model.onnx")
-    assert refused(capfd) == "no 'resize' in its metadata; wanted: a file of scripts/export.py"
+    assert refused(capfd) == "no 'resize' in its metadata; wanted: a file of mixprec export"
 
 
 @pytest.mark.parametrize("logits", [("N", 4), ("N",), ("N", 3, 1), ("N", "classes"), (4, 3)])
@@ -220,3 +222,54 @@ def test_an_output_that_is_full_is_one_line(monkeypatch, capfd):
         assert predict.main(["model.onnx", "green.png"]) == 1
         monkeypatch.undo()
     assert capfd.readouterr().err == "error: standard output: No space left on device\n"
+
+
+def pictures(work):
+    """Paths of the validation images of a run, in the order of :func:`tests.app.finished.runs.validation`."""
+    return [str(path) for name in "abc" for path in sorted((work / "images" / "val" / name).iterdir())]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_is_asked_for_the_probabilities_of_plain_chainer(named, work, capsys):
+    weights = work / "run" / "model.npz"
+    paths = pictures(work)
+    assert predict.main(["--run", str(work / "run"), *(["--weights", str(weights)] if named else []), *paths]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    logits = runs.logits_of(weights, runs.validation(work)[0]).astype(float)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for row, (path, share) in enumerate(zip(paths, shares, strict=True)):
+        assert re.fullmatch(re.escape(path) + r": \d+\.\d ms to read, \d+\.\d ms to compute", lines[4 * row])
+        best = [f"  {100 * share[index]:5.1f} %  {'abc'[index]}" for index in np.argsort(-share)]
+        assert lines[4 * row + 1 : 4 * row + 4] == best
+
+
+ONE = "green.png"
+BAD = {
+    "nothing": ([], "no network and no image; give MODEL.onnx or --run DIR, and IMAGE"),
+    "no image": (["model.onnx"], "no image; give IMAGE, one or more image files"),
+    "no image of a run": (["--run", "run"], "no image; give IMAGE, one or more image files"),
+    "both": (["--run", "run", "model.onnx", ONE], "model.onnx and --run: two networks; give one of them"),
+    "weights alone": (["--weights", "model.npz", ONE], "--weights needs --run DIR, the run that the weights are of"),
+    "a folder": (["run", ONE], "run: Is a directory; give MODEL.onnx first, or --run DIR"),
+    "images alone": ([ONE, ONE], "green.png: onnxruntime cannot open it: "),
+    "an unknown run": (["--run", "nowhere", ONE], "nowhere: no such folder; wanted: a results folder of mixprec train"),
+    "no weights": (["--run", "stopped", ONE], "stopped: no model.npz in it, as the run has not come to its end"),
+    "other weights": (["--run", "run", "--weights", "no.npz", ONE], "no.npz: no such file"),
+    "no picture": (["--run", "run", "run/config.yaml"], "run/config.yaml: not an image in a known format"),
+    "diverged": (["--run", "diverged", ONE], "diverged/model.npz: its output is not a finite number for each of its"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_no_run_can_answer_is_one_line(what, work, tmp_path):
+    run = shutil.copytree(work / "run", "run")
+    (shutil.copytree(run, tmp_path / "stopped") / "model.npz").unlink()
+    with np.load("run/model.npz") as file:
+        arrays = dict(file)
+    arrays["fc/b"][...] = np.nan
+    shutil.copytree(run, "diverged")
+    np.savez("diverged/model.npz", **arrays)
+    arguments, message = BAD[what]
+    found = call(predict.main, *arguments)
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    assert found.stderr.startswith(f"error: {message}")

@@ -1,24 +1,24 @@
 """Training as a config says, on a batch of random numbers that lies on the device: no loader, no disk."""
 
-import pathlib
+import os
 
 from mixprec.app import config as configs
 from mixprec.app.parts import images
 from mixprec.app.parts.model import build_model
 from mixprec.app.parts.trainer import build_trainer
+from mixprec.recipes import config_path
 
-FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "resnet50"
 _IMAGES = 1281167  # of ImageNet: epochs, and with them learning rates, are as long as they would be
 
 
-def load(name, *, arch, batch, size, overrides=()):
+def load(name, *, arch=None, batch=None, size=None, overrides=()):
     """Loads a config for synthetic data.
 
     Args:
-        name: of a file in ``configs/resnet50``, such as ``"fp32.yaml"``, or a path.
-        arch: name of the network.
-        batch: images in a batch.
-        size: height and width of an image in pixels.
+        name: of a config, as for :func:`mixprec.recipes.config_path`; ``"fp32.yaml"`` is ``"resnet50/fp32.yaml"``.
+        arch: name of the network; ``None`` takes the config's.
+        batch: images in a batch; ``None`` takes the config's.
+        size: height and width of an image in pixels; ``None`` takes the config's.
         overrides: list of ``"section.key=value"``, which win over all else.
 
     Returns:
@@ -27,14 +27,20 @@ def load(name, *, arch, batch, size, overrides=()):
     Raises:
         mixprec.app.config.ConfigError: the config cannot be used.
     """
-    synthetic = ["data.format=synthetic", "data.train=null", "data.val=null", f"data.synthetic_images={_IMAGES}"]
-    synthetic += ["snapshot.best=false", f"data.size={size}", "data.val_size=null", f"data.resize={size}"]
-    own = [f"model.arch={arch}", "model.classes=1000", f"training.batch_size={batch}"]
-    return configs.load(FOLDER / name, [*synthetic, *own, *overrides])
+    settings = ["data.format=synthetic", "data.train=null", "data.val=null", f"data.synthetic_images={_IMAGES}"]
+    settings += ["snapshot.best=false"]
+    if arch is not None:
+        settings += [f"model.arch={arch}"]
+    if batch is not None:
+        settings += [f"training.batch_size={batch}"]
+    if size is not None:
+        settings += [f"data.size={size}", "data.val_size=null", f"data.resize={size}"]
+    resnet50 = config_path(f"resnet50/{name}")
+    return configs.load(resnet50 if os.path.isfile(resnet50) else config_path(name), [*settings, *overrides])
 
 
 def updater_of(config, network, specifier):
-    """Builds what the training script would build.
+    """Builds what the training command would build.
 
     Args:
         config: from :func:`load`.

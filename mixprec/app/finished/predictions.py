@@ -1,22 +1,54 @@
-"""A network's predictions for images with labels: loss and prediction of each, and summary tables."""
+"""Evaluates a run: loss and prediction of each validation image, and the summary tables."""
+
+import os
 
 import numpy as np
 
+from mixprec.app.finished.check import BATCH
+from mixprec.app.finished.json_lines import clean
+from mixprec.app.finished.validation_images import ValidationImages
 from mixprec.training.label_accuracy import TOP
 
 _MATRIX, _PAIRS, _WORST = 50, 100, 200  # classes of a whole matrix, and lengths of the two lists
+
+
+def evaluate(run, indices, compute, progress):
+    """Evaluates a network on validation images.
+
+    Args:
+        run: :class:`~mixprec.app.finished.finished_run.FinishedRun`.
+        indices: of the validation images, an array of integers.
+        compute: from normalized images to logits, see :func:`mixprec.app.finished.check.in_float32`.
+        progress: called with the number of images after each batch.
+
+    Returns:
+        dict: values of JSON: ``weights``, the name of their file; ``classes``, their names; and the keys of
+        :meth:`Predictions.tables`.
+
+    Raises:
+        DataError: an image cannot be read; the message names it.
+    """
+    images = ValidationImages(run.val, run.preprocessing, indices, run.config.data.threads)
+    predictions = Predictions(indices, run.config.model.classes)
+    for pixels, labels in images.batches(BATCH):
+        predictions.add(compute(images.normalize(pixels)), labels)
+        progress(len(labels))
+    numbered = range(len(run.val.classes), run.config.model.classes)  # a list may lack images of the last classes
+    names = [*run.val.classes, *map(str, numbered)]
+    return clean({"weights": os.path.basename(run.weights), "classes": names, **predictions.tables(run.val.name)})
 
 
 class Predictions:
     """Loss, prediction and share of the label of each image, in the order of the images.
 
     Args:
-        images (int): number of images.
+        indices: of the images in their source, an array of integers.
         classes (int): number of classes.
     """
 
-    def __init__(self, images, classes):
-        self._classes, self._done = classes, 0
+    def __init__(self, indices, classes):
+        images = len(indices)
+        self._indices, self._classes, self._done = indices, classes, 0
         self._labels, self._found = np.zeros(images, np.int64), np.zeros(images, np.int64)
         self._losses, self._shares = np.zeros(images), np.zeros(images)
         self._in_top = np.zeros(images, bool)
@@ -40,10 +72,17 @@ class Predictions:
         self._done = rows.stop
 
     def tables(self, name):
-        """Returns the summary of all images, as values of JSON.
+        """Returns the tables of all images.
 
         Args:
             name (callable): from the index of an image to its name.
+
+        Returns:
+            dict: values of JSON: ``images``, their number; ``loss``, the mean; ``top1`` and ``top5``, shares of the
+            images; ``confusion``, a row for each class and a column for each prediction; ``confused``, lists of class,
+            prediction and number of images, the most frequent first; ``per_class``, lists of images, correct ones, and
+            mean loss; ``worst``, lists of index, name, class, prediction, loss and share of the class, the largest loss
+            first. ``top5`` and ``confusion`` are ``None`` where there are too few or too many classes.
         """
         labels, found, losses, classes = self._labels, self._found, self._losses, self._classes
         right = labels == found
@@ -73,5 +112,6 @@ class Predictions:
 
     def _worst(self, name):
         order = np.argsort(-np.nan_to_num(self._losses, nan=np.inf), kind="stable")[:_WORST]
-        columns = [each[order].tolist() for each in (self._labels, self._found, self._losses, self._shares)]
-        return [[index, name(index), *row] for index, *row in zip(order.tolist(), *columns, strict=True)]
+        rows = (self._indices, self._labels, self._found, self._losses, self._shares)
+        columns = [each[order].tolist() for each in rows]
+        return [[index, name(index), *row] for index, *row in zip(*columns, strict=True)]

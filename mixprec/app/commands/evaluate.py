@@ -1,0 +1,126 @@
+"""``mixprec evaluate``: the network of a run on validation images, as the monitor's page evaluates it."""
+
+import contextlib
+import json
+import os
+import sys
+
+from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
+from mixprec.app.finished import check, predictions
+from mixprec.app.finished.finished_run import RunError, open_config, open_run, some
+from mixprec.app.parts import gpus
+from mixprec.base import files
+from mixprec.base.messages import OneLineError, printable
+from mixprec.base.text_table import aligned
+from mixprec.recipes.models import MODELS
+
+_CONFUSIONS = 10  # printed; the JSON has 100
+_STANDARD_OUTPUT = "-"
+
+
+def main(argv, networks=MODELS):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+        networks: as for :func:`mixprec.app.commands.train.main`.
+
+    Returns:
+        int: exit code: 0, or 2 for bad input or a JSON file that cannot be written; one line on standard error says
+        why, and nothing is written.
+    """
+    arguments = _parse(argv)
+    try:
+        _run(arguments, networks)
+    except (OneLineError, MemoryError) as error:
+        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {one_line(error.filename or arguments.run)}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parse(argv):
+    parser = Parser(
+        prog="mixprec evaluate",
+        usage="%(prog)s --run DIR [OPTION ...]",
+        description="Evaluates the network of a run on its validation images, in float32.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
+    parser.add_argument(
+        "--weights", metavar="FILE", type=path("a file"), help="of weights, or a snapshot; default: model.npz"
+    )
+    parser.add_argument("--images", type=whole(1), metavar="N", help="evaluate only N, drawn at random; default: all")
+    parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: as the run")
+    parser.add_argument(
+        "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them in place of the tables"
+    )
+    parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config, such as data.val=DIR")
+    return parser.parse_args(argv)
+
+
+def _run(arguments, networks):
+    prints_json = arguments.json == _STANDARD_OUTPUT
+    target = os.path.realpath(arguments.json) if arguments.json and not prints_json else None
+    if target:  # tried before anything is computed
+        with _naming(arguments.json):
+            files.check_writable(target)
+    device = _device(arguments, networks)
+    run = open_run(arguments.run, arguments.weights, arguments.set, networks)
+    indices = some(run.val, arguments.images)
+    with progress_bar("evaluating", len(indices)) as bar:
+        found = predictions.evaluate(run, indices, check.in_float32(run.network, device), bar.update)
+    text = json.dumps({"file": target and printable(os.path.basename(target)), **found})
+    where = "the CPU" if device == "@numpy" else device.replace("@cupy:", "GPU ")
+    lines = [*_lines(found), f"{found['weights']} in float32 on {where}: {_summary(found)}"]
+    print(text if prints_json else "\n".join(lines))
+    if target:  # last, so that a disk that is full by now does not cost the tables, too
+        with _naming(arguments.json):
+            files.write_text(target, f"{text}\n")
+
+
+@contextlib.contextmanager
+def _naming(file):
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{file}: {error.strerror}") from error
+
+
+def _device(arguments, networks):
+    config = open_config(arguments.run, arguments.set, networks)
+    try:
+        return gpus.resolve_device(arguments.device or config.training.device)[0]
+    except ValueError as error:
+        where = "--" if arguments.device else f"{arguments.run}: training."
+        raise RunError(f"{where}{error}") from error
+
+
+def _lines(found):
+    """Returns the lines of both tables: a row for each class, and one for each of the most frequent confusions."""
+    names = found["classes"]
+    rows = [("class", "images", "correct", "accuracy", "loss")]
+    for name, (images, correct, loss) in zip(names, found["per_class"], strict=True):
+        accuracy = _percent(correct / images) if images else "-"
+        rows.append((name, str(images), str(correct), accuracy, _loss(loss) if images else "-"))
+    lines = [*aligned(rows, right=(1, 2, 3, 4)), ""]
+    confused = found["confused"][:_CONFUSIONS]
+    if confused:
+        rows = [(names[true], names[wrong], str(count)) for true, wrong, count in confused]
+        lines += [*aligned([("class", "taken for", "images"), *rows], right=(2,)), ""]
+    return lines
+
+
+def _summary(found):
+    top5 = "" if found["top5"] is None else f", top-5 {_percent(found['top5'])}"
+    return f"{found['images']} images, top-1 {_percent(found['top1'])}{top5}, loss {_loss(found['loss'])}"
+
+
+def _percent(share):
+    return f"{100 * share:.2f} %"
+
+
+def _loss(value):
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,106 @@
+"""``mixprec pack`` packs images into TFRecord or WebDataset shards, shuffled once, or verifies what was packed."""
+
+import sys
+
+from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.base import interruption
+from mixprec.base.messages import OneLineError
+from mixprec.data.sources.opening import FORMATS, open_images
+from mixprec.data.sources.packing import SKIPPED, pack, verify
+from mixprec.data.sources.shards import FORMATS as WRITTEN
+
+
+def main(argv):
+    """Runs the command.
+
+    Args:
+        argv: command-line arguments, without the program's name.
+
+    Returns:
+        int: exit code: 0; 2 for bad input or a disk that cannot be written, with one line on standard error; 130:
+        Ctrl-C. The shards that were finished are kept, and the same call goes on from there.
+    """
+    arguments = _parse(argv)
+    try:
+        if arguments.verify is not None:
+            images, shards = verify(arguments.verify)
+            print(f"{one_line(arguments.verify)}: {images} images in {shards} shards are as they were packed")
+        else:
+            _pack(arguments)
+    except OneLineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same call goes on from what is finished", file=sys.stderr)
+        return interruption.INTERRUPTED
+    return 0
+
+
+def _parse(argv):
+    parser = Parser(
+        prog="mixprec pack",
+        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed.",
+        allow_abbrev=False,
+    )
+    folder = path("a folder")
+    parser.add_argument(
+        "--source",
+        metavar="PATH",
+        type=path("a folder or a list"),
+        help="folder of class folders, list of files, or folder of shards",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        type=folder,
+        help="folder to make; the same call goes on where one that was killed stopped",
+    )
+    parser.add_argument("--format", choices=sorted(WRITTEN), help="of the shards that are written")
+    parser.add_argument(
+        "--source-format",
+        choices=("auto", *FORMATS),
+        default="auto",
+        help="of what is read; auto looks (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--root",
+        metavar="DIR",
+        type=folder,
+        help="folder that the paths in a list are relative to (default: the folder of the list)",
+    )
+    parser.add_argument(
+        "--shard-mib", metavar="MIB", type=float, default=256.0, help="about so many MiB a shard (default: 256)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the images (default: %(default)s)")
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help=f"what to do with a bad image: name it and stop, or leave it out and list it in {SKIPPED} "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--verify", metavar="DIR", type=folder, help="compare every shard with the manifest; decode every image"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.verify is None:
+        missing = [f"--{name}" for name in ("source", "out", "format") if getattr(arguments, name) is None]
+        if missing:
+            parser.error(f"{', '.join(missing)} must be given, or --verify")
+    elif arguments.source or arguments.out or arguments.format:
+        parser.error("--verify goes with nothing else")
+    return arguments
+
+
+def _pack(arguments):
+    source = open_images(arguments.source, arguments.source_format, arguments.root, arguments.on_error)
+    manifest, made = pack(
+        source, arguments.out, form=arguments.format, shard_mib=arguments.shard_mib, seed=arguments.seed
+    )
+    shards, out = manifest["shards"].values(), one_line(arguments.out)
+    print(
+        f"{out}: {manifest['images']} images of {len(manifest['classes'])} classes in {len(shards)} shards, "
+        f"{sum(shard['bytes'] for shard in shards) / 2**20:.0f} MiB{'' if made else ', already there'}"
+    )
+    if source.skipped:
+        print(f"{out}: {len(source.skipped)} bad images were left out: {SKIPPED}")

@@ -1,0 +1,83 @@
+"""The extensions of the user's own that ``log.extensions`` names: metrics, or reports to other programs."""
+
+import contextlib
+import inspect
+
+from chainer.training import Extension
+
+from mixprec.app.config import ConfigError
+from mixprec.app.config.config_error import shown
+from mixprec.app.parts import user_code
+
+_WANTED = "wanted: a chainer.training.Extension, its class, or a function that is called with the trainer"
+
+
+def find(settings):
+    """Returns the extensions of a config, a list of pairs: import path, and extension.
+
+    Args:
+        settings: :class:`mixprec.app.config.run.Log`.
+
+    Raises:
+        ConfigError: there is none at a path, its class raises, or it is no extension.
+    """
+    return [(path, _made(_named(path), path)) for path in settings.extensions]
+
+
+def _made(named, path):
+    found = user_code.load(named, path)
+    if inspect.isclass(found):
+        found = user_code.call(named, "called without arguments", found)
+    if not callable(found) or type(found).__call__ is Extension.__call__:
+        raise ConfigError(named, f"found {type(found).__name__}, which cannot be called with the trainer; {_WANTED}")
+    user_code.check_call(named, found, "the trainer", None)
+    return found
+
+
+def extend(trainer, extensions):
+    """Adds extensions to a trainer, behind all that it has.
+
+    Args:
+        trainer: :class:`chainer.training.Trainer`.
+        extensions: from :func:`find`.
+
+    Raises:
+        ConfigError: an extension has the name of one that is there, or its trigger is none.
+    """
+    for path, extension in extensions:
+        name = _name(extension)
+        if name in trainer._extensions:
+            raise ConfigError(_named(path), f"the run has an extension of its name, {name!r}; wanted: another name")
+        user_code.call(_named(path), "added to the trainer", trainer.extend, extension, name=name)
+
+
+@contextlib.contextmanager
+def as_saved(trainer, extensions, arrays):
+    """Inside of the block a trainer lacks the extensions that a snapshot does not know: they begin afresh.
+
+    Args:
+        trainer: :class:`chainer.training.Trainer`.
+        extensions: that were added by :func:`extend`.
+        arrays: of the snapshot, by name.
+    """
+    entries = trainer._extensions
+    before = entries.copy()
+    for _, extension in extensions:
+        name = _name(extension)
+        if not any(array.startswith((f"extensions/{name}/", f"extension_triggers/{name}/")) for array in arrays):
+            del entries[name]
+    try:
+        yield
+    finally:
+        entries.clear()
+        entries.update(before)  # in the order from before, in which extensions of one priority are called
+
+
+def _name(extension):
+    """The name that Chainer's trainer gives it; an object without one has that of its class."""
+    names = (getattr(extension, key, None) for key in ("name", "default_name", "__name__"))
+    return next(filter(None, names), type(extension).__name__)
+
+
+def _named(path):
+    return f"'log.extensions' has {shown(path)}"
