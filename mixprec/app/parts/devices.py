@@ -30,12 +30,12 @@ def choose(path, config, ranks):
     """
     with ranks.together():
         device, reason = _resolved(path, config, ranks.local_rank)
-        gpu = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
+        address = None if device == "@numpy" else (environment.address_of(device), _BOOT.read_text())
     ranks.compare({"the device": device.partition(":")[0]})
-    gpus = ranks.gather(gpu)
+    addresses = ranks.gather(address)
     with ranks.together():
         if device != "@numpy":
-            _check_different(path, config.training.device, gpus)
+            _check_different(path, config.training.device, addresses)
     return device, reason
 
 
@@ -54,13 +54,13 @@ def _resolved(path, config, local_rank):
     return device, reason
 
 
-def _check_different(path, wanted, gpus):
-    """Raises an error if two ranks share a GPU, which NCCL does not support; ``gpus`` are pairs (address, machine)."""
-    for rank, gpu in enumerate(gpus):
-        first = gpus.index(gpu)
+def _check_different(path, wanted, addresses):
+    """Raises an error if two ranks share a GPU, which NCCL does not support: two equal pairs (address, machine)."""
+    for rank, address in enumerate(addresses):
+        first = addresses.index(address)
         if first != rank:
             raise ConfigError(
                 path,
-                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {gpu[0]}; start as "
+                f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {address[0]}; start as "
                 "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
             )
