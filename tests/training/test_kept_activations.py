@@ -104,7 +104,7 @@ def test_a_dry_run_compares(work, capsys):
         (["memory.recompute=all"], "'memory.recompute' is 'all'; allowed: none, blocks, auto"),
         (["memory.to=x"], "allowed: memory.to only with memory.budget"),
         (["memory.budget=1 GB", "memory.to=host"], "'memory.to' is 'host'; allowed on the CPU: a folder, or null"),
-        (["memory.budget=1 GB", "memory.to=nowhere"], "'memory.to' is 'nowhere', which is no folder"),
+        (["memory.budget=1 GB", "memory.to=nowhere"], "'memory.to' is 'nowhere', which is not a writable folder"),
     ],
 )
 def test_bad_settings(work, settings, message, capsys):

@@ -480,9 +480,7 @@ def test_results_folder_is_checked_without_leaving_anything(tmp_path):
     (tmp_path / "snapshot_iter_3.npz").touch()
     own = str(tmp_path / "snapshot_iter_3.npz")
     assert output.snapshot_to_resume(str(tmp_path), own) == own
-    with pytest.raises(
-        output.OutputError, match=r"already used, by a run that /elsewhere/s\.npz does not belong to; give"
-    ):
+    with pytest.raises(output.OutputError, match=r"already used, by a run that /elsewhere/s\.npz does not"):
         output.snapshot_to_resume(str(tmp_path), "/elsewhere/s.npz")
     with pytest.raises(output.OutputError, match="already used; continue that run with --resume auto"):
         output.snapshot_to_resume(str(tmp_path), None)
