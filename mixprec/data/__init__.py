@@ -44,14 +44,13 @@ __all__ = [
     "Shard",
     "SyntheticIterator",
     "open_images",
-    "to_nchw",
-    "to_padded_nchw",
-]
+]  # and the converters to_nchw and to_padded_nchw, which are objects
 
 if TYPE_CHECKING:
     from mixprec.data.data_error import DataError
     from mixprec.data.loaders.augmentation import Augmentation
-    from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
+    from mixprec.data.loaders.batch import to_nchw as to_nchw
+    from mixprec.data.loaders.batch import to_padded_nchw as to_padded_nchw
     from mixprec.data.loaders.dali import DaliIterator
     from mixprec.data.loaders.epochs import Shard
     from mixprec.data.loaders.pillow import PillowIterator

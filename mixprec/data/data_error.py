@@ -9,7 +9,16 @@ __all__ = ["DataError", "and_more", "file_errors", "printable"]
 
 
 class DataError(OneLineError):
-    """The data, or the settings for reading them, are not usable; the message is one line that names the cause."""
+    """The data, or the settings for reading them, are not usable; the message is one line that names the cause.
+
+    Example:
+        >>> from mixprec.data import DataError, open_images
+        >>> try:
+        ...     open_images("/no/such/folder")
+        ... except DataError as error:
+        ...     print(error)
+        /no/such/folder: no such file or folder
+    """
 
 
 @contextlib.contextmanager

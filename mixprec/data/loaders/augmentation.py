@@ -24,6 +24,11 @@ class Augmentation(*(part.Keys for part in reversed(PARTS))):  # fields of the l
 
     Attributes:
         repeats (int): Copies of an image in a batch of all shards, see :class:`~mixprec.data.loaders.order.Order`.
+
+    Example:
+        >>> from mixprec.data import Augmentation
+        >>> Augmentation(augment="rand", erase=0.25).repeats
+        1
     """
 
     repeats: int = key(

@@ -38,6 +38,13 @@ class DaliIterator(ImageIterator):
 
     Raises:
         DataError: As for :class:`~mixprec.data.loaders.iterator.ImageIterator`; or DALI is missing, or has no GPU.
+
+    Example:
+        >>> from mixprec.data import BatchSpec, Crop, Delivery, DaliIterator, open_images
+        >>> images = open_images("data/digits/train")  # doctest: +SKIP
+        >>> spec = BatchSpec(batch_size=64, train=True, crop=Crop(size=32), seed=0)
+        >>> iterator = DaliIterator(images, spec, Delivery(dtype="float32"), device_id=0)  # doctest: +SKIP
+        >>> x, t = iterator.next()  # doctest: +SKIP
     """
 
     def __init__(self, images, spec, delivery, *, device_id=None, decode="gpu"):

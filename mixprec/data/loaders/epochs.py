@@ -17,6 +17,11 @@ class Shard(Typed):
         num_shards (int): n.
         epochs_before (int): Epochs of earlier stages of training, which had batches of another size.
         batches_before (int): Batches of those stages.
+
+    Example:
+        >>> from mixprec.data import Shard
+        >>> Shard(shard=1, num_shards=4).num_shards  # the second of four processes
+        4
     """
 
     shard: int = 0

@@ -40,6 +40,13 @@ class PillowIterator(ImageIterator):
 
     Raises:
         DataError: As for :class:`ImageIterator`; also if a process is killed. The next ``next()`` starts new ones.
+
+    Example:
+        >>> from mixprec.data import BatchSpec, Crop, Delivery, PillowIterator, open_images
+        >>> images = open_images("data/digits/train")  # doctest: +SKIP
+        >>> spec = BatchSpec(batch_size=64, train=True, crop=Crop(size=32), seed=0)
+        >>> iterator = PillowIterator(images, spec, Delivery(dtype="float32"))  # doctest: +SKIP
+        >>> x, t = iterator.next()  # doctest: +SKIP
     """
 
     _workers = None

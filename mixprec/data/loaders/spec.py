@@ -24,6 +24,11 @@ class Crop(Typed):
         crop_area (pair of float): Training: area of the random crop as a fraction of the image's area.
         aspect (pair of float): Training: aspect ratio (width / height) of the random crop.
         flip (bool): Training: mirror half of the images, left to right.
+
+    Example:
+        >>> from mixprec.data import Crop
+        >>> Crop(size=224, resize=256).size  # validation; Crop(size=224, flip=True) for training
+        224
     """
 
     size: int
@@ -35,7 +40,13 @@ class Crop(Typed):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Normalization(Typed):
-    """``(pixel - mean) / std`` of red, green and blue, which are 0 to 255; ImageNet's numbers by default."""
+    """``(pixel - mean) / std`` of red, green and blue, which are 0 to 255; ImageNet's numbers by default.
+
+    Example:
+        >>> from mixprec.data import Normalization
+        >>> Normalization(mean=(127.5,) * 3, std=(127.5,) * 3).std  # to numbers from -1 to 1
+        (127.5, 127.5, 127.5)
+    """
 
     mean: tuple[float, float, float] = key(
         "Subtracted from red, green and blue, which are 0 to 255.",
@@ -64,6 +75,11 @@ class BatchSpec(Typed):
             without an image in the last batch gets one with the label -1.
         shard (Shard): The part of each batch.
         augmentation (Augmentation): Training: augmentation after crop and flip, and copies.
+
+    Example:
+        >>> from mixprec.data import BatchSpec, Crop
+        >>> BatchSpec(batch_size=256, train=True, crop=Crop(size=224, flip=True), seed=0).last_batch
+        'partial'
     """
 
     batch_size: int
@@ -133,6 +149,11 @@ class Delivery(Decoding):
     Attributes:
         dtype (str): ``'float16'`` or ``'float32'``, the dtype of the images.
         pad_channels (bool): Whether there is a fourth channel of zeros in memory.
+
+    Example:
+        >>> from mixprec.data import Delivery
+        >>> Delivery(dtype="float16", threads=8, pad_channels=True).threads
+        8
     """
 
     dtype: str

@@ -25,6 +25,13 @@ class SyntheticIterator(Position):
 
     Raises:
         DataError: An argument is impossible.
+
+    Example:
+        >>> from mixprec.data import BatchSpec, Crop, Delivery, SyntheticIterator
+        >>> spec, delivery = BatchSpec(batch_size=4, train=True, crop=Crop(size=8), seed=0), Delivery(dtype="float32")
+        >>> x, t = SyntheticIterator(100, spec, delivery, classes=10, device="@numpy").next()
+        >>> x.shape, t.dtype.name
+        ((4, 8, 8, 3), 'int32')
     """
 
     repeat = True

@@ -28,6 +28,12 @@ def open_images(path, format="auto", root=None, on_error="stop"):
 
     Raises:
         DataError: The path does not exist, it has another format, or something in it is bad.
+
+    Example:
+        >>> from mixprec.data import open_images
+        >>> images = open_images("data/digits/train")  # doctest: +SKIP
+        >>> len(images), images.classes[:2]  # doctest: +SKIP
+        (1441, ('0', '1'))
     """
     path = working_folder.absolute(path)
     if format not in ("auto", *FORMATS):

@@ -149,8 +149,8 @@ def _png_header(width, height):
 
 SMALL = Image.fromarray(np.arange(300, dtype=np.uint8).reshape(10, 10, 3) % 251)
 BAD = {
-    "no base64": ("%%%", "no base64; wanted"),
-    "no ASCII": ("ü" * 8, "no base64; wanted"),
+    "no base64": ("%%%", "not base64; wanted"),
+    "no ASCII": ("ü" * 8, "not base64; wanted"),
     "no image": (_encoded(b"no image at all"), "not an image in a known format (JPEG, PNG, BMP, TIFF, WEBP, PPM)"),
     "GIF": (_encoded(_saved(SMALL, "GIF")), "not an image in a known format"),
     "EPS": (_encoded(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image in a known format"),
