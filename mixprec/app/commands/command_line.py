@@ -1,6 +1,7 @@
 """Parts that the argument parsers of the commands share."""
 
 import argparse
+import functools
 import math
 import sys
 
@@ -12,6 +13,10 @@ __all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar",
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
+
+    def __init__(self, **keywords):
+        shape = functools.partial(argparse.HelpFormatter, max_help_position=32)
+        super().__init__(formatter_class=shape, **keywords)
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses as ``argparse`` does, and says more of two mistakes.
