@@ -5,7 +5,7 @@ Each package declares its own entries, see :class:`mixprec.compat.registry.Patch
 """
 
 from mixprec.activation_memory import offloading, recomputation  # noqa: F401
-from mixprec.bridge import branches, placing  # noqa: F401
+from mixprec.bridge import branches, missing_cupy, placing  # noqa: F401
 from mixprec.compat import registry
 from mixprec.compat.registry import replaced, undo
 from mixprec.distributed import readiness

@@ -52,7 +52,7 @@ class _ShimmedLoader:
 def _patches():
     """Returns :mod:`mixprec.compat.hooks`, when all that is done around imports is declared, the bridge's part too."""
     from mixprec.base import variables
-    from mixprec.bridge import branches, placing  # noqa: F401
+    from mixprec.bridge import branches, missing_cupy, placing  # noqa: F401
     from mixprec.compat import hooks
 
     variables.check()

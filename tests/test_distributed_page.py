@@ -86,8 +86,8 @@ def test_the_loop_trains(processes):
     done = mpi.start(processes, code=[LOOP])
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    assert line.startswith(f"{processes} processes: loss ")
-    printed, found = (float(re.search(r"processes: loss ([\d.]+), loss scale 65536", text)[1]) for text in (PAGE, line))
+    assert line.startswith(f"processes: {processes}, loss ")
+    printed, found = (float(re.search(r"loss ([\d.]+), loss scale 65536", text)[1]) for text in (PAGE, line))
     assert found == pytest.approx(printed, abs=2e-3)
 
 

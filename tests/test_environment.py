@@ -1,10 +1,12 @@
 """The environment report and the choice of a device, with stubs for what this machine lacks."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 import types
 
+import chainer
 import pytest
 
 from mixprec import patches
@@ -149,6 +151,12 @@ def test_missing_package_says_how_to_get_it(machine, monkeypatch):
     assert rows["CuPy"].state == "missing"
     assert 'pip install -e ".[cuda13]"' in rows["CuPy"].note
     assert 'pip install -e ".[dali]"' in rows["DALI"].note
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_a_device_without_cupy_says_how_to_get_it():
+    with pytest.raises(RuntimeError, match=r'CuPy is not installed: pip install -e "\.\[cuda13\]"'):
+        chainer.links.Linear(2, 2).to_device("@cupy:0")
 
 
 def missing(module):

@@ -75,3 +75,9 @@ def test_what_is_no_file_is_not_opened(root, make):
 def test_what_lies_elsewhere_is_refused(root):
     with pytest.raises(OSError, match="not below"):
         files.open_below(root / "run", root / "secret")
+
+
+def test_a_folder_that_is_missing_is_named_by_the_file_that_was_given(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, files.replacing(tmp_path / "none" / "a.onnx"):
+        raise AssertionError
+    assert caught.value.filename == str(tmp_path / "none" / "a.onnx")

@@ -2,8 +2,9 @@
 
 Read :mod:`~mixprec.base.messages` and :mod:`~mixprec.base.files` first: they decide what a user sees of an error and
 what lies on disk. :mod:`~mixprec.base.declaration` declares the keys of a config, :mod:`~mixprec.base.bounds` their
-limits. :mod:`~mixprec.base.interruption`, :mod:`~mixprec.base.standard_streams` and :mod:`~mixprec.base.launched` are
-for commands; :mod:`~mixprec.base.process_limits` says how much memory and how many processors there are.
+limits. :mod:`~mixprec.base.installation` names the commands that install extras, and pages.
+:mod:`~mixprec.base.interruption` and :mod:`~mixprec.base.standard_streams` are for commands;
+:mod:`~mixprec.base.process_limits` says how much memory and how many processors there are.
 """
 
 VERSION = "0.1.0"

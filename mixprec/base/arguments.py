@@ -12,6 +12,7 @@ import reprlib
 import numpy as np
 
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.messages import hint, nearest
 
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
 _KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
@@ -103,7 +104,8 @@ def choice(name, value, choices):
         ValueError: it is not.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}")
+        near = nearest(value, choices) if isinstance(value, str) else None
+        raise ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}{hint(near)}")
     return value
 
 

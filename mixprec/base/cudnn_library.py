@@ -3,7 +3,7 @@
 import contextlib
 import functools
 
-_INSTALL = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
+from mixprec.base.installation import cuda_hint
 
 
 class CudnnMissing(RuntimeError):
@@ -37,4 +37,4 @@ def _needing(what, error):
     try:
         yield
     except error:
-        raise CudnnMissing(f"{what} is missing: {_INSTALL}") from None
+        raise CudnnMissing(f"{what} is missing: {cuda_hint()}") from None

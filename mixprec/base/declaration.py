@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable
 
 from mixprec.base.bounds import LARGEST_RATE, LARGEST_SCALE, SMALLEST_RATE, SMALLEST_SCALE
+from mixprec.base.messages import nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +24,13 @@ class Limit:
         text: the condition, to stand behind the type's name (``">= 1"``).
         holds: callable that tells whether a value fulfils it.
         ends: the smallest and the largest number, or ``None`` if that is not all.
+        near: callable from a value that does not fulfil it to one that is most likely meant, or ``None``.
     """
 
     text: str
     holds: Callable[[typing.Any], bool]
     ends: tuple | None = None
+    near: Callable[[typing.Any], str | None] = lambda value: None
 
 
 def between(low, high):
@@ -47,9 +50,9 @@ def above(low, high):
     return Limit(f"> {low} and <= {high}", lambda value: all(low < number <= high for number in _numbers(value)))
 
 
-def matching(pattern, text):
+def matching(pattern, text, **more):
     """Returns the limit of text that a regular expression matches as a whole; ``text`` says so in words."""
-    return Limit(f"of the form {text}", lambda value: re.fullmatch(pattern, value) is not None)
+    return Limit(f"of the form {text}", lambda value: re.fullmatch(pattern, value) is not None, **more)
 
 
 def power_of_two(text="from 2^-126 to 2^126", low=SMALLEST_SCALE, high=LARGEST_SCALE):
@@ -70,8 +73,15 @@ class Pairs(tuple):
     """A mapping of text to numbers as ``(text, number)`` in the order of the file, which counts; YAML has a mapping."""
 
 
+def _as_import_path(value):
+    """Returns ``package.module.function`` with the colon that an import path has."""
+    module, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", "")
+    is_dotted = module and name != "py" and all(map(str.isidentifier, value.split(".")))
+    return f"{module}:{name}" if is_dotted else None
+
+
 PATH = Limit("that is not empty", lambda value: value != "")
-IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value)
+IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value, near=_as_import_path)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(
     r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"
@@ -86,11 +96,13 @@ class Rule:
         keys: dotted names of the keys.
         text: the condition, for messages and the reference.
         holds: callable that tells whether a config fulfils it.
+        near: callable from a config that does not fulfil it to a value that is most likely meant, or ``None``.
     """
 
     keys: tuple[str, ...]
     text: str
     holds: Callable[[typing.Any], bool]
+    near: Callable[[typing.Any], str | None] = lambda config: None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +119,7 @@ class Key:
         choices: allowed values; empty if any will do.
         other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
         synonyms: other names of choices, each with the choice that it means.
+        respelled: ``None``, or a callable from text to the text that means the same here.
         aliases: names in other programs; an error about an unknown key proposes this one for them.
         switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
             where its other values mean themselves.
@@ -120,6 +133,7 @@ class Key:
     choices: tuple[str, ...] = ()
     other: Limit | None = None
     synonyms: dict[str, str] = dataclasses.field(default_factory=dict)
+    respelled: Callable[[str], str] | None = None
     aliases: tuple[str, ...] = ()
     switch: tuple[str, str] | None = None
 
@@ -149,10 +163,19 @@ class Key:
         converted = _converted(value, kind)
         if self.choices:
             converted = self.synonyms.get(converted, converted)
+        if self.respelled and converted is not None:
+            converted = self.respelled(converted)
         is_allowed = not self.choices or converted in self.choices or (self.other and self.other.holds(converted))
         if not is_allowed or (self.limit and not self.limit.holds(converted)):
             raise ValueError(value)
         return converted
+
+    def near(self, value):
+        """Returns the allowed value that ``value``, which is not allowed, most likely means, or ``None``."""
+        found = [limit.near(value) for limit in (self.other, self.limit) if limit]
+        if isinstance(value, str):
+            found.append(nearest(value, (*self.choices, *self.synonyms)))
+        return next(filter(None, found), None)
 
     def convert_switch(self, value):
         """Returns the key's value that ``value`` means in the place of the section; raises as :meth:`convert` does."""

@@ -181,7 +181,8 @@ def _replaced(paths, sync):
     try:
         for path in paths:
             folder, name = os.path.split(os.path.abspath(path))
-            handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
+            with _naming(path):
+                handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=os.path.splitext(name)[1], dir=folder)
             os.close(handle)
             temporaries.append(temporary)
         yield temporaries

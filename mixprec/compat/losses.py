@@ -1,4 +1,4 @@
-"""Losses whose mean over more than 65,504 elements, the largest float16, is wrong in float16."""
+"""Losses whose mean over more than 65,504 elements, the largest float16, is wrong in float16; misfit labels."""
 
 from mixprec.compat.half import widened
 from mixprec.compat.hooks import around
@@ -27,6 +27,23 @@ def float32_mean_of_hinge(method, self, inputs, *grad_outputs):
         return method(self, inputs, *grad_outputs)
     arrays = [tuple(map(widened, xs)) for xs in (inputs, *grad_outputs)]
     return tuple(None if y is None else y.astype("float16") for y in method(self, *arrays))
+
+
+@around("chainer.functions.loss.softmax_cross_entropy:SoftmaxCrossEntropy.check_type_forward")
+def labels_of_softmax_cross_entropy(check, self, in_types):
+    """Without it labels of another dtype or shape end in a ``RuntimeError`` about an ``Expr``."""
+    try:
+        return check(self, in_types)
+    except RuntimeError:  # Chainer looks for the words of its error, and evaluates an expression as a condition
+        from chainer.utils.type_check import eval
+
+    (x, _), (t, dtype) = [(eval(each.shape), eval(each.dtype)) for each in in_types]
+    if dtype.kind == "i":
+        raise ValueError(
+            f"softmax_cross_entropy: t must have the shape of x without its second axis, the classes; found {t} and {x}"
+        )
+    soft = f"; floating point means a probability for each class, of the shape of x, {x}" if dtype.kind == "f" else ""
+    raise TypeError(f"softmax_cross_entropy: labels must be signed integers; found {dtype}, shape {t}{soft}")
 
 
 def _all_float16(inputs):

@@ -27,6 +27,7 @@ def file_errors(name, what=""):
         raise DataError(f"{printable(os.fspath(name))}: {reason}") from error
 
 
-def and_more(count):
-    """Returns `` (and 3 more)`` for the first of four."""
-    return f" (and {count - 1} more)" if count > 1 else ""
+def and_more(count, others=()):
+    """Returns `` (and 3 more)`` for the first of four, with the names of up to nine others if they are given."""
+    names = f": {', '.join(others[:9])}{', ...' if len(others) > 9 else ''}" if others else ""
+    return f" (and {count - 1} more{names})" if count > 1 else ""

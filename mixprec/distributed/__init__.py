@@ -2,6 +2,7 @@
 
 ``MixedPrecisionOptimizer(..., communicator=...)`` uses it through :mod:`mixprec.optimizer.ranks`, in every update:
 
+- :mod:`~mixprec.distributed.launched`, :mod:`~mixprec.distributed.processes`: which of several processes this one is;
 - :mod:`~mixprec.distributed.readiness`: when no function will add to a gradient any more;
 - :mod:`~mixprec.distributed.buckets`: which gradients travel together;
 - :mod:`~mixprec.distributed.arena`: the memory in which they travel, and which parameters have as gradients;

@@ -16,9 +16,10 @@ import traceback
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import duplicate
-from mixprec.base.launched import ARRIVAL, place_in, stay_at_exit
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError, one_line
 from mixprec.distributed import rank_watch
+from mixprec.distributed.launched import ARRIVAL, place_in, stay_at_exit
 
 _MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
 
@@ -55,9 +56,7 @@ def find(environment=None):
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
-        problem = (
-            f'{place.size} processes were started, and mpi4py cannot be imported ({error}): pip install -e ".[mpi]"'
-        )
+        problem = f"{place.size} processes were started, and mpi4py cannot be imported ({error}): {install_hint('mpi')}"
     else:
         if MPI.COMM_WORLD.size == place.size:
             try:

@@ -5,6 +5,7 @@
 
 from typing import TYPE_CHECKING
 
+from mixprec.base.installation import install_hint
 from mixprec.export.export_error import ExportError, WeightsError
 from mixprec.export.state_dicts import load_torchvision, torchvision
 
@@ -22,7 +23,7 @@ else:
 
             from mixprec.export.onnx_file import export_onnx
         except ModuleNotFoundError as error:
-            missing = f"mixprec.export.onnx needs {error.name}, which is not installed: pip install -e '.[export]'"
+            missing = f"mixprec.export.onnx needs {error.name}, which is not installed: {install_hint('export')}"
             raise ModuleNotFoundError(missing, name=error.name) from error
         globals()[name] = export_onnx
         return export_onnx

@@ -17,6 +17,7 @@ from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.base import arguments, nested
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
+from mixprec.rewrite.example import fault
 
 OPSET = 11  # the newest that onnx_chainer writes
 LARGEST = 2047 << 20  # bytes of weights: a file of Protocol Buffers has less than 2 GiB
@@ -220,7 +221,8 @@ class _Origins(chainer.LinkHook):
             if str(error) == f"{_name(function)} is not supported":
                 return ExportError(f"{_name(function)} of {link} cannot be exported: nothing in ONNX is known for it")
         if self._now is None:  # the model failed
-            return ExportError(f"the model cannot be called on the example: {type(error).__name__}: {error}")
+            why = fault(self._names, error) or f"{type(error).__name__}: {error}"
+            return ExportError(f"the model cannot be called on the example: {why}")
         return ExportError(f"{self._now} cannot be exported: {error}")
 
 

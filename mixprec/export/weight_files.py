@@ -14,6 +14,7 @@ import numpy as np
 from mixprec.base import files
 from mixprec.base.archives import Damaged, read_arrays, reading
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import encoding_hint
 from mixprec.export.export_error import WeightsError
 from mixprec.export.matching import contents, file_names, load
@@ -181,4 +182,4 @@ def _package(name, extra, instead=""):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise WeightsError(f"needs the package {name}: pip install -e '.[{extra}]'{instead}") from error
+        raise WeightsError(f"needs the package {name}: {install_hint(extra)}{instead}") from error

@@ -3,8 +3,16 @@
 import dataclasses
 
 COMPUTE_DTYPES = ("float16", "bfloat16", "float32")
+# PyTorch's and NVIDIA's names, in configs and in Python.
+DTYPE_SYNONYMS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 LAYOUTS = ("nhwc", "nchw")
+LAYOUT_SYNONYMS = {"channels_last": "nhwc", "contiguous": "nchw"}
+
+
+def meant(value, synonyms):
+    """Returns what a value means that may be a synonym, in any case; anything else as it is."""
+    return synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,9 +23,10 @@ class Policy:
     multiplies has a choice.
 
     Attributes:
-        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, or what NumPy
-            takes for one; kept as the name.
-        layout: ``"nhwc"`` for functions of mixprec on images in that memory order, ``"nchw"`` for Chainer's own.
+        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, one of
+            :data:`DTYPE_SYNONYMS`, or what NumPy takes for one; kept as the name.
+        layout: ``"nhwc"`` for functions of mixprec on images in that memory order, ``"nchw"`` for Chainer's own; or one
+            of :data:`LAYOUT_SYNONYMS`; kept as the former.
         fuse: whether batch normalizations are computed together with the addition and the ReLU after them; ``None``
             for whether the layout is ``"nhwc"``, without which they cannot be.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it,
@@ -36,9 +45,11 @@ class Policy:
     def __post_init__(self):
         from mixprec.base import arguments  # configs read the names above, and load nothing of NumPy's size
 
-        arguments.choice("layout", self.layout, LAYOUTS)
+        layout = arguments.choice("layout", self.layout, (*LAYOUTS, *LAYOUT_SYNONYMS))
+        object.__setattr__(self, "layout", meant(layout, LAYOUT_SYNONYMS))
         nhwc = self.layout == "nhwc"
-        object.__setattr__(self, "compute", arguments.storage_dtype("compute", self.compute).name)
+        compute = arguments.storage_dtype("compute", meant(self.compute, DTYPE_SYNONYMS))
+        object.__setattr__(self, "compute", compute.name)
         for name in ("fuse", "conv_statistics"):
             value, default = getattr(self, name), nhwc if name == "fuse" else self.fuse
             object.__setattr__(self, name, default if value is None else arguments.flag(name, value))

@@ -201,4 +201,5 @@ def _fused(state):
 
 
 def _change(before, after):
-    return f"{before / 1e6:,.1f} MB before, {after / 1e6:,.1f} MB after"
+    size, unit = (1e6, "MB") if before >= 1e6 else (1e3, "kB")
+    return f"{before / size:,.1f} {unit} before, {after / size:,.1f} {unit} after"

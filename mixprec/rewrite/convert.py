@@ -17,7 +17,7 @@ from mixprec.precision import weight_copies
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
-from mixprec.rewrite.example import call_on_example, check_example, describe, without_trace
+from mixprec.rewrite.example import call_on_example, check_example, describe, fault, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -83,7 +83,7 @@ def convert(
     example: Any = None,
     *,
     compute: DTypeLike = "float16",
-    layout: Literal["nhwc", "nchw"] = "nhwc",
+    layout: Literal["nhwc", "nchw", "channels_last", "contiguous"] = "nhwc",
     fuse: bool | None = None,
     conv_statistics: bool | None = None,
     keep_float32: Sequence[str | type[chainer.Link]] = (),
@@ -122,10 +122,10 @@ def convert(
             positional arguments, or a dict of keyword arguments, on the device of the model. For a classifier an array
             alone goes to its predictor.
             ``None``: the first calls in training show that.
-        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, or what NumPy takes
-            for one of these, such as ``np.float16``.
+        compute: dtype of activations and weights, ``"float16"``, ``"bfloat16"`` or ``"float32"``, in short ``"fp16"``,
+            ``"bf16"`` or ``"fp32"``, or what NumPy takes for one of these, such as ``np.float16``.
         layout: ``"nhwc"``, or ``"nchw"`` for Chainer's own functions, which can be differentiated twice, and
-            which do not know bfloat16.
+            which do not know bfloat16. ``"channels_last"`` and ``"contiguous"`` mean the same.
         fuse: whether batch normalizations are fused; only with ``"nhwc"``. ``None`` is True there, and else False.
         conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it;
             only with ``"nhwc"``. It does where that is faster by rule or by measurement (docs/primitives.md), and the
@@ -250,7 +250,9 @@ def _try_out(model, conversion, example):
             for train in (True, True, False):
                 call_on_example(model, example, train=train)
         except Exception as error:
+            why = fault({id(link): name for name, link in model.namedlinks()}, error)
             note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
+            note += why and f": {why}"
             if hasattr(error, "add_note"):
                 error.add_note(note)
             else:  # Python 3.10

@@ -14,6 +14,7 @@ from chainer.functions.array.cast import Cast
 from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
 from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
+from mixprec.functions import checks
 from mixprec.functions.node import chainer_apply
 from mixprec.precision.weight_copies import COMPUTE, as_computed
 from mixprec.precision.without_masters import CONVERSION
@@ -103,7 +104,12 @@ def apply(original):
         scope = active.scope
         if scope is None:
             return original(self, widened(self, inputs))
-        outputs = _computed(scope, self, inputs)
+        try:
+            outputs = _computed(scope, self, inputs)
+        except AttributeError:
+            for index, x in enumerate(inputs):  # such as labels in a list, which have no dtype
+                checks.array(type(self).__name__, f"input {index}", x)
+            raise
         # Not gradients, which a backward pass in a call computes: sums of them stay in the compute dtype.
         if active.backward is None or not is_backward():
             for y in outputs:

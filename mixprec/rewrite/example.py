@@ -5,6 +5,8 @@
 
 import contextlib
 import copy
+import math
+import traceback
 
 import chainer
 import chainer.links as L
@@ -13,6 +15,8 @@ from chainer import initializers
 
 from mixprec.backends.dropout_state import keeping_dropout
 from mixprec.base import arguments
+
+_KNOWN = (L.Linear, L.Convolution2D, L.ConvolutionND, L.Deconvolution2D, L.DeconvolutionND)
 
 
 def check_example(model, example):
@@ -28,6 +32,10 @@ def check_example(model, example):
         (tuple, dict, list, chainer.Variable, *chainer.get_array_types()),
         "an array or variable, a list of them, a tuple of positional arguments, or a dict of keyword arguments",
     )
+    if _is_of_numbers(example):
+        make = "zeros" if isinstance(example, tuple) else "array"
+        found = f"a {type(example).__name__} of numbers"
+        raise TypeError(f"example must be an array; found {found}: did you mean numpy.{make}(example, numpy.float32)?")
     if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
         raise TypeError(
             f"example, a dict of keyword arguments, must have texts as keys; found {arguments.found(example)}"
@@ -54,11 +62,10 @@ def call_on_example(model, example, *, train):
     with chainer.using_config("train", train), chainer.using_config("enable_backprop", True):
         if isinstance(example, dict):
             return model(**example)
-        if isinstance(example, tuple):
-            return model(*example)
-        if isinstance(model, L.Classifier):
-            return model.predictor(example)
-        return model(example)
+        inputs = example if isinstance(example, tuple) else (example,)
+        if isinstance(model, L.Classifier) and len(inputs) == 1:
+            return model.predictor(*inputs)
+        return model(*inputs)
 
 
 @contextlib.contextmanager
@@ -86,6 +93,41 @@ def without_trace(model):
             array[...] = values
         if all(param.array is None for param in uninitialized):
             np.random.set_state(random)
+
+
+def fault(names, error):
+    """Returns why a link of a model refused what it was called with, in words; empty if that is not known.
+
+    Args:
+        names: dict from the ids of the model's links to their names.
+        error: that it raised; its traceback leads to the link.
+    """
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        link, x = frame.f_locals.get("self"), frame.f_locals.get("x")
+        if id(link) in names and isinstance(link, _KNOWN) and link.W.array is not None:
+            found = _refusal(link, x)
+            name = names[id(link)]
+            return found and f"{type(link).__name__ if name == '/' else name} {found}"
+    return ""
+
+
+def _refusal(link, x):
+    if isinstance(x, list):
+        return "takes one array, and was given a list: numpy.stack makes one of several"
+    if not hasattr(x, "dtype") or x.ndim < 2:
+        return ""
+    if x.dtype.kind in "iub":
+        return f"takes floating point, and was given {x.dtype}"
+    if isinstance(link, L.Linear):
+        taken, found, what = link.W.shape[1], math.prod(x.shape[1:]), "features"
+    elif x.ndim != link.W.ndim:
+        return f"takes arrays of {link.W.ndim} axes, (N, C, ...), and was given {x.shape}"
+    else:
+        is_transposed = isinstance(link, (L.Deconvolution2D, L.DeconvolutionND))
+        taken, found, what = link.W.shape[0 if is_transposed else 1], x.shape[1], "channels"
+        taken *= 1 if is_transposed else link.groups
+    last = ": is the example (N, H, W, C)?" if what == "channels" and x.shape[-1] == taken else ""
+    return f"takes {taken} {what}, and was given {found}{last}" if found != taken else ""
 
 
 def describe(example):
@@ -128,6 +170,15 @@ def _refill(container, before):
 def _persistent_arrays(link):
     values = (link.__dict__.get(name) for name in link._persistent)
     return [value for value in values if isinstance(value, chainer.get_array_types())]
+
+
+def _is_of_numbers(example):
+    """Whether an example is a list of numbers, also in lists of lists, or a tuple of integers, such as a shape."""
+    if isinstance(example, tuple):
+        return bool(example) and all(type(each) is int for each in example)
+    while isinstance(example, list) and example:
+        example = example[0]
+    return isinstance(example, (int, float))
 
 
 def _arrays(example):

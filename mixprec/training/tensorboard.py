@@ -9,6 +9,8 @@ import os
 
 from chainer.training import extension
 
+from mixprec.base.installation import install_hint
+
 FOLDER = "tensorboard"  # in the results folder
 _NOT_VALUES = ("epoch", "iteration", "elapsed_time")
 
@@ -16,7 +18,7 @@ _NOT_VALUES = ("epoch", "iteration", "elapsed_time")
 def missing():
     """Returns why there can be no events, in one line, or ``None``."""
     if importlib.util.find_spec("tensorboardX") is None:
-        return "needs the package tensorboardX: pip install -e '.[tensorboard]'"
+        return f"needs the package tensorboardX: {install_hint('tensorboard')}"
     return None
 
 

@@ -73,6 +73,8 @@ def test_class_folders_that_differ_are_refused_whichever_side_lacks_one():
     assert refused(check_same_classes, val, train) == expected
     many = folders("/many", ("cat", "dog", "eel", "fox"))
     assert " is missing (and 2 more) (1 classes against 4)" in refused(check_same_classes, many, val)
+    both = "/val: class folder 'dog', which /train has, is missing (2 classes against 2); 'rectangle' is not in /train"
+    assert refused(check_same_classes, train, folders("/val", ("cat", "rectangle"))) == both
 
 
 def test_lists_need_not_have_every_class():

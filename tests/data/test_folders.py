@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.sources import folders
+from mixprec.data.sources import folders, scan
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.opening import open_images
 from tests.data.refusal import refused
@@ -60,14 +60,31 @@ def test_empty_class_folder_is_named(root):
 
 def test_folder_inside_a_class_folder_is_named(root):
     (root / "cat" / "more").mkdir()
-    assert refused(scan_folders, root) == f"{root}/cat/more: a folder, where an image should be"
+    assert refused(scan_folders, root) == f"{root}/cat/more: a folder, where an image should be; {scan.LEAVE_OUT}"
+
+
+def test_up_to_ten_bad_files_are_named(root):
+    for number in range(12):
+        (root / "cat" / f"bad{number:02}.jpg").touch()
+    others = ", ".join(f"cat/bad{number:02}.jpg" for number in range(1, 10))
+    expected = f"{root}/cat/bad00.jpg: the file is empty (and 11 more: {others}, ...); {scan.LEAVE_OUT}"
+    assert refused(scan_folders, root) == expected
+
+
+@pytest.mark.parametrize("name", ["Thumbs.db", "notes.txt", "LABELS.CSV"])
+def test_what_is_no_image_by_its_name_is_left_out(root, name):
+    before = scan_folders(root)
+    (root / "cat" / name).write_text("words")
+    after = scan_folders(root)
+    assert (after.files, after.skipped) == (before.files, ())
 
 
 def test_folder_of_sets_instead_of_a_set_is_named(root, tmp_path_factory):
     above = tmp_path_factory.mktemp("imagenet")
     root.rename(above / "train")
-    for on_error, end in (("stop", "(and 1 more)"), ("skip", "(and 1 more); no image is left")):
-        assert refused(scan_folders, above, on_error) == f"{above}/train/cat: a folder, where an image should be {end}"
+    for on_error in ("stop", "skip"):
+        expected = f"{above}/train/cat: a folder, where an image should be (and 1 more: train/dog); no image is left"
+        assert refused(scan_folders, above, on_error) == expected
 
 
 def test_class_folder_that_is_a_link_to_itself_is_named(root):
@@ -166,7 +183,7 @@ def test_names_with_spaces_newlines_and_other_alphabets_are_names(root):
 
 def test_bad_file_with_a_newline_in_its_name_is_named_in_one_line(root):
     (root / "cat" / "a\nb.jpg").touch()
-    assert refused(scan_folders, root) == f"{root}/cat/a\\nb.jpg: the file is empty"
+    assert refused(scan_folders, root) == f"{root}/cat/a\\nb.jpg: the file is empty; {scan.LEAVE_OUT}"
 
 
 def test_order_of_classes_is_that_of_code_points_whatever_the_locale(tmp_path):

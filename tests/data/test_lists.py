@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mixprec.data.sources import scan
 from mixprec.data.sources.file_list import _read, scan_list
 from mixprec.data.sources.opening import open_images
 from tests.data.refusal import refused
@@ -76,12 +77,17 @@ def test_empty_lines_spaces_in_paths_windows_lines_and_byte_order_mark(root):
     np.testing.assert_array_equal(images.line_numbers, [1, 4, 5])
 
 
-@pytest.mark.parametrize(
-    "line", ["a.jpg", "a.jpg,0", "a.jpg zero", "a.jpg 0.0", "a.jpg +1", "a.jpg 1_0", "a.jpg \N{SUPERSCRIPT TWO}"]
-)
+@pytest.mark.parametrize("line", ["a.jpg", "a.jpg,0"])
 def test_line_that_is_not_path_and_label_is_named(root, line):
     path = write(root, "b.jpg 0", "", line)
     assert refused(scan_list, path) == f"{path}:3: {line!r}: a line must be 'path label'"
+
+
+@pytest.mark.parametrize("label", ["one", "0.0", "+1", "1_0", "\N{SUPERSCRIPT TWO}"])
+def test_label_that_is_not_an_integer_is_named(root, label):
+    path = write(root, "b.jpg 0", "", f"a.jpg {label}")
+    end = f"a line must be 'path label'; its label must be an integer; found {label!r}"
+    assert refused(scan_list, path) == f"{path}:3: 'a.jpg {label}': {end}"
 
 
 @pytest.mark.parametrize("label", [-1, 10**30])
@@ -119,7 +125,8 @@ def test_line_that_disagrees_with_the_class_folders_is_refused(root):
 
 def test_missing_file_is_named(root):
     path = write(root, "a.jpg 1", "gone.jpg 0", "b.jpg 0", "gone_too.jpg 0")
-    assert refused(scan_list, path) == f"{root}/gone.jpg: No such file or directory (and 1 more)"
+    others = f"(and 1 more: {root}/gone_too.jpg)"
+    assert refused(scan_list, path) == f"{root}/gone.jpg: No such file or directory {others}; {scan.LEAVE_OUT}"
     images = scan_list(path, None, "skip")
     assert images.files == ("a.jpg", "b.jpg")
     assert images.skipped == tuple((f"{root}/{name}.jpg", "No such file or directory") for name in ("gone", "gone_too"))

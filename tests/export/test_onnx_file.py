@@ -323,7 +323,10 @@ BAD = {
         lambda: chainer.Sequential(chainer.Sequential(L.Linear(4, 3), F.cumprod)),
         "Cumprod of /0 cannot be exported: nothing in ONNX is known for it",
     ),
-    "another shape": (lambda: L.Linear(5, 3), "the model cannot be called on the example: InvalidType"),
+    "another shape": (
+        lambda: L.Linear(5, 3),
+        "the model cannot be called on the example: Linear takes 5 features, and was given 4",
+    ),
 }
 
 

@@ -253,7 +253,7 @@ def test_tensors_of_safetensors_in_eight_bits(work):
 def test_a_package_that_is_missing(work, monkeypatch, suffix, package, extra, to_read, to_write):
     (work / f"a{suffix}").write_bytes(b"content")
     monkeypatch.setitem(sys.modules, package, None)
-    words = f"needs the package {package}: pip install -e '.[{extra}]'"
+    words = f'needs the package {package}: pip install -e ".[{extra}]"'
     said = refusal(f"a{suffix}")
     assert said.startswith(words)
     assert to_read in said

@@ -11,7 +11,7 @@ import pytest
 
 from tests import ROOT
 
-FOLDERS = ("benchmarks", "configs", "mixprec", "models", "scripts", "tests")
+FOLDERS = ("benchmarks", "configs", "docs", "mixprec", "models", "scripts", "tests")
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 
 

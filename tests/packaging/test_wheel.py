@@ -1,7 +1,9 @@
 """A wheel, and what a user has who installed it, in a folder of their own and without the checkout."""
 
 import json
+import pathlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -51,9 +53,14 @@ def images(tmp_path_factory):
 def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_else(checkout, wheel):
     names = set(contents(wheel))
     expected = set()
-    places = {"mixprec": "mixprec", "models": "mixprec/recipes/models", "configs": "mixprec/recipes/configs"}
+    places = {
+        "mixprec": "mixprec",
+        "models": "mixprec/recipes/models",
+        "configs": "mixprec/recipes/configs",
+        "docs": "mixprec/docs",
+    }
     for folder, prefix in places.items():
-        left_out = (".pth", ".cpp", ".h", ".inl", ".so")
+        left_out = (".pth", ".cpp", ".h", ".inl", ".so", ".png")
         files = [path for path in (checkout / folder).rglob("*.*") if path.is_file() and path.suffix not in left_out]
         expected |= {f"{prefix}/{path.relative_to(checkout / folder)}" for path in files}
     expected |= {"mixprec_startup.pth", *NATIVE}
@@ -65,13 +72,15 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
         "data/digits.txt",
         "backends/kernels/batch_norm_rows.cuh",
         "optimizer/batch/kernels/common.cuh",
+        "docs/config.md",
         "recipes/models/resnet.py",
         "recipes/configs/digits.yaml",
         "recipes/configs/resnet50/90ep.yaml",
     ):
         assert f"mixprec/{name}" in names
     assert f"{INFO}licenses/LICENSE" in names
-    assert not [name for name in names if "bench" in name or "test" in name]
+    pages = {"mixprec/docs/benchmark.md", "mixprec/docs/tests.md"}
+    assert not [name for name in names - pages if "bench" in name or "test" in name]
 
 
 def test_metadata_of_the_wheel(wheel):
@@ -200,6 +209,15 @@ def test_an_unknown_config_is_answered_with_those_there_are(environment, tmp_pat
     assert errors.startswith("error: resnet50/90epochs.yaml: no such file; mixprec comes with digits.yaml, resnet50/")
     assert errors.endswith("textures.yaml; did you mean 'resnet50/90ep.yaml'?\n")
     assert errors.count("\n") == 1
+
+
+def test_hints_and_pages_of_a_wheel(environment, tmp_path):
+    printed, _ = environment.run("-m", "mixprec", "train", "--help", cwd=tmp_path)
+    (path,) = re.findall(r"see\s+(/\S+/config\.md)", printed)
+    assert pathlib.Path(path).read_text() == (ROOT / "docs" / "config.md").read_text()
+    script = "from mixprec.base.installation import cuda_hint; print(cuda_hint())"
+    printed, _ = environment.run("-c", script, cwd=tmp_path)
+    assert printed == 'pip install "mixprec[cuda13]"  (CUDA 12: "mixprec[cuda12]")\n'
 
 
 def test_digits_that_are_written_packed_and_verified(environment, tmp_path):

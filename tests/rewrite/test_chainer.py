@@ -669,14 +669,17 @@ def test_strict_refuses_what_is_not_known():
 
 BAD = {
     "dtype name": (
-        {"compute": "fp16"},
-        "compute must be one of float16, bfloat16, float32; found 'fp16'",
+        {"compute": "float64"},
+        "compute must be one of float16, bfloat16, float32; found 'float64'",
     ),
     "dtype": (
         {"compute": np.float64},
         "compute must be one of float16, bfloat16, float32; found the class float64",
     ),
-    "layout": ({"layout": "NHWC"}, "layout must be one of nhwc, nchw; found 'NHWC'"),
+    "layout": (
+        {"layout": "NHWC"},
+        "layout must be one of nhwc, nchw, channels_last, contiguous; found 'NHWC'; did you mean 'nhwc'?",
+    ),
     "fused nchw": (
         {"layout": "nchw", "fuse": True},
         "fuse=True needs layout='nhwc', as Chainer's own functions cannot be fused; found 'nchw'",
@@ -711,10 +714,11 @@ def test_an_example_of_the_wrong_shape(lazy):
     model = net(lazy)
     if lazy:
         model.head[0] = L.Linear(7, 5)  # after some parameters have been initialized
-    error = _refused(model, Exception, None, example=images(0, (2, 3, 8, 8) if lazy else (2, 5, 6, 6)))
-    _assert_noted(
-        error, f"while mixprec.convert called Net on example {(2, 3, 8, 8) if lazy else (2, 5, 6, 6)} float32"
-    )
+        shape, why = (2, 3, 8, 8), "/head/0 takes 7 features, and was given 4"
+    else:
+        shape, why = (2, 5, 6, 6), "/conv takes 3 channels, and was given 5"
+    error = _refused(model, Exception, None, example=images(0, shape))
+    _assert_noted(error, f"while mixprec.convert called Net on example {shape} float32: {why}")
     if not lazy:  # Chainer's own words
         assert "in_types[0].shape[1] == in_types[1].shape[1]" in str(error)
     error = _refused(net(), Exception, None, example=(images(0), images(0)))
@@ -722,6 +726,51 @@ def test_an_example_of_the_wrong_shape(lazy):
     _assert_noted(error, "while mixprec.convert called Net on example (3, 3, 6, 6) float32, (3, 3, 6, 6) float32")
     error = _refused(net(), TypeError, "unexpected keyword argument 'y'", example={"y": images(0)})
     _assert_noted(error, "while mixprec.convert called Net on example (3, 3, 6, 6) float32")
+
+
+@pytest.mark.parametrize(
+    ("link", "example", "why"),
+    [
+        (lambda: L.Convolution2D(3, 4, 3), np.zeros((2, 8, 8, 3), "f"), "takes 3 channels, and was given 8: is the "),
+        (lambda: L.Convolution2D(4, 4, 3, groups=2), np.zeros((2, 2, 8, 8), "f"), "takes 4 channels, and was given 2"),
+        (lambda: L.Deconvolution2D(3, 4, 3), np.zeros((2, 4, 8, 8), "f"), "takes 3 channels, and was given 4"),
+        (
+            lambda: L.Convolution2D(3, 4, 3),
+            np.zeros((2, 3, 8, 8), "uint8"),
+            "takes floating point, and was given uint8",
+        ),
+        (
+            lambda: L.Convolution2D(3, 4, 3),
+            np.zeros((3, 8, 8), "f"),
+            "takes arrays of 4 axes, (N, C, ...), and was giv",
+        ),
+        (lambda: L.Linear(4, 2), np.zeros((2, 3), "f"), "takes 4 features, and was given 3"),
+        (lambda: L.Linear(4, 2), [np.zeros(4, "f")], "takes one array, and was given a list: numpy.stack makes one "),
+    ],
+)
+def test_an_example_that_a_link_refuses(link, example, why):
+    model = chainer.Sequential(link())
+    error = _refused(model, Exception, None, example=example)
+    assert sys.version_info < (3, 11) or f": /0 {why}" in error.__notes__[0]
+
+
+@pytest.mark.parametrize(("example", "make"), [([[1.0, 2.0]], "array"), ((2, 4), "zeros")])
+def test_an_example_of_numbers_is_no_array(example, make):
+    found = rf"a (list|tuple) of numbers: did you mean numpy.{make}\(example, numpy.float32\)\?$"
+    _refused(
+        chainer.Sequential(L.Linear(4, 2)), TypeError, f"^example must be an array; found {found}", example=example
+    )
+
+
+def test_an_example_of_a_classifier_may_be_a_tuple_of_its_images():
+    assert mixprec.convert(L.Classifier(L.Linear(4, 2)), (np.zeros((2, 4), "f"),))
+
+
+@pytest.mark.parametrize(("layout", "meant"), [("channels_last", "nhwc"), ("contiguous", "nchw")])
+def test_other_names_of_arguments(layout, meant):
+    report = mixprec.convert(L.Linear(40, 20), compute="fp16", layout=layout)
+    assert (report.compute, report.layout) == ("float16", meant)
+    assert "parameter memory:     3.3 kB before, 1.6 kB after\n" in str(report)
 
 
 def test_a_forward_that_raises():

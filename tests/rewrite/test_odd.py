@@ -375,3 +375,11 @@ def test_an_example_that_fails_leaves_the_implementation_of_a_batch_normalizatio
     with pytest.raises(type_check.InvalidType):
         mixprec.convert(Net(forward), images())
     assert nodes[-1]._impl_selector is halved
+
+
+def test_labels_in_a_list_are_named():
+    model = L.Classifier(L.Linear(3, 4))
+    mixprec.convert(model)
+    found = r"^SoftmaxCrossEntropy: input 1 must be an array or a variable; found \[0, 1\]$"
+    with pytest.raises(TypeError, match=found):
+        model(np.zeros((2, 3), np.float32), [0, 1])

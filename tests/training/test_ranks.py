@@ -13,9 +13,8 @@ import pytest
 
 from mixprec.app import config as configs
 from mixprec.app.parts import devices, images, rank_states
-from mixprec.base import launched
 from mixprec.data.data_error import DataError
-from mixprec.distributed import processes
+from mixprec.distributed import launched, processes
 from mixprec.training import snapshots
 from mixprec.training.accumulation import Accumulated
 from mixprec.training.evaluation import Evaluator

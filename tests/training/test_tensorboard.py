@@ -84,4 +84,4 @@ def test_events_are_the_entries_of_the_log(tmp_path):
 
 def test_a_missing_package_is_said_in_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert tensorboard.missing() == "needs the package tensorboardX: pip install -e '.[tensorboard]'"
+    assert tensorboard.missing() == 'needs the package tensorboardX: pip install -e ".[tensorboard]"'

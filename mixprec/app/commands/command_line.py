@@ -4,6 +4,7 @@ import argparse
 import functools
 import math
 import sys
+import textwrap
 
 from mixprec.base.messages import one_line
 from mixprec.base.standard_streams import bars_are_off
@@ -11,12 +12,18 @@ from mixprec.base.standard_streams import bars_are_off
 __all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
 
 
+class _Help(argparse.HelpFormatter):
+    """Leaves paths in one piece, also those that are longer than a line."""
+
+    def _split_lines(self, text, width):
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
 
-    def __init__(self, **keywords):
-        shape = functools.partial(argparse.HelpFormatter, max_help_position=32)
-        super().__init__(formatter_class=shape, **keywords)
+    def __init__(self, **options):
+        super().__init__(formatter_class=functools.partial(_Help, max_help_position=32), **options)
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses as ``argparse`` does, and says more of two mistakes.

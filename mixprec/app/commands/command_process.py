@@ -1,6 +1,7 @@
 """A command as a process: how it begins and ends, with any environment and output, and after Ctrl-C."""
 
-from mixprec.base import interruption, launched, standard_streams, variables
+from mixprec.base import interruption, standard_streams, variables
+from mixprec.distributed import launched
 
 
 def begin(*, is_rank=False, checks_variables=True):

@@ -10,6 +10,7 @@ from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, open_run, open_source, some
 from mixprec.app.parts import environment
 from mixprec.base import VERSION
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 from mixprec.base.process_limits import number_of_threads
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
@@ -40,7 +41,7 @@ def main(argv, networks=MODELS):
     except (OneLineError, MemoryError) as error:
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
     except OSError as error:
         print(f"error: {one_line(error.filename or arguments.out)}: {error.strerror or error}", file=sys.stderr)
     return 2

@@ -13,6 +13,7 @@ from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
 from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 
 _HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
@@ -47,7 +48,7 @@ def main(argv):
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("mixprec"):
             raise
-        print(f"error: {error.name} is not installed: pip install -e '.[monitor]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('monitor')}", file=sys.stderr)
         return 2
     return 0
 

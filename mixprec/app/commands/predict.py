@@ -6,6 +6,7 @@ import numpy as np
 
 from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.app.finished import classifier
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError, printable
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.recipes.models import MODELS
@@ -37,7 +38,7 @@ def main(argv, networks=MODELS):
         print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: pip install -e '.[export]'", file=sys.stderr)
+        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
         return 2
     return 0
 

@@ -10,6 +10,7 @@ from mixprec.app.commands.command_line import Parser, one_line
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
 from mixprec.base import VERSION, importing, interruption, standard_streams
+from mixprec.base.installation import page
 from mixprec.base.messages import OneLineError
 from mixprec.distributed import processes
 from mixprec.precision.loss_scale import LossScaleExhausted
@@ -98,7 +99,7 @@ def _parse(argv, ranks):
         "--config",
         required=True,
         metavar="FILE",
-        help="YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see docs/config.md",
+        help=f"YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see {page('config.md')}",
     )
     parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mixprec.base.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.base.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.base.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
-from mixprec.precision.policy import COMPUTE_DTYPES
+from mixprec.precision.policy import COMPUTE_DTYPES, DTYPE_SYNONYMS
 
 _OWN, _DECOUPLED = ", ".join(OWN), ", ".join(DECOUPLED)
 _WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
@@ -20,6 +20,7 @@ class Precision:
         "the loss are float32 in any case.",
         "float16",
         choices=COMPUTE_DTYPES,
+        synonyms=DTYPE_SYNONYMS,
         aliases=("dtype",),
     )
     allreduce: str | None = key(
@@ -27,6 +28,7 @@ class Precision:
         "CPUs.",
         None,
         choices=COMPUTE_DTYPES,
+        synonyms=DTYPE_SYNONYMS,
         aliases=("allreduce_dtype",),
     )
     keep_float32: tuple[str, ...] = key(
@@ -170,7 +172,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Kfac:
-    """K-FAC, a preconditioner with curvature, for large batches; see docs/kfac.md."""
+    """K-FAC, a preconditioner with curvature, for large batches; see [kfac.md](kfac.md)."""
 
     damping: float = key(
         "What is added to the diagonal of its matrices; with more a step is nearer to the plain gradient.",

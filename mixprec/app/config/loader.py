@@ -68,7 +68,7 @@ def _chain(path):
         try:
             entries = read_file(path)
         except FileNotFoundError:
-            raise ConfigError(path, f"no such file{_shipped(path)}") from None
+            raise ConfigError(path, f"no such file{_others(path)}") from None
         seen[os.path.realpath(path)] = path
         base = next((entry for entry in entries if entry.key == "base"), None)
         chain.append([entry for entry in entries if entry is not base])
@@ -81,7 +81,7 @@ def _chain(path):
             raise ConfigError(base.where, f"'base' is {shown(value)}; allowed: the path of a YAML file")
         path = config_path(value, os.path.dirname(path))
         if not os.path.exists(path):
-            reason = encoding_hint(path) or _shipped(path)
+            reason = encoding_hint(path) or _others(path)
             raise ConfigError(base.where, f"'base' is {shown(value)}; no such file: {path}{reason}")
         if os.path.realpath(path) in seen:
             cycle = " -> ".join([*seen.values(), path])
@@ -89,11 +89,22 @@ def _chain(path):
     return chain
 
 
-def _shipped(path):
-    """Returns the end of a message about a missing file: the configs of mixprec, and which of them may be meant."""
-    names = {os.path.basename(name).removesuffix(".yaml"): name for name in config_names()}
-    near = nearest(os.path.splitext(os.path.basename(path))[0], names)
-    return f"; mixprec comes with {', '.join(names.values())}{hint(near and names[near])}"
+def _others(path):
+    """Returns the end of a message about a missing file: which one of its folder, or of mixprec, may be meant."""
+    folder, name = os.path.split(path)
+    shipped = {os.path.basename(name).removesuffix(".yaml"): name for name in config_names()}
+    beside = {os.path.splitext(name)[0]: os.path.join(folder, name) for name in _configs_in(folder or os.curdir)}
+    near = nearest(os.path.splitext(name)[0], shipped | beside)
+    if near in beside:
+        return hint(beside[near])
+    return f"; mixprec comes with {', '.join(shipped.values())}{hint(near and shipped[near])}"
+
+
+def _configs_in(folder):
+    try:
+        return [name for name in os.listdir(folder) if name.endswith((".yaml", ".yml"))]
+    except (OSError, ValueError):  # there is no such folder, or it is not a path
+        return []
 
 
 def _put(settings, later):
@@ -140,7 +151,7 @@ def _switched(section, known, others=()):
             return {key.name: _Setting(key.convert_switch(value), section.where)}
         except ValueError:
             others = (f"true, false, {key.allowed}", *others)
-    raise _not_allowed(section.key, value, section.where, ", or ".join(others), () if key is None else key.choices)
+    raise _not_allowed(section.key, value, section.where, ", or ".join(others), key)
 
 
 def _setting(key, entry):
@@ -148,11 +159,11 @@ def _setting(key, entry):
     try:
         return _Setting(key.convert(value), entry.where)
     except ValueError:
-        raise _not_allowed(key.name, value, entry.where, key.allowed, key.choices) from None
+        raise _not_allowed(key.name, value, entry.where, key.allowed, key) from None
 
 
-def _not_allowed(name, value, where, allowed, choices):
-    near = nearest(value, choices) if isinstance(value, str) else None
+def _not_allowed(name, value, where, allowed, key):
+    near = None if key is None else key.near(value)
     return ConfigError(where, f"{name!r} is {shown(value)}; allowed: {allowed}{hint(near)}")
 
 
@@ -169,17 +180,17 @@ def _build(path, settings, known):
     )
     for rule in Config.RULES:
         if not rule.holds(config):
-            raise _impossible(rule, values, settings, path)
+            raise _impossible(rule, config, values, settings, path)
     return config
 
 
-def _impossible(rule, values, settings, path):
+def _impossible(rule, config, values, settings, path):
     origins = {name: settings[name].where if name in settings else "default" for name in rule.keys}
     found = ", ".join(f"{name!r} is {shown(values[name])} ({origin})" for name, origin in origins.items())
     # The message starts with the place where the user most likely wants to change something: the last one written.
     written = [name for name in settings if name in origins]
     where = settings[written[-1]].where if written else path
-    return ConfigError(where, f"impossible combination: {found}; allowed: {rule.text}")
+    return ConfigError(where, f"impossible combination: {found}; allowed: {rule.text}{hint(rule.near(config))}")
 
 
 def _unknown_section(entry, known):

@@ -1,12 +1,26 @@
 """Config sections about the network, the schedule, the length of training, snapshots, the log, and the export."""
 
 import operator
+import re
 from dataclasses import dataclass
 
 from mixprec.activation_memory.budget import is_budget
 from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.base.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
-from mixprec.precision.policy import LAYOUTS
+from mixprec.base.messages import nearest
+from mixprec.precision.policy import LAYOUT_SYNONYMS, LAYOUTS
+
+
+def _without_at(device):
+    """Returns a device of Chainer, such as ``@cupy:0``, as this config has it."""
+    return "cpu" if device == "@numpy" else re.sub(r"@cupy(?=:|$)", "gpu", device)
+
+
+def _near_device(value):
+    number = re.fullmatch(r"(?:cuda:?|gpu)?([0-9]{1,3})", str(value))
+    if number:
+        return f"gpu:{number[1]}"
+    return "gpu" if value == "cuda" else nearest(str(value), ("auto", "cpu", "gpu"))
 
 
 def _trigger(every):
@@ -20,15 +34,15 @@ class Model:
 
     arch: str = key(
         "Name of the network, one of those the script knows; or the import path of one of yours, "
-        "package.module:function, see docs/own-network.md.",
+        "package.module:function, see [own-network.md](own-network.md).",
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     weights: str | None = key(
         "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
-        ".safetensors or .pt of PyTorch, see docs/export.md. If it has another number of classes, the last layer "
-        "starts afresh. null takes the weights that the network makes.",
+        ".safetensors or .pt of PyTorch, see [export.md](export.md). If it has another number of classes, the last "
+        "layer starts afresh. null takes the weights that the network makes.",
         None,
         limit=PATH,
         aliases=("pretrained", "checkpoint"),
@@ -38,7 +52,7 @@ class Model:
         "functions of mixprec; nchw, also called contiguous, with Chainer's own.",
         "nhwc",
         choices=LAYOUTS,
-        synonyms={"channels_last": "nhwc", "contiguous": "nchw"},
+        synonyms=LAYOUT_SYNONYMS,
         aliases=("layout",),
     )
     fuse: bool | None = key(
@@ -144,7 +158,12 @@ class Training:
         "auto is a GPU, or the CPU if there is none; gpu is a GPU; gpu:N is that one. With auto and gpu the processes "
         "of a machine take one GPU after the other, from gpu:0 on.",
         "auto",
-        limit=matching(r"auto|cpu|gpu|gpu:[0-9]{1,3}", "auto, cpu, gpu or gpu:N, with N from 0 to 999"),
+        limit=matching(
+            r"auto|cpu|gpu|gpu:[0-9]{1,3}",
+            "auto, cpu, gpu or gpu:N, with N from 0 to 999, or Chainer's @numpy, @cupy or @cupy:N",
+            near=_near_device,
+        ),
+        respelled=_without_at,
     )
     label_smoothing: float = key(
         "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation has "

@@ -29,6 +29,8 @@ def _only_with(key, others=""):
         ("optimizer.name", f"optimizer.{key}"),
         f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
         lambda config: not _is_set(config.optimizer, key) or config.optimizer.name in WITH_KEY[key],
+        # Other programs call both SGD.
+        near=lambda config: "MomentumSGD" if key == "momentum" and config.optimizer.name == "SGD" else None,
     )
 
 

@@ -141,7 +141,9 @@ def read_file(path):
 
 
 def read_value(key, text, where):
-    """Returns the :class:`Entry` of a value that is written as YAML outside any file."""
+    """Returns the :class:`Entry` of a value that is written as YAML outside any file, or that begins with ``@``."""
+    if text.startswith("@"):  # such as a device of Chainer; YAML would want quotes, and so would the shell
+        return Entry(key, yaml.ScalarNode(_PREFIX + "str", text), where)
     node = _compose(text, f"{where}: {key!r}", lambda line: f"{where}: {key!r}")
     return Entry(key, node or yaml.ScalarNode(_PREFIX + "null", ""), where)
 
@@ -152,6 +154,8 @@ def _compose(text, where, at_line):
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = f"{error.context} {error.problem}" if error.problem.startswith("but ") else error.problem
+        if problem.startswith(("found character '@'", "found character '`'")):
+            problem += "; write the text in quotes"
         raise ConfigError(at_line(mark.line + 1) if mark else where, f"not valid YAML: {problem}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from mixprec.app.parts import gpus
 from mixprec.base import VERSION, variables
+from mixprec.base.installation import in_checkout, install_hint
 from mixprec.base.text_table import aligned
 
 _CHAINER_HINT = 'pip install "setuptools<81" wheel && pip install --no-build-isolation chainer==7.8.1'
-_DALI_HINT = 'pip install -e ".[dali]"'
-_MPI_HINT = 'pip install -e ".[mpi]"'
-_EXPORT_HINT = 'pip install -e ".[export]"'
+_DALI_HINT = install_hint("dali")
+_MPI_HINT = install_hint("mpi")
+_EXPORT_HINT = install_hint("export")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +123,8 @@ def _startup_hook():
     folders = {sysconfig.get_path("purelib"), *site.getsitepackages(), site.getusersitepackages(), *sys.path}
     if any(Path(folder, "mixprec_startup.pth").is_file() for folder in folders):
         return Component("start-up hook", "ok", note="worker processes can import Chainer")
-    note = "workers started by spawn or forkserver may fail: pip install -e ."
+    install = "pip install -e ." if in_checkout() else "pip install --force-reinstall --no-deps mixprec"
+    note = f"workers started by spawn or forkserver may fail: {install}"
     return Component("start-up hook", "missing", note=note)
 
 

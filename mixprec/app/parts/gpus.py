@@ -11,7 +11,7 @@ import re
 import warnings
 from pathlib import Path
 
-CUDA_HINT = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
+CUDA_HINT = cuda_hint()
 NO_DRIVER = "no NVIDIA driver is installed"
 _VENDORS, _NVIDIA = "/sys/bus/pci/devices/*/vendor", "0x10de"
 

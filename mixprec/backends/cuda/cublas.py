@@ -14,6 +14,8 @@ from ctypes import POINTER, c_float, c_int, c_longlong, c_size_t, c_void_p
 import ml_dtypes
 import numpy as np
 
+from mixprec.base.installation import cuda_hint
+
 PLAIN, TRANSPOSED = 0, 1  # cublasOperation_t
 COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77  # cublasComputeType_t
 
@@ -32,7 +34,6 @@ _SIGNATURES = {
         *(c_int, c_int, c_int),  # number of matrices, type of computation, algorithm
     ),
 }
-_INSTALL = 'pip install -e ".[cuda13]"  (CUDA 12: ".[cuda12]")'
 _STATUSES = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
@@ -117,10 +118,10 @@ def _load():
     try:
         from cuda import pathfinder
     except ImportError:
-        raise CublasMissing(f"cuda-pathfinder (the Python module cuda.pathfinder) is missing: {_INSTALL}") from None
+        raise CublasMissing(f"cuda-pathfinder (the Python module cuda.pathfinder) is missing: {cuda_hint()}") from None
     try:
         # That of a toolkit, a wheel, or one that the process has loaded, with what it loads itself.
         path = pathfinder.load_nvidia_dynamic_lib("cublas").abs_path
     except RuntimeError:
-        raise CublasMissing(f"libcublas.so of CUDA is missing: {_INSTALL}") from None
+        raise CublasMissing(f"libcublas.so of CUDA is missing: {cuda_hint()}") from None
     return ctypes.CDLL(path)

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 
+from mixprec.base.installation import install_hint
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.augmentation import parts_of
 from mixprec.data.loaders.readers import read
@@ -49,7 +50,7 @@ def require_dali():
     try:
         return importlib.import_module("nvidia.dali")
     except ImportError as error:
-        raise DataError(f'NVIDIA DALI cannot be imported ({error}): pip install -e ".[dali]"') from error
+        raise DataError(f"NVIDIA DALI cannot be imported ({error}): {install_hint('dali')}") from error
     except Exception as error:  # a TypeError with python -OO, as it extends docstrings
         reason = f"{type(error).__name__}: {error}"
         raise DataError(f"NVIDIA DALI is broken here ({reason}): take data.loader=pillow instead") from error

@@ -1,6 +1,7 @@
 """Labels and the names of classes, which must agree between a model, its data, and an earlier run."""
 
 import collections
+import itertools
 import os
 
 import numpy as np
@@ -47,11 +48,12 @@ def check_same_classes(train, val):
     """
     if train.named and val.named:
         for one, other in ((train, val), (val, train)):
-            missing = sorted(set(one.classes) - set(other.classes))
+            missing, added = (sorted(set(a) - set(b)) for a, b in itertools.permutations((one.classes, other.classes)))
             if missing:
+                instead = f"; {added[0]!r} is not in {printable(one.root)}{and_more(len(added))}" if added else ""
                 raise DataError(
-                    f"{printable(other.root)}: class folder {missing[0]!r}, which {printable(one.root)} has, is "
-                    f"missing{and_more(len(missing))} ({len(other.classes)} classes against {len(one.classes)})"
+                    f"{printable(other.root)}: class folder {missing[0]!r}, which {printable(one.root)} has, is missing"
+                    f"{and_more(len(missing))} ({len(other.classes)} classes against {len(one.classes)}){instead}"
                 )
         return
     known, labels = _labels_by_name(train), _labels_by_name(val)

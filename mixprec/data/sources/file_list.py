@@ -67,7 +67,8 @@ def _read(path):
             if not words:
                 continue
             if len(words) != 2 or not re.fullmatch(r"-?[0-9]{1,99}", words[1]):
-                raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'")
+                found = f"; its label must be an integer; found {_quoted(words[1])}" if len(words) == 2 else ""
+                raise DataError(f"{printable(path)}:{number}: {_quoted(line)}: a line must be 'path label'{found}")
             name, label = words[0], int(words[1])
             if problem := label_problem(label):
                 raise DataError(f"{printable(path)}:{number}: {problem}")

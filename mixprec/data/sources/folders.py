@@ -16,6 +16,9 @@ from mixprec.data.sources.classes import require_every_class
 from mixprec.data.sources.image_check import image_problem
 from mixprec.data.sources.progress import bar
 
+# What systems and people leave beside images.
+_NO_IMAGES = (".csv", ".db", ".html", ".ini", ".json", ".log", ".md", ".txt", ".xml", ".yaml", ".yml")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageFiles:
@@ -95,7 +98,8 @@ def sha256_of(numbers):
 def scan_folders(root, on_error="stop"):
     """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
 
-    Hidden files and folders, and files that lie beside the class folders, are left out.
+    Left out are hidden files and folders, files beside the class folders, and files whose names say that they are no
+    images (``Thumbs.db``, ``notes.txt``).
 
     Args:
         root (path): Folder of class folders. Their names, sorted, are the classes.
@@ -114,7 +118,7 @@ def scan_folders(root, on_error="stop"):
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
     files, labels = [], []
     for label, name in enumerate(classes):
-        entries = visible(os.path.join(root, name))
+        entries = [each for each in visible(os.path.join(root, name)) if not each.name.lower().endswith(_NO_IMAGES)]
         if not entries:
             raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
         files += [f"{name}/{entry.name}" for entry in entries]

@@ -12,6 +12,7 @@ from mixprec.data.data_error import DataError, and_more, printable
 from mixprec.data.sources.image_check import CHECK_VERSION
 from mixprec.data.sources.progress import bar, threads
 
+LEAVE_OUT = "leave out bad images by data.on_error=skip (mixprec pack: --on-error skip)"
 _CHUNK = 64
 
 
@@ -47,15 +48,16 @@ def check(root, digests, problem, name, on_error="stop"):
         tuple: ``(good, skipped)``: bool (N,), and a tuple of (name, reason) for each bad image.
 
     Raises:
-        DataError: There are bad images and ``on_error`` is ``'stop'``, or all of them are bad; it names the first.
+        DataError: There are bad images and ``on_error`` is ``'stop'``, or all of them are bad; it names up to ten.
     """
     if on_error not in ("stop", "skip"):
         raise DataError(f"on_error {on_error!r}: must be 'stop' or 'skip'")
     good, problems = _problems(root, np.asarray(digests, np.uint64), problem)
     if problems and (on_error == "stop" or not good.any()):
-        first = min(problems)
-        nothing_left = "" if on_error == "stop" else "; no image is left"
-        raise DataError(f"{name(first)}: {problems[first]}{and_more(len(problems))}{nothing_left}")
+        first, *others = sorted(problems)
+        others = [name(index).removeprefix(f"{printable(root)}/") for index in others]
+        end = LEAVE_OUT if good.any() else "no image is left"
+        raise DataError(f"{name(first)}: {problems[first]}{and_more(len(problems), others)}; {end}")
     return good, tuple((name(index), problems[index]) for index in sorted(problems))
 
 

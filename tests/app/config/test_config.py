@@ -188,6 +188,51 @@ def test_defaults_are_those_of_the_design(write):
     }
 
 
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("training.device=cuda", "gpu"),
+        ("training.device=cuda:1", "gpu:1"),
+        ("training.device=GPU", "gpu"),
+        ("training.device=0", "gpu:0"),
+        ("model.arch=birds.net.ShapeNet", "birds.net:ShapeNet"),
+        ("precision.compute=float", "float32"),
+        ("optimizer.name=SGD", "MomentumSGD"),
+    ],
+)
+def test_a_name_of_another_program_is_answered_with_ours(write, override, meant):
+    with pytest.raises(ConfigError, match=f"; did you mean '{meant}'\\?$"):
+        load(write("c.yaml", merged(optimizer={"momentum": 0.9})), [override], {"model.arch": ["resnet50"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "value"),
+    [
+        ("precision.compute", "fp16", "float16"),
+        ("precision.compute", "half", "float16"),
+        ("precision.compute", "bf16", "bfloat16"),
+        ("training.device", "@numpy", "cpu"),
+        ("training.device", "@cupy", "gpu"),
+        ("training.device", "@cupy:1", "gpu:1"),
+    ],
+)
+def test_other_spellings_of_a_value(write, name, other, value):
+    assert flat(load(write("c.yaml", merged()), [f"{name}={other}"]))[name] == value
+
+
+def test_a_device_of_chainer_in_a_file_needs_quotes(write):
+    assert refusal(write("c.yaml", "training: {device: @cupy}\n")).endswith("start any token; write the text in quotes")
+    assert load(write("d.yaml", merged(training={"device": "@cupy"}))).training.device == "gpu"
+
+
+@pytest.mark.parametrize("name", ["bird.yaml", "birds", "birds.yml"])
+def test_a_missing_config_is_answered_with_one_of_its_folder(write, name):
+    write("mine/birds.yaml", "")
+    write("mine/digit.txt", "")
+    assert refusal(f"mine/{name}") == f"mine/{name}: no such file; did you mean 'mine/birds.yaml'?"
+    assert refusal("mine/digit.yaml").endswith("textures.yaml; did you mean 'digits.yaml'?")
+
+
 @pytest.mark.parametrize(("other", "value"), [("channels_last", "nhwc"), ("contiguous", "nchw")])
 def test_a_memory_format_has_the_name_that_pytorch_gives_it(write, other, value):
     config = load(write("c.yaml", merged()), [f"model.memory_format={other}"])
@@ -396,7 +441,7 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("model.arch=50", "'model.arch' is 50; allowed: text"),
         (
             "precision.compute=float64",
-            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32; did you mean ",
+            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32, fp16, half, bf16, fp32; did you ",
         ),
         ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
         ("loss_scale.init_scale=1000", "'loss_scale.init_scale' is 1000; allowed: a number that is a power of two"),
