@@ -11,6 +11,8 @@ import re
 import warnings
 from pathlib import Path
 
+from mixprec.base.installation import cuda_hint
+
 CUDA_HINT = cuda_hint()
 NO_DRIVER = "no NVIDIA driver is installed"
 _VENDORS, _NVIDIA = "/sys/bus/pci/devices/*/vendor", "0x10de"
