@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests.app.monitor.server import free_port
+from tests.app.monitor.server import TOKEN, free_port
 
 pytestmark = pytest.mark.long
 
@@ -118,12 +118,13 @@ def test_pack_and_report(call, digits):
 def test_monitor(environment, run):
     port = free_port()
     usual = {name: value for name, value in environment.variables.items() if not name.startswith("PYTEST")}
-    variables = {**usual, "MIXPREC_MONITOR_TOKEN": "token-of-the-tests"}
+    variables = {**usual, "MIXPREC_MONITOR_TOKEN": TOKEN}
     command = [environment.command, "monitor", ".", "--port", str(port)]
     process = subprocess.Popen(command, cwd=run[0].parent, env=variables, stdout=subprocess.PIPE, text=True)
     try:
         assert "Ctrl-C" in process.stdout.readline() + process.stdout.readline()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/?token=token-of-the-tests", timeout=60) as page:
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(asked, timeout=60) as page:
             assert page.status == 200
     finally:
         process.send_signal(signal.SIGINT)
