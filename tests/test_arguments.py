@@ -280,7 +280,7 @@ def test_numbers_may_be_numpys():
     assert (scale.value, scale.growth, scale.floor, scale.interval, scale.patience) == (8.0, 2.0, 1.0, 5, 7)
     assert all(type(value) is int for value in (scale.interval, scale.patience))
     assert _plain(loss_scale=np.int64(8)).loss_scale == 8.0
-    assert _plain(batched=np.bool_(False))._wishes["batched"] is False
+    assert _plain(batched=np.bool_(False))._options["batched"] is False
     assert mixprec.LARS(lr=np.float64(0.5), adapt=np.True_).lr == 0.5
     mixprec.capture(_optimizer(), warmup=np.int64(3), graphs=np.int32(1))
     np.testing.assert_array_equal(

@@ -97,7 +97,7 @@ class GradientExchange:
         self._order = []
         self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
 
-    def _announce(self, named, number, wish):
+    def _announce(self, named, number, vote):
         if self._is_open:
             self._recover()
         if not self.members.are(named):
@@ -106,7 +106,7 @@ class GradientExchange:
                 self._layout = None
             elif self._layout is not None:
                 self._place()
-        self._check.start(self.transport, self.members, self.updates, number, wish)
+        self._check.start(self.transport, self.members, self.updates, number, vote)
 
     def agree(self):
         """Waits until it is known that all ranks have the same parameters.
@@ -126,21 +126,21 @@ class GradientExchange:
         self._is_open = False
 
     @contextlib.contextmanager
-    def called(self, named, number, wish):
+    def called(self, named, number, vote):
         """A context for a call of a captured step, which counts as one update, however many are run or launched.
 
         Args:
             named: as for :meth:`begin`.
-            number, wish: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
+            number, vote: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
 
         Gives:
             What :meth:`agree` returns.
         """
         updates = self.updates
-        self._announce(named, number, wish)
-        wishes = self.agree()
+        self._announce(named, number, vote)
+        votes = self.agree()
         with scoped(self, _is_announced=True):
-            yield wishes
+            yield votes
         self.updates = updates + 1
 
     @contextlib.contextmanager
