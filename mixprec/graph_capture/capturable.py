@@ -68,7 +68,8 @@ class Capturable(abc.ABC):
         Args:
             vote: :class:`~mixprec.graph_capture.rank_agreement.RankVote` of this rank.
 
-        Yields: the result of :func:`~mixprec.graph_capture.rank_agreement.resolve`.
+        Yields:
+            The result of :func:`~mixprec.graph_capture.rank_agreement.resolve`.
         """
         yield vote
 

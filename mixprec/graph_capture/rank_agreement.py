@@ -11,7 +11,7 @@ REFUSED, FAILED, EAGER, CAPTURE, LAUNCH = _KINDS = ("refused", "failed", "eager"
 
 
 class RankVote(NamedTuple):
-    """What a rank votes to do in a call.
+    """The vote of a rank for a call.
 
     Attributes:
         kind: ``REFUSED``: raise an error and do nothing; ``FAILED``: eager from now on with these arguments; ``EAGER``:

@@ -182,7 +182,8 @@ class Specialization:
         state = self._state()
         # One rank with nondeterministic engines is enough.
         bitwise = not self._on_a_rank(not settings.current().deterministic)
-        verification, runs = Verification(state, bitwise, self._capturable.branches), 1 if bitwise else self._doubts.runs
+        verification = Verification(state, bitwise, self._capturable.branches)
+        runs = 1 if bitwise else self._doubts.runs
         former, reasons = None, {}
         if self.graph is not None:
             former = self._launched(verification, runs)
@@ -280,7 +281,7 @@ class Specialization:
         return {**self._other_links.state(), **self._capturable.state()}
 
     def _capture(self, outputs):
-        """Captures the work. Without success it restores the outputs of the eager call, and returns a reason, as text."""
+        """Captures the work; if that fails, restores the outputs of the eager call and returns the reason, as text."""
         session, reports = self._capturable.session(), Reports()
 
         def body():

@@ -57,7 +57,7 @@ def _address_of_leaf(x):
     """Returns the address of an input that was not computed by a function, or ``None``."""
     array = x
     if isinstance(x, chainer.Variable):
-        if "_node" not in vars(x) or x.creator_node is not None:  # without a node it is deferred, and must not be computed
+        if "_node" not in vars(x) or x.creator_node is not None:  # without a node: deferred, not to be computed
             return None
         array = x.array
     if isinstance(array, np.ndarray):
@@ -117,9 +117,9 @@ def _changed(record, old, new):
         return f"{_named(record)} {_KEPT}"
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
         return (
-            f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} in the step before: a graph would repeat it"
+            f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} a step before: a graph would repeat it"
         )
-    return f"{_named(record)} has the number {new!r}, and had {old!r} in the step before: a graph would repeat it"
+    return f"{_named(record)} has the number {new!r}, and had {old!r} a step before: a graph would repeat it"
 
 
 def _is_address(value):

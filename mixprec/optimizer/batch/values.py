@@ -1,6 +1,6 @@
-"""The hyperparameters of rules and hooks, as numbers in the table of parameters on the device.
+"""The hyperparameters of rules and hooks in the table of parameters on the device.
 
-:class:`~mixprec.optimizer.batch.table.Table` asks :class:`Values` in each step whether one of them has changed.
+:class:`~mixprec.optimizer.batch.table.Table` checks in each step, by :class:`Values`, whether one of them has changed.
 """
 
 import operator
@@ -11,10 +11,10 @@ _T, _HYPERPARAM = map(operator.attrgetter, ("t", "hyperparam"))
 
 
 class Values:
-    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
+    """``t`` and the hyperparameters of hooks and rule for every entry, in sequence.
 
-    Most rules get theirs from the optimizer, and are not asked one by one; nor are those for ``t`` that do not compute
-    with it.
+    Most rules inherit hyperparameters from the optimizer, and are not read one by one; ``t`` is not read from rules
+    that do not use it.
 
     Args:
         entries: tuple of :class:`~mixprec.optimizer.batch.entries.Entry`.
@@ -29,7 +29,7 @@ class Values:
         self.look()
 
     def look(self):
-        """Looks from where rules get hyperparameters; returns whether that is as it was."""
+        """Checks from which objects rules get hyperparameters; returns whether they are unchanged."""
         hyperparams = list(map(_HYPERPARAM, self._rules))
         own = list(map(vars, hyperparams))
         plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
@@ -75,11 +75,11 @@ class Values:
 
     @property
     def size(self):
-        """How many values there are."""
+        """The number of values."""
         return len(self._place)
 
     def now(self):
-        """Returns the different ones of them, 0 at the end."""
+        """Returns the distinct values, with 0 at the end."""
         values = list(map(_T, self._counting))
         for owner, source in self._sources:
             values += owner.hyperparameters_of(source)
@@ -87,7 +87,7 @@ class Values:
         return values
 
     def put(self, values, target):
-        """Writes what :meth:`now` has returned into an array, for every entry."""
+        """Writes the values from :meth:`now` into an array, for every entry."""
         target[...] = np.array(values, np.float64)[self._place]
 
 
@@ -101,5 +101,5 @@ def _computes_with_t(entry):
 
 
 def _parent(own):
-    """Returns from whom hyperparameters come if all of them do, otherwise something else."""
+    """Returns the object from which all hyperparameters are inherited; otherwise their own object."""
     return own["_parent"] if len(own) == 1 else None
