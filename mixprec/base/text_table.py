@@ -1,12 +1,12 @@
-"""Tables of texts with aligned columns."""
+"""Text tables with aligned columns."""
 
 
 def aligned(rows, right=()):
-    """Returns a line for each row of texts: columns as wide as their longest text, two spaces between them.
+    """Returns a line for each row of strings: columns as wide as their longest string, two spaces between them.
 
     Args:
-        rows: tuples or lists of texts, all of one length.
-        right: which columns stand on the right.
+        rows: tuples or lists of strings, all of the same length.
+        right: indices of right-aligned columns.
 
     Example:
         >>> aligned([("name", "size"), ("a", "1")], right=(1,))

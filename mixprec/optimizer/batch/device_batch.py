@@ -116,7 +116,7 @@ class DeviceBatch:
         return self._skip
 
     def update(self, skip=None, scaler=None, counter=None, zero_gradients=False):
-        """Updates masters, states and 16-bit parameters, or restores arrays if the step is skipped; after :meth:`check`.
+        """Updates masters, states and 16-bit parameters, or restores arrays in a skipped step; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
@@ -223,7 +223,7 @@ class DeviceBatch:
         return used, list(map(self._address, used)), copied
 
     def _gradients_with_masters(self, of_masters):
-        """Like :meth:`_gradients`; the parameters' own gradients are treated as copied, so that a step can zero them."""
+        """Like :meth:`_gradients`; treats the parameters' own gradients as copied, so that a step can zero them."""
         of_params, addresses, copied = self._gradients()
         gradients = list(of_params)
         for number, entry in enumerate(self._entries):

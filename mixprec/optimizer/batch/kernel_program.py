@@ -1,6 +1,7 @@
-"""The CUDA source of the batched update: files in ``kernels/`` here and in the backends, and between them a generated C++ class for each program.
+"""The CUDA source of the batched update: the files in ``kernels/``, and a generated C++ class for each program.
 
-A program is the code for the elements of a parameter: the hooks, in order, and the update rule.
+A program is the code for the elements of a parameter: the hooks, in order, and the update rule. Some kernel files are
+shared with the backends.
 """
 
 from mixprec.backends.launch import text_of

@@ -48,7 +48,7 @@ class UpdatePlan:
     before: bool = False
 
     def announce(self, announced):
-        """Warns about parameters that are not in the batch, once per reason; reasons are added to the set ``announced``.
+        """Warns about parameters outside of the batch, once per reason; adds reasons to the set ``announced``.
 
         A missing native library was announced when it was loaded.
         """
@@ -130,7 +130,7 @@ def _plan(optimizer, params):
     if others and needed_by is not None:
         name, why = next(iter(others.items()))
         return _all_one_by_one(
-            params, f"{type(needed_by).__name__} runs over all parameters at once, and {name} is not in the batch: {why}"
+            params, f"{type(needed_by).__name__} runs over all parameters at once, and {name} is not batched: {why}"
         )
     return UpdatePlan(tuple(entries), frozenset(others), reasons, before=before)
 

@@ -44,7 +44,7 @@ class _Formula:
 
     @property
     def moves(self):
-        """Whether the numbers of a step change by themselves: with the steps, or with a number that the rule changes."""
+        """Whether the numbers of a step change by themselves: with the steps, or with a carried number."""
         return bool(self.counts or self.powers)
 
 
