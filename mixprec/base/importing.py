@@ -82,7 +82,7 @@ def _missing(name):
 
 
 def _place(error):
-    """Returns file and line of the user's code where an exception was raised, or of a library's code if no line is the user's."""
+    """Returns file and line of the user's code where an exception was raised, or of a library's line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [each for each in frames if not each[0].startswith(("<frozen", _MIXPREC))]
     own = [each for each in outside if not each[0].startswith(_LIBRARIES)]

@@ -11,7 +11,7 @@ def start_of(pid):
         return None
     try:
         with open(f"/proc/{pid}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()  # fields of proc(5) from 3 on; field 2 may hold any text
+            state, *fields = file.read().rpartition(")")[2].split()  # proc(5), fields from 3 on; 2 may hold any text
             return None if state in "ZX" else int(fields[18])  # a zombie has ended
     except (OSError, IndexError, ValueError):
         return None
