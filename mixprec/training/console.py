@@ -104,7 +104,7 @@ class Shown(dataset.Iterator):
         except BaseException:
             self._bar.close()
             raise
-        self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch may have more images than are left
+        self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more
         return batch
 
     def finalize(self):

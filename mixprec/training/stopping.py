@@ -56,7 +56,7 @@ class Stopping(EachIteration):
         self._handler = None
 
     def initialize(self, trainer):
-        """Installs the signal handler; after an interrupted evaluation, the rest of that iteration replaces the first step."""
+        """Installs the signal handler; replaces the first step by the rest of an unfinished iteration."""
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._ask)
         if self._unfinished is not None:

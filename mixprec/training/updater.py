@@ -79,7 +79,7 @@ class TimedUpdater(updaters.StandardUpdater):
         return self.converted(batch, getattr(iterator, "delivered", 0) - 1)
 
     def converted(self, batch, number):
-        """Returns the model's arguments for an iterator's batch, on the device; ``number``, from 0, seeds the mixing."""
+        """Returns the model's arguments for a batch, on the device; ``number``, from 0, seeds the mixing."""
         if self._mixing is None:
             return convert._call_converter(self.converter, batch, self.input_device)
         return self.converter(batch, self.input_device, functools.partial(self._mixing.mix, number=number))
