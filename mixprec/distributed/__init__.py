@@ -3,7 +3,7 @@
 ``MixedPrecisionOptimizer(..., communicator=...)`` uses it through :mod:`mixprec.optimizer.ranks`, in every update. In
 the order in which to read:
 
-- :mod:`~mixprec.distributed.exchange`: the course of a step, which uses all of the following;
+- :mod:`~mixprec.distributed.exchange`: the order of events in a step, which uses all of the following;
 - :mod:`~mixprec.distributed.readiness`: detects when a gradient is final; :mod:`~mixprec.distributed.buckets`: which
   gradients are sent together;
 - :mod:`~mixprec.distributed.arena`, :mod:`~mixprec.distributed.device_arena`: the memory of gradients on the host and

@@ -236,7 +236,7 @@ class GradientExchange:
         return self._arena(name).mean(name)
 
     def _apart(self, name, gradient):
-        """Returns a gradient; copied if its memory may be overwritten by packing, as after ``one.grad = other.grad``."""
+        """Returns a gradient; copied if packing may overwrite its memory, as after ``one.grad = other.grad``."""
         if gradient is None or gradient is self._mean(name):
             return gradient
         shares = chainer.backend.get_array_module(gradient).may_share_memory

@@ -101,7 +101,7 @@ class Alone:
         return self
 
     def quietly(self, parse, argv):
-        """Returns the result of a command-line parser. Only one of several ranks prints; ``--help`` returns ``None``."""
+        """Returns the result of a command-line parser. Only one rank prints; ``--help`` returns ``None``."""
         return parse(argv)
 
     def first(self, function, *args):
@@ -115,7 +115,7 @@ class Alone:
         """Makes ``communicator``, a ChainerMN communicator."""
 
     def works_in(self, out):
-        """Must be called when the run has the lock of its results folder, which is then released if rank 0 is killed."""
+        """Must be called when the run has locked its results folder: a watch unlocks it if rank 0 is killed."""
 
     def gather(self, value):
         """Returns the values of all ranks, on all ranks, in their order."""
@@ -271,7 +271,7 @@ class Together:
         rank_watch.leave(self._here, [self.rank])
 
     def fail(self, line, code):
-        """See :class:`Alone`. Ends other ranks, which may wait for this one; only one failing rank prints the reason."""
+        """See :class:`Alone`. Ends other ranks, which may wait for this one; one failing rank prints why."""
         try:
             if not self.is_first:
                 time.sleep(_MOMENT)

@@ -170,7 +170,7 @@ def _clear(out, process):
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):  # held by a newer run; other errors: locks are not supported
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # held by a newer run; else: no lock support
                 raise
         if not here.items() <= json.loads(lock.read()).items():
             return

@@ -85,7 +85,7 @@ class _Uses:
             self._left[node] = left - 1
             param = node.get_variable_or_none() if left == 1 else None
             gradient = _backprop_utils._reduce(gradients[node]) if isinstance(param, chainer.Parameter) else None
-            if gradient is None or (gradient.shape, gradient.dtype) != (param.shape, param.dtype):  # Chainer will raise an error
+            if gradient is None or (gradient.shape, gradient.dtype) != (param.shape, param.dtype):  # Chainer raises
                 continue
             now = self._ready(param, gradient.array)
             if now is not None:

@@ -81,7 +81,7 @@ class Members:
 
 
 class _Places:
-    """Names of devices that are comparable between ranks: numbered by first occurrence, as each rank has another GPU."""
+    """Names of devices, comparable between ranks: numbered by first occurrence, as each rank has another GPU."""
 
     def __init__(self):
         self._devices = []

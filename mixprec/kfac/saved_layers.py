@@ -1,4 +1,4 @@
-"""The averages and inverses of K-FAC in a snapshot, and which layers they are of."""
+"""The averages and inverses of K-FAC in a snapshot, with descriptions of their layers."""
 
 import json
 
@@ -14,7 +14,7 @@ _ARRAYS = ("averages", "inverses")
 
 
 def save(layers, serializer):
-    """Saves layers, of symmetric matrices one triangle.
+    """Saves layers; one triangle of each symmetric matrix.
 
     Args:
         layers: dict from names to :class:`~mixprec.kfac.layers.Layer`.
@@ -31,14 +31,14 @@ def save(layers, serializer):
 
 
 def load(serializer, params):
-    """Returns what :func:`save` saved, on the devices of the parameters; ``None`` if the file has nothing of it.
+    """Returns the layers from :func:`save`, on the devices of the parameters; ``None`` if the file has none.
 
     Args:
         serializer: of Chainer's.
         params: dict from names to the parameters of the model.
 
     Raises:
-        ValueError: the file has a layer of a parameter that is not among them, or has another shape.
+        ValueError: the file has a layer of a parameter that is not in ``params``, or has another shape.
     """
     text = loaded(serializer, "layers")
     if text is None:
@@ -62,7 +62,7 @@ def load(serializer, params):
 
 
 def _check_shape(param, description):
-    if param.array is None:  # the model's file gives it one
+    if param.array is None:  # the model's file will initialize it
         return
     if "channels" in description:
         shape = (description["channels"],)
