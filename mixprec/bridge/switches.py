@@ -13,7 +13,7 @@ def get_max_workspace_size():
 
 
 def set_max_workspace_size(size):
-    """Sets the largest number of bytes of temporary memory for a convolution, as ``cudnn.workspace_mib`` in a config."""
+    """Sets the largest number of bytes of temporary memory for a convolution, as ``cudnn.workspace_mib`` does."""
     settings.configure(workspace=int(size))
 
 

@@ -56,7 +56,7 @@ class DeviceArena(Arena):
             self._launch([(self.sums, self.sums.size, 0)], self.sums.dtype, 1.0, self.gradients)
 
     def _pack(self, names, gradients):
-        """Packs gradients on the current stream, where it first reorders gradients into the parameter's memory order."""
+        """Packs gradients on the current stream, where it first copies them into the parameters' memory order."""
         rows = []
         for name, gradient in zip(names, gradients, strict=True):
             slot, model = self._places[name]

@@ -122,7 +122,7 @@ class GradientExchange:
             raise
 
     def leave(self):
-        """Ends a step without gradients; a collective call."""
+        """Ends a step without gradients; all ranks must do so in the same step."""
         self._is_open = False
 
     @contextlib.contextmanager

@@ -20,9 +20,9 @@ from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.graph_capture.rank_agreement import EAGER, REFUSED, RankVote
 from mixprec.graph_capture.specialization import UNDER_WAY, Specialization
 from mixprec.graph_capture.step_arguments import Arguments
-from mixprec.graph_capture.rank_agreement import EAGER, REFUSED, RankVote
 from mixprec.optimizer import MixedPrecisionOptimizer
 
 _OTHER_SHAPES = ("capture", "eager")

@@ -18,10 +18,10 @@ from mixprec.base.announcements import announce
 from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import cause_of
+from mixprec.graph_capture.rank_agreement import CAPTURE, EAGER, FAILED, LAUNCH, RankVote
 from mixprec.graph_capture.reports import Reports, copied
 from mixprec.graph_capture.verification import Runs, Verification
 from mixprec.graph_capture.watch import difference, watching
-from mixprec.graph_capture.rank_agreement import CAPTURE, EAGER, FAILED, LAUNCH, RankVote
 
 _MORE_CALLS = 3  # watched calls if the last two differ: some things happen in the first calls only
 # Two: by the second comparison, any host value that changes every step has changed since the capture.

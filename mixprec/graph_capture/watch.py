@@ -90,7 +90,7 @@ def difference(before, now):
                 return f"{_at(new)}{_changed(new, a, b)}"
     if len(before) != len(now):
         first = max(before, now, key=len)[min(len(before), len(now))]
-        more = "more" if len(now) > len(before) else "less"
+        more = "more" if len(now) > len(before) else "fewer"
         return f"{_at(first)}the step makes {more} requests than the step before, such as {_named(first)}"
     return None
 
@@ -116,9 +116,7 @@ def _changed(record, old, new):
     if isinstance(new, _InStep) or isinstance(old, _InStep) or _is_address(new):
         return f"{_named(record)} {_KEPT}"
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
-        return (
-            f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} a step before: a graph would repeat it"
-        )
+        return f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} a step before: a graph would repeat it"
     return f"{_named(record)} has the number {new!r}, and had {old!r} a step before: a graph would repeat it"
 
 

@@ -24,4 +24,4 @@ def text(collector, index):
     if not others:
         return line
     named = [f"{name} (its matrix would have {large[name]} rows)" if name in large else name for name in others]
-    return f"{line}\nwith their gradients as they are: {', '.join(named)}"
+    return f"{line}\nnot preconditioned: {', '.join(named)}"

@@ -139,7 +139,7 @@ class Layer(abc.ABC):
 
     @abc.abstractmethod
     def suits(self, arrays):
-        """Whether the shapes of the parameters' arrays match the layer; the names may belong to other parameters now."""
+        """Whether the parameters' arrays match the layer; the names may belong to other parameters now."""
 
     @abc.abstractmethod
     def precondition(self, primitives, gradients, inverses, scale):
@@ -215,7 +215,7 @@ class FilterLayer(Layer):
         return 1 / images, images * images / positions * unscale
 
     def invert(self, primitives, damping, parts=(0, 1)):
-        """See :meth:`Layer.invert`; the damping is divided between both by their traces (Martens and Grosse, section 6.3).
+        """See :meth:`Layer.invert`; divides the damping between both by their traces (Martens and Grosse, section 6.3).
 
         Args:
             primitives, damping: as for :meth:`Layer.invert`.

@@ -54,7 +54,7 @@ def _halves(array):
 
 
 def _places(rectangles, size):
-    """Returns views of these rows in the rectangles, including parts outside of the triangle, which belong to others."""
+    """Returns views of these rows in the rectangles, including parts outside of the triangle (other rows)."""
     return rectangles[:, :, :size], rectangles[:, size % 2 :, -size:]
 
 

@@ -89,7 +89,7 @@ class Delegation:
         if not callable(hook):
             raise TypeError(f"hook must be a function; found {arguments.found(hook)}")
         if name is not None:
-            arguments.instance("name", name, str, "a text or None")
+            arguments.instance("name", name, str, "a string or None")
         arguments.choice("timing", timing, ("auto", "pre", "post"))
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
