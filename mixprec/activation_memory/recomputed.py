@@ -24,7 +24,7 @@ class Recomputed(chainer.FunctionNode):
     function again and runs a backward pass over that graph, as a part of the outer pass, to whose gradients it adds.
 
     Args:
-        name: of what is called.
+        name: name of the called link or function.
         call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
         find: function that returns the outputs in the result of a further call, a list.
     """
@@ -95,7 +95,7 @@ def run(name, function, args, kwargs, links):
     """Returns the result of a call whose intermediate results are not kept.
 
     Args:
-        name: of what is called, for messages.
+        name: name of the called link or function, for messages.
         function: callable.
         args: positional arguments.
         kwargs: keyword arguments.
@@ -130,7 +130,7 @@ class _Inside:
     """The functions that a call makes.
 
     Args:
-        name: of what is called.
+        name: name of the called link or function.
         call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
 
     Attributes:

@@ -116,7 +116,7 @@ def array_of(node):
 
 
 def again(function):
-    """Returns a function node that recomputes another one without side effects, or ``None``."""
+    """Returns a function node that repeats the computation of a function node without side effects, or ``None``."""
     if hasattr(function, "again"):
         return function.again()
     cls = type(function)

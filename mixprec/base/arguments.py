@@ -111,7 +111,7 @@ def whole(name, value, least=None, most=math.inf):
     """Returns an argument as an int, which must be a whole number, not too small and not too large.
 
     Raises:
-        ValueError: it is another one, or none.
+        ValueError: it is not such a number.
     """
     index = as_index(value)
     if index is None or (least is not None and index < least) or index > most:
@@ -134,7 +134,7 @@ def number(name, value, least=-math.inf, below=math.inf):
     """Returns an argument as a float, which must be finite, at least ``least``, and less than ``below``.
 
     Raises:
-        ValueError: it is another one, or none.
+        ValueError: it is not such a number.
     """
     if is_number(value) and math.isfinite(value) and least <= value < below:
         return float(value)

@@ -50,7 +50,7 @@ def for_parent_only():
 
 
 def run(main):
-    """Calls the main function of a script, and returns what it returns; after Ctrl-C 130, with one line."""
+    """Calls the main function of a script, and returns its result; after Ctrl-C 130, with one line."""
     try:
         with raised_once():
             return main()

@@ -7,7 +7,7 @@ class UnknownName(ValueError):
     """A pattern that matches no name in a model.
 
     Args:
-        argument: the argument that contains the pattern, ``"rates"``.
+        argument: name of the argument with the pattern, ``"rates"``.
         what: what has these names, ``"parameter"``.
         pattern: the pattern.
         names: all names.

@@ -22,7 +22,7 @@ class Capturable(abc.ABC):
     :meth:`state`. A call that launches the graph uses the methods of the :class:`GraphSession` and :meth:`finish`, not
     :meth:`run`.
 
-    The methods that are not abstract are those of work that moves nothing.
+    The defaults of the other methods are for work that changes no state.
 
     Attributes:
         name: for messages, such as ``"the training step"``.
@@ -116,7 +116,7 @@ class Capturable(abc.ABC):
 class GraphSession(abc.ABC):
     """The host's part of one CUDA graph: during its capture, and before and after each launch.
 
-    The methods that are not abstract are those of work that moves nothing.
+    The defaults of the other methods are for work that changes no state.
 
     Attributes:
         number: number of the capture, the same on all ranks.

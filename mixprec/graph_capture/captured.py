@@ -113,10 +113,10 @@ def capture_evaluation(
 
     Args:
         model: a link.
-        warmup: as for :func:`capture`, as are all that follow.
-        graphs: likewise.
-        other_shapes: likewise.
-        required: likewise.
+        warmup: as for :func:`capture`.
+        graphs: as for :func:`capture`.
+        other_shapes: as for :func:`capture`.
+        required: as for :func:`capture`.
 
     Returns:
         :class:`Captured`. A call returns the model's result in new arrays.
@@ -137,14 +137,13 @@ class Captured:
 
     Args:
         capturable: :class:`~mixprec.graph_capture.capturable.Capturable`.
-        warmup: as for :func:`capture`, as are all that follow.
-        graphs: likewise.
-        other_shapes: likewise.
-        required: likewise.
+        warmup: as for :func:`capture`.
+        graphs: as for :func:`capture`.
+        other_shapes: as for :func:`capture`.
+        required: as for :func:`capture`.
 
     Attributes:
-        why_not: why calls with arguments like those of the last call are not captured, as text; ``None`` if they are,
-            or may still be.
+        why_not: why calls like the last one are not captured, as text; ``None`` if they are, or may still be.
         replays: number of calls that launched a graph.
 
     Raises:
@@ -170,7 +169,7 @@ class Captured:
         Args:
             args: arrays or variables on the host or the device, also in tuples, lists and dicts. A graph is for one
                 value of everything else.
-            kwargs: likewise.
+            kwargs: keyword arguments, as ``args``.
 
         Returns:
             The result of the work, in new arrays.

@@ -109,7 +109,7 @@ class KFAC:
         """
         if self._index is not None and self._index is not index:
             if self._index.model is not index.model or self._owner() is not owner:
-                raise ValueError("a KFAC is for one optimizer and one model: make another one")
+                raise ValueError("a KFAC is for one optimizer and one model: make a new one")
             self.reset()
         self._owner = weakref.ref(owner)
         self._index, self._ranks = index, ranks

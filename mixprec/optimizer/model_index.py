@@ -166,7 +166,7 @@ class Changes:
     def _same_hyperparams(self):
         try:
             return self._hyperparams == self._hyperparams_before
-        except ValueError:  # an array was replaced by another one
+        except ValueError:  # an array was replaced
             return False
 
     def _same_objects(self):

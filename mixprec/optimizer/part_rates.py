@@ -132,7 +132,7 @@ class ScaledRate(Hyperparameter):
     Args:
         parent: :class:`chainer.optimizer.Hyperparameter` of the optimizer.
         rate: name of the learning rate.
-        factor: what it is multiplied by.
+        factor: the factor.
     """
 
     def __init__(self, parent, rate, factor):

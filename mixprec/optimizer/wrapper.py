@@ -210,10 +210,10 @@ class MixedPrecisionOptimizer(Delegation):
     def evaluated(self) -> Iterator[None]:
         """Returns a context manager in which the model has the weights for evaluation.
 
-        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the block the optimizer can neither
+        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the context the optimizer can neither
         step nor be saved: both raise :class:`RuntimeError`. With other optimizers the weights do not change. Afterwards
-        they are restored bit for bit. The model may be saved inside. Running statistics are not replaced; if the block
-        calls the model in training mode to recompute them, a later skipped step keeps the new ones.
+        they are restored bit for bit. The model may be saved inside. Running statistics are not replaced; if the model
+        is called inside in training mode to recompute them, a later skipped step keeps the new ones.
         """
         self._check_set_up()
         with self._statistics.outside_of_steps(), self._evaluation.of(self.target):

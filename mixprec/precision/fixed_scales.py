@@ -18,7 +18,7 @@ class NoLossScale(ScaleState):
 
     Args:
         patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
-            ``None`` switches that off.
+            ``None`` for no limit.
 
     Raises:
         ValueError: ``patience`` is less than 1, or more than 2^31 - 1.
@@ -45,7 +45,7 @@ class StaticLossScale(ScaleState):
     Args:
         value: the scale, a power of two (others would change the gradients' mantissas).
         patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
-            ``None`` switches that off.
+            ``None`` for no limit.
 
     Raises:
         ValueError: ``value`` is not a positive power of two, or ``patience`` is out of its range.

@@ -56,8 +56,8 @@ class DynamicLossScale(ScaleState):
         floor: the scale never falls below it; ``None`` for no floor.
         cap: the scale never rises above it; ``None`` for no cap.
         hysteresis: the scale backs off after this many overflows since it last grew.
-        patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None``
-            switches that off.
+        patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None`` for
+            no limit.
         search: whether to search for a first scale without skipping steps: until gradients are finite for the first
             time, ``update(lossfun)`` repeats the backward pass at a quarter of the scale, at most 8 times.
             ``docs/numerics.md`` lists the exceptions.

@@ -49,7 +49,7 @@ def path_of(serializer, key):
     """Returns the path of a parameter in a file, as :meth:`chainer.Link.namedparams` of the saved link names it.
 
     Args:
-        serializer: of its link; a serializer that wraps another one has its attribute ``path``.
+        serializer: of its link; a wrapping serializer has the inner one's attribute ``path``.
         key: name of the parameter in the link.
     """
     group = getattr(serializer, "group", None)  # of HDF5

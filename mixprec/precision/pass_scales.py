@@ -182,7 +182,7 @@ _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS
 
 
 def _params(leaves):
-    """Returns the parameters with masters among the leaves of a backward pass, without those of an outer pass."""
+    """Returns the parameters with masters among the leaves of a backward pass, except an outer pass's."""
     variables = [node.get_variable_or_none() for node in leaves]
     return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
 

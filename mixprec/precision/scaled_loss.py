@@ -62,7 +62,7 @@ def _begins_with(loss, factor):
 
 
 def _run(loss, factor, looking_on, *options):
-    # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+    # The loss scale handles overflows; NumPy's warnings about them would be noise.
     with np.errstate(over="ignore", invalid="ignore"), looking_on(factor), _naming_the_scale(factor):
         chainer.Variable.backward(loss, *options, loss_scale=factor)
 
@@ -188,7 +188,7 @@ class ScaledPasses:
         Raises:
             ValueError: there are more losses than the length hint of their iterator.
         """
-        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        # The loss scale handles overflows; NumPy's warnings about them would be noise.
         with np.errstate(over="ignore", invalid="ignore"):
             losses = lossfun(*args, **kwds)
             model.cleargrads()
