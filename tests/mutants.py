@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant("updates-of-ranks", "distributed/same_models.py", "distributed/test_same_models.py",
            "(self._number + updates)", "self._number", "ranks train on when an update has failed on one of them"),
     Mutant("order-of-buckets", "distributed/buckets.py", "distributed/test_buckets.py",
-           "places[bucket.names[-1]]", "places[bucket.names[0]]", "buckets that are ready wait for others"),
+           "positions[bucket.names[-1]]", "places[bucket.names[0]]", "buckets that are ready wait for others"),
     Mutant("halves-in-halves", "distributed/mpi_transport.py", "distributed/test_mpi_transport.py",
            "some.astype(np.float32) + others.astype(np.float32)", "others", "each rank trains with its own gradients"),
     Mutant("order-of-nccl", "distributed/exchange.py", "distributed/test_nccl.py",

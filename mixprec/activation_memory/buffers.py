@@ -50,7 +50,7 @@ class LiveBuffer:
         self.recipe = None
         self._copies = copies
         self._token = weakref.ref(copies.token_of(root))
-        self._places = {}  # key -> (place, layout)
+        self._references = {}  # key -> (reference, layout)
         self._slot = None
         self._leaving = None  # mark of the copy to the slot that the device has not waited for
         self._coming = None  # (root, mark) of the copy from there
@@ -63,25 +63,25 @@ class LiveBuffer:
     @property
     def nodes(self):
         """List of the variable nodes whose arrays lie in it."""
-        owners = [place.owner for place, _ in self._places.values() if place.name == "_data"]
+        owners = [reference.owner for reference, _ in self._references.values() if reference.name == "_data"]
         return [owner for owner in owners if owner is not None]
 
     @property
     def is_live(self):
         """Whether a live graph refers to it."""
-        return any(place.owner is not None for place, _ in self._places.values())
+        return any(reference.owner is not None for reference, _ in self._references.values())
 
-    def add(self, place, array):
+    def add(self, reference, array):
         """Adds a reference to an array in this memory."""
-        self._places[place.key] = place, self._copies.layout_of(array)
+        self._references[reference.key] = reference, self._copies.layout_of(array)
         if not self.is_here:  # a function has retained it again, from a variable of the user's code
-            place.put(None)
+            reference.put(None)
 
     def copy_out(self):
         """Starts to copy the memory, once; it stays on the device."""
         if self._slot is not None or not self.is_here:
             return
-        root = self._root_among([place.get() for place, _ in self._places.values()])
+        root = self._root_among([reference.get() for reference, _ in self._references.values()])
         if root is not None:
             self._slot = self._copies.take(self.size)
             weakref.finalize(self, self._copies.give, self._slot).atexit = False
@@ -101,8 +101,8 @@ class LiveBuffer:
         if self._slot is None and self.recipe is None and not self.is_over:
             return
         self._wait_for_copy_out()
-        for place, _ in self._places.values():
-            place.put(None)
+        for reference, _ in self._references.values():
+            reference.put(None)
         self.is_here = self.is_restored = False
 
     def _wait_for_copy_out(self):
@@ -140,13 +140,13 @@ class LiveBuffer:
             self._put(root)
 
     def _put(self, root):
-        for place, layout in self._places.values():
-            node = place.owner if place.name == "_data" else None
+        for reference, layout in self._references.values():
+            node = reference.owner if reference.name == "_data" else None
             variable = None if node is None else node.get_variable_or_none()
             array = None if variable is None else variable.raw_array
             if array is None:
                 array = self._copies.array_in(root, layout)
-            place.put(array)  # the variable's array, as the user may have replaced it
+            reference.put(array)  # the variable's array, as the user may have replaced it
         self.is_here = self.is_restored = True
 
     def settle(self):

@@ -55,12 +55,12 @@ class Following(Policy):
         """Performs the plan's actions before all events up to and including ``number``."""
         plan, buffers = self._plans[0], self._round.buffers
         while self._next <= number:
-            for place in plan.out[self._next]:
-                buffers[place].copy_out()
-            for place in plan.release[self._next]:
-                self._release(buffers[place], plan.choices[place])
-            for place in plan.back[self._next]:
-                buffers[place].come()
+            for index in plan.out[self._next]:
+                buffers[index].copy_out()
+            for index in plan.release[self._next]:
+                self._release(buffers[index], plan.choices[index])
+            for index in plan.back[self._next]:
+                buffers[index].come()
             self._next += 1
 
     def _release(self, buffer, choice):

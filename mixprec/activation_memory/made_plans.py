@@ -96,12 +96,12 @@ class Plans:
         if self._replanned == _REPLANNED or in_use - max(made.in_use for made in self.made) <= least:
             return
         self._replanned += 1
-        for place, made in enumerate(self.made):
+        for index, made in enumerate(self.made):
             more = in_use - made.in_use
             recording = made.plan.recording
             events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
             recording = dataclasses.replace(recording, events=events)
-            self.made[place] = self._made_of(recording, copies, made.signature, in_use)
+            self.made[index] = self._made_of(recording, copies, made.signature, in_use)
 
 
 @dataclasses.dataclass

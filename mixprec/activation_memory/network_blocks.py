@@ -232,7 +232,7 @@ def _outside(call, chosen):
 
 
 def _retained(function):
-    yield from (array for _, array in retained.places_of(function))
+    yield from (array for _, array in retained.references_of(function))
     for value in vars(function).values():  # arrays that stay on the device in any case, and named tuples of arrays
         values = value if isinstance(value, tuple) else (value,)
         yield from (each for each in values if isinstance(each, chainer.get_array_types()))

@@ -58,7 +58,7 @@ class Recomputed(chainer.FunctionNode):
         self._output_count = len(outputs)
         self.lazy_grad_sum = chainer.config.lazy_grad_sum
         held = {id(node) for node in self._call.nodes}
-        self._input_indexes_to_retain = tuple([place for place, node in enumerate(nodes) if id(node) in held])
+        self._input_indexes_to_retain = tuple([index for index, node in enumerate(nodes) if id(node) in held])
         for y, rank in zip(outputs, ranks, strict=True):
             y.creator_node = self
             y.node._rank = rank
@@ -72,10 +72,10 @@ class Recomputed(chainer.FunctionNode):
         outputs = self._outputs_again()
         given = [(y.node, _for(y, dy)) for y, dy in zip(outputs, grad_outputs, strict=True) if dy is not None]
         sums = zip(target_input_indexes, grad_inputs, strict=True)
-        given += [(self.inputs[place], gradient) for place, gradient in sums if gradient is not None]
+        given += [(self.inputs[index], gradient) for index, gradient in sums if gradient is not None]
         with graph_edge.shut(self.inputs) as edges:
             chainer._backprop._backprop_to_all(given, False, None)
-        return tuple([edges[place].gradient for place in target_input_indexes])
+        return tuple([edges[index].gradient for index in target_input_indexes])
 
     def _outputs_again(self):
         with cupy_draws.refused(self.label), self._call.again() as result:
@@ -194,17 +194,17 @@ class _Outputs:
         for variable in every:
             computed(variable)
         known, self.variables, self._places = set(), [], []
-        for place, variable in enumerate(every):
+        for index, variable in enumerate(every):
             if variable.creator_node in inside and id(variable) not in known:
                 known.add(id(variable))
                 self.variables.append(variable)
-                self._places.append(place)
+                self._places.append(index)
         self._count = len(every)
 
     def find(self, result):
         """Returns the corresponding variables in the result of another call; ``None`` if they do not correspond."""
         every = self._every(result)
-        return [every[place] for place in self._places] if len(every) == self._count else None
+        return [every[index] for index in self._places] if len(every) == self._count else None
 
     def replace(self):
         """Replaces :attr:`variables` by new variables, and returns these, a tuple."""

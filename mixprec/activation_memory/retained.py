@@ -1,7 +1,7 @@
 """Finds the arrays that function nodes retain for the backward pass, and the nodes that can be recomputed.
 
-A :class:`Place` is one reference to an array: the data of a variable node, a retained output, or a field of a function
-node. Chainer reads them when the function goes backward, and at no other time.
+A :class:`Reference` is one reference to an array: the data of a variable node, a retained output, or an attribute of a
+function node. Chainer reads them only when the function goes backward.
 """
 
 import copy
@@ -24,7 +24,7 @@ _REPEATABLE = {
 _MOVING_STATISTICS = {"BatchNormalization"}  # Chainer's, unless its running statistics are removed
 
 
-class Place:
+class Reference:
     """One reference of a graph to an array.
 
     Args:
@@ -64,8 +64,8 @@ class Place:
         vars(owner)[self.name] = kept._make(values) if hasattr(kept, "_make") else type(kept)(values)
 
 
-def places_of(function):
-    """Yields ``(place, array)`` for all arrays that a function node has retained; called right after its forward.
+def references_of(function):
+    """Yields ``(reference, array)`` for all arrays that a function node has retained; called right after its forward.
 
     Inputs that were not computed by a function, such as parameters and batches, are left out, and so are arrays that
     share their memory. For functions that are not Chainer's or mixprec's, only inputs and outputs are included.
@@ -73,14 +73,14 @@ def places_of(function):
     for index in function._input_indexes_to_retain or ():
         node = function.inputs[index]
         if node.creator_node is not None and node.data is not None:
-            yield Place(node, "_data"), node.data
+            yield Reference(node, "_data"), node.data
     for index, array in enumerate(function._retained_output_data or ()):
         if array is None:
             continue
-        yield Place(function, "_retained_output_data", index), array
+        yield Reference(function, "_retained_output_data", index), array
         node = function.outputs[function._output_indexes_to_retain[index]]()
         if node is not None and node.data is not None:
-            yield Place(node, "_data"), node.data
+            yield Reference(node, "_data"), node.data
     for owner in (function, getattr(function, "function", None)):
         if owner is not None and type(owner).__module__.startswith(_LIBRARIES):
             yield from _fields(owner)
@@ -94,11 +94,11 @@ def _fields(owner):
         if name == "_retained_output_data":
             continue
         if isinstance(value, arrays):
-            yield Place(owner, name), value
+            yield Reference(owner, name), value
         elif isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 if isinstance(each, arrays):
-                    yield Place(owner, name, index), each
+                    yield Reference(owner, name, index), each
 
 
 def leaves_of(function):

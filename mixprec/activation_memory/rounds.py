@@ -104,7 +104,7 @@ class Round:
             token = self.token(array)
             if token is not None and memory.buffer_of(token) is None:
                 memory.leaves.add(token)
-        for place, array in retained.places_of(function):
+        for reference, array in retained.references_of(function):
             token = self.token(array)
             if token is None or token in memory.leaves:
                 continue
@@ -114,12 +114,12 @@ class Round:
                 size = self.copies.size_of(root)
                 if size < self._smallest or size > _WHOLE * array.nbytes:
                     continue
-                buffer = self._new_buffer(root, token, _producer(place, function, array))
+                buffer = self._new_buffer(root, token, _producer(reference, function, array))
                 memory.know(token, buffer)
-            buffer.add(place, array)
-            buffer.is_convolution_input |= place.name == "_data" and retained.is_convolution(function)
-            if place.name == "_data" and self.owns(buffer):
-                self._at[place.owner] = buffer
+            buffer.add(reference, array)
+            buffer.is_convolution_input |= reference.name == "_data" and retained.is_convolution(function)
+            if reference.name == "_data" and self.owns(buffer):
+                self._at[reference.owner] = buffer
             buffers[buffer] = None
         for index in function._input_indexes_to_retain or ():
             node = function.inputs[index]
@@ -272,9 +272,9 @@ class Memory:
         self._known[token] = weakref.ref(buffer)
 
 
-def _producer(place, function, array):
+def _producer(reference, function, array):
     """Returns the origin of an array, for messages: the label of its function, and the shape."""
-    maker = getattr(place.owner, "creator_node", None) or function
+    maker = getattr(reference.owner, "creator_node", None) or function
     return f"{maker.label} {array.shape}"
 
 

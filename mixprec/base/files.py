@@ -151,11 +151,11 @@ def replacing_all(paths, sync=True):
         list of str: where to write, in the order of ``paths``.
     """
     with contextlib.ExitStack() as opened:
-        yield from _replaced([opened.enter_context(_place(path)) for path in paths], sync)
+        yield from _replaced([opened.enter_context(_target(path)) for path in paths], sync)
 
 
 @contextlib.contextmanager
-def _place(path):
+def _target(path):
     """Yields a path of a file to replace that does not go through links if its folder is :func:`closed`."""
     root = _root_of(path)
     if root is None:

@@ -65,11 +65,11 @@ def load(module, attribute):
 
 def described(error):
     """Returns class, message and source line of an exception from a user's code, as one line."""
-    text, place = text_of(error), _place(error)
+    text, line = text_of(error), _line(error)
     if isinstance(error, SyntaxError) and error.filename:
-        text, place = error.msg, f" ({working_folder.shown(error.filename)}, line {error.lineno})"
+        text, line = error.msg, f" ({working_folder.shown(error.filename)}, line {error.lineno})"
     text = one_line(" ".join(text.split()), _LONGEST)
-    return f"{type(error).__name__}: {text}".rstrip(": ") + place
+    return f"{type(error).__name__}: {text}".rstrip(": ") + line
 
 
 def _missing(name):
@@ -81,7 +81,7 @@ def _missing(name):
     return f"there is no module {leaf!r} in {parent}" + (f", which is {working_folder.shown(where)}" if where else "")
 
 
-def _place(error):
+def _line(error):
     """Returns file and line of the user's code where an exception was raised, or of a library's line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [each for each in frames if not each[0].startswith(("<frozen", _MIXPREC))]

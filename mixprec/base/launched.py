@@ -22,7 +22,7 @@ _LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """The rank of a process that an MPI launcher has started.
 
     Attributes:
@@ -36,26 +36,26 @@ class Place:
     local_rank: int
 
 
-def place_in(environment):
-    """Returns the :class:`Place` from an MPI launcher's environment variables, or ``None``.
+def rank_in(environment):
+    """Returns the :class:`LaunchedRank` from an MPI launcher's environment variables, or ``None``.
 
     Example:
-        >>> place_in({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
-        Place(rank=3, size=4, local_rank=1)
-        >>> place_in({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the batch script itself
+        >>> rank_in({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"})
+        LaunchedRank(rank=3, size=4, local_rank=1)
+        >>> rank_in({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})  # the batch script itself
     """
     for rank, size, others in _LAUNCHERS:
         if all(environment.get(name, "").isdigit() for name in (rank, size, *others)):
             local = next((environment[name] for name in _LOCAL if environment.get(name, "").isdigit()), "0")
-            return Place(int(environment[rank]), int(environment[size]), int(local))
+            return LaunchedRank(int(environment[rank]), int(environment[size]), int(local))
     return None
 
 
 def end_all_at_exit():
     """Makes the end of this process end all ranks, if there are several, until :func:`stay_at_exit`."""
-    place = place_in(os.environ)
-    if place is not None and place.size > 1:
-        atexit.register(_end_all, place.rank)
+    own = rank_in(os.environ)
+    if own is not None and own.size > 1:
+        atexit.register(_end_all, own.rank)
 
 
 def stay_at_exit():

@@ -13,6 +13,6 @@ def aligned(rows, right=()):
         ['name  size', 'a        1']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    alignments = [str.rjust if place in right else str.ljust for place in range(len(widths))]
+    alignments = [str.rjust if index in right else str.ljust for index in range(len(widths))]
     padded = [[align(*cell) for align, *cell in zip(alignments, row, widths, strict=True)] for row in rows]
     return ["  ".join(cells).rstrip() for cells in padded]

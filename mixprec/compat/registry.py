@@ -74,7 +74,7 @@ class Patch:
         with _lock:
             for target in self._names():
                 if module in (None, target.partition(":")[0]):
-                    self._put(_place(target))
+                    self._put(_attribute(target))
 
     def apply_to(self, owner, name):
         """Replaces one of the attributes of a pattern, unless it still has the replacement."""
@@ -87,8 +87,8 @@ class Patch:
         It stays inside of wrappers of other code; attributes that other code has replaced are not changed.
         """
         with _lock:
-            for place in dict.fromkeys([*_layers, *_former]):
-                self._take_off(place)
+            for attribute in dict.fromkeys([*_layers, *_former]):
+                self._take_off(attribute)
 
     @contextlib.contextmanager
     def applied(self):
@@ -107,38 +107,38 @@ class Patch:
     def _names(self):
         return [name for target in self.targets if "*" not in target for name in expanded(target)]
 
-    def _put(self, place):
+    def _put(self, attribute):
         """Applies this patch to an attribute, on top of other patches."""
-        before, layers = _layers.get(place, ()), _standing(place)
+        before, layers = _layers.get(attribute, ()), _standing(attribute)
         for layer in before[len(layers) :]:
             # Restored by other code: use the same replacements again, which other modules have imported.
-            if layer.before is place.own() and all(layer.patch is not each.patch for each in layers):
-                place.set(layer.replacement)
+            if layer.before is attribute.own() and all(layer.patch is not each.patch for each in layers):
+                attribute.set(layer.replacement)
                 layers = (*layers, layer)
         if all(layer.patch is not self for layer in layers):
-            own, replacement = place.own(), self.make(place.value())
+            own, replacement = attribute.own(), self.make(attribute.value())
             if replacement is not LEAVE:
-                place.set(replacement)
+                attribute.set(replacement)
                 layers = (*layers, _Layer(self, own, replacement))
-        _keep(place, layers)
+        _keep(attribute, layers)
 
-    def _take_off(self, place):
-        before, layers = _layers.get(place, ()), _standing(place)
+    def _take_off(self, attribute):
+        before, layers = _layers.get(attribute, ()), _standing(attribute)
         index = next((index for index, layer in enumerate(layers) if layer.patch is self), None)
         if index is None:
             if any(layer.patch is self for layer in before):
-                _keep(place, tuple(layer for layer in before if layer.patch is not self))
+                _keep(attribute, tuple(layer for layer in before if layer.patch is not self))
             return
         above = layers[index + 1 :]
-        on_top = [*(layer.before for layer in above), place.own()]
+        on_top = [*(layer.before for layer in above), attribute.own()]
         if any(layer.replacement is not value for layer, value in zip(layers[index:], on_top, strict=True)):
             return  # other code's wrapper is around it
-        place.set(layers[index].before)
-        _keep(place, layers[:index])
+        attribute.set(layers[index].before)
+        _keep(attribute, layers[:index])
         if not index:
-            _former.pop(place, None)
+            _former.pop(attribute, None)
         for layer in above:
-            layer.patch._put(place)
+            layer.patch._put(attribute)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,23 +150,23 @@ class _Layer:
     replacement: object
 
 
-def _standing(place):
+def _standing(attribute):
     """Returns a tuple of the current layers of an attribute, without layers that other code has removed."""
-    layers, now = _layers.get(place, ()), place.own()
+    layers, now = _layers.get(attribute, ()), attribute.own()
     if layers and layers[-1].replacement is now:
         return layers
-    stacks = [layers, *_former.get(place, ())]
-    places = {id(layer.replacement): stack[: i + 1] for stack in reversed(stacks) for i, layer in enumerate(stack)}
-    return next((places[id(value)] for value in behind(now) if id(value) in places), ())
+    stacks = [layers, *_former.get(attribute, ())]
+    by_id = {id(layer.replacement): stack[: i + 1] for stack in reversed(stacks) for i, layer in enumerate(stack)}
+    return next((by_id[id(value)] for value in behind(now) if id(value) in by_id), ())
 
 
-def _keep(place, layers):
+def _keep(attribute, layers):
     """Stores the layers of an attribute; keeps the former ones if the new ones do not include them."""
-    before = _layers.pop(place, ())
+    before = _layers.pop(attribute, ())
     if layers:
-        _layers[place] = layers
+        _layers[attribute] = layers
     if before[: len(layers)] != layers[: len(before)] or (before and not layers):
-        _former[place] = [before, *_former.get(place, ())][:_FORMER]
+        _former[attribute] = [before, *_former.get(attribute, ())][:_FORMER]
 
 
 def patch(*targets, when):
@@ -207,8 +207,8 @@ def replaced():
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
     """
-    places = {place: tuple(layer.patch for layer in _standing(place)) for place in list(_layers)}
-    return {(getattr(place, "owner", None), place.name): patches for place, patches in places.items() if patches}
+    standing = {each: tuple(layer.patch for layer in _standing(each)) for each in list(_layers)}
+    return {(getattr(each, "owner", None), each.name): patches for each, patches in standing.items() if patches}
 
 
 def undo():
@@ -237,7 +237,7 @@ def expanded(target):
     return ["".join(names) for names in itertools.product(*parts)]
 
 
-def _place(target):
+def _attribute(target):
     module, colon, path = target.partition(":")
     if not colon:
         return _Module(module)

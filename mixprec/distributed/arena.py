@@ -35,7 +35,7 @@ class Arena:
         """Whether sums are rounded into another array."""
         return self.gradients is not self.sums
 
-    def place(self, name, slot, model):
+    def add(self, name, slot, model):
         """Gives a parameter its parts of :attr:`sums` and :attr:`gradients`, in its shape and order of axes.
 
         Args:

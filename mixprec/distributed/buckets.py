@@ -78,7 +78,7 @@ def layout(members, itemsizes, limit, aligned=1):
         >>> [(bucket.names, bucket.start, bucket.stop) for bucket in plan.buckets]
         [(('c', 'b'), 0, 8), (('a',), 8, 9)]
     """
-    places = {name: place for place, (name, _, _) in enumerate(members)}
+    positions = {name: position for position, (name, _, _) in enumerate(members)}
     lengths = {name: size for name, _, size in members}
     members = [(name, dtype, -(-size // aligned) * aligned) for name, dtype, size in members]
     sizes, buckets = {}, []
@@ -90,7 +90,7 @@ def layout(members, itemsizes, limit, aligned=1):
             buckets.append(Bucket(dtype, start, stop, tuple(name for name, _ in part)))
             start = stop
         sizes[dtype] = start
-    buckets.sort(key=lambda bucket: places[bucket.names[-1]])
+    buckets.sort(key=lambda bucket: positions[bucket.names[-1]])
     rooms = {name: size for name, _, size in members}
     slots = {}
     for number, bucket in enumerate(buckets):

@@ -29,14 +29,14 @@ class DeviceArena(Arena):
         self._launcher, self._kernels = launcher, Kernels(launcher)
         super().__init__(size, dtype, dtype_of_sum, transport)
         self._put = {}  # name -> gradient, until its bucket starts
-        self._places = {}  # name -> (slot, array of the parameter)
+        self._slots = {}  # name -> (slot, array of the parameter)
 
-    def place(self, name, slot, model):
-        """See :meth:`Arena.place`."""
+    def add(self, name, slot, model):
+        """See :meth:`Arena.add`."""
         if not self._launcher.holds(model):
             raise ValueError(f"{name} has moved to another GPU than NCCL's: {ANOTHER_COMMUNICATOR}")
-        super().place(name, slot, model)
-        self._places[name] = slot, model
+        super().add(name, slot, model)
+        self._slots[name] = slot, model
 
     def put(self, name, gradient):
         """See :meth:`Arena.put`."""
@@ -59,7 +59,7 @@ class DeviceArena(Arena):
         """Packs gradients on the current stream, where it first copies them into the parameters' memory order."""
         rows = []
         for name, gradient in zip(names, gradients, strict=True):
-            slot, model = self._places[name]
+            slot, model = self._slots[name]
             if gradient is not None and not (same_order(gradient, model) and is_dense(gradient)):
                 gradient = self._launcher.contiguous(gradient.transpose(axes(model)))
             rows.append((gradient, slot.stop - slot.start, slot.start))

@@ -105,7 +105,7 @@ class GradientExchange:
             if self.members.description != before:
                 self._layout = None
             elif self._layout is not None:
-                self._place()
+                self._fill_arenas()
         self._check.start(self.transport, self.members, self.updates, number, vote)
 
     def agree(self):
@@ -155,7 +155,7 @@ class GradientExchange:
         finally:
             with contextlib.suppress(Exception):  # the capture may have failed
                 self.transport.join()
-            self.transport.places()  # clears the log of an unfinished step
+            self.transport.take_log()  # clears the log of an unfinished step
             self._is_captured = self._is_open = False
             self._sums = []
 
@@ -279,8 +279,8 @@ class GradientExchange:
             name: new(size, dtypes[name], of_sums[name], self.transport) for name, size in self._layout.sizes.items()
         }
         self._to_pack = [set(bucket.names) for bucket in self._layout.buckets]
-        self._place()
+        self._fill_arenas()
 
-    def _place(self):
+    def _fill_arenas(self):
         for name, param in self.members.initialized:
-            self._arena(name).place(name, self._layout.slots[name], param.array)
+            self._arena(name).add(name, self._layout.slots[name], param.array)

@@ -22,8 +22,8 @@ class NcclTransport(Transport):
         self._of_host, self._nccl = of_host, nccl
         self.rank, self.size = of_host.rank, of_host.size
 
-    def places(self):
-        """See :meth:`~mixprec.distributed.transport.Transport.places`."""
+    def take_log(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.take_log`."""
         return self._nccl.asked.taken()
 
     def join(self):

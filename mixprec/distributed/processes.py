@@ -16,7 +16,7 @@ import traceback
 import numpy as np
 
 from mixprec.backends.mpi_duplicates import duplicate
-from mixprec.base.launched import ARRIVAL, place_in, stay_at_exit
+from mixprec.base.launched import ARRIVAL, rank_in, stay_at_exit
 from mixprec.base.messages import OneLineError, one_line
 from mixprec.distributed import rank_watch
 
@@ -49,29 +49,31 @@ def find(environment=None):
         Refused: the processes cannot communicate.
     """
     stay_at_exit()
-    place = place_in(os.environ if environment is None else environment)
-    if place is None or place.size == 1:
+    launched = rank_in(os.environ if environment is None else environment)
+    if launched is None or launched.size == 1:
         return Alone()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError without an MPI library
         problem = (
-            f'{place.size} processes were started, and mpi4py cannot be imported ({error}): pip install -e ".[mpi]"'
+            f'{launched.size} processes were started, and mpi4py cannot be imported ({error}): pip install -e ".[mpi]"'
         )
     else:
-        if MPI.COMM_WORLD.size == place.size:
+        if MPI.COMM_WORLD.size == launched.size:
             try:
                 return Together(MPI)
             except BaseException:  # other ranks wait for this one
-                print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+                print(f"rank {launched.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
                 time.sleep(ARRIVAL)
                 MPI.COMM_WORLD.Abort(1)
         problem = (
-            f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
+            f"{launched.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
             "mpiexec of that MPI"
         )
     # One process per machine prints it: processes of a machine share the installation.
-    raise Refused(None if place.local_rank else f"{f'rank {place.rank}: ' if place.rank else ''}error: {problem}")
+    raise Refused(
+        None if launched.local_rank else f"{f'rank {launched.rank}: ' if launched.rank else ''}error: {problem}"
+    )
 
 
 def refusal(error):

@@ -14,7 +14,7 @@ import numpy as np
 from mixprec.backends import is_of_numpy
 from mixprec.backends.memory import axes
 
-_WHAT = "shape", "dtype", "order of axes in memory", "place", "number of replacements"
+_WHAT = "shape", "dtype", "order of axes in memory", "device", "number of replacements"
 
 
 class Members:
@@ -43,11 +43,11 @@ class Members:
             if known() is not param:
                 self._replaced[name] = weakref.ref(param), number + 1
         self.keys = [(name, param.shape, self._replaced[name][1]) for name, param in self.initialized]
-        place = _Places()
+        devices = _DeviceNames()
         self.description = tuple(
             (
                 name,
-                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), place.of(a))),
+                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), devices.of(a))),
                 self._replaced[name][1],
             )
             for (name, _), a in zip(named, self._arrays, strict=True)
@@ -58,15 +58,15 @@ class Members:
         """Returns two numbers for the description and the number of updates; see :func:`fingerprint`."""
         return fingerprint(self._number + updates)
 
-    def check_place(self):
+    def check_device(self):
         """Checks that all parameters are on one device; ranks with the same description all raise, or none.
 
         Raises:
             ValueError: two parameters are on different devices; the message names them.
         """
-        places = {place: name for name, *_, place, _ in reversed(self.description) if place}
-        if len(places) > 1:
-            (one, first), (other, second) = list(places.items())[:2]
+        devices = {device: name for name, *_, device, _ in reversed(self.description) if device}
+        if len(devices) > 1:
+            (one, first), (other, second) = list(devices.items())[:2]
             raise ValueError(
                 f"{first} is on {one} and {second} on {other}: with a communicator all parameters of a process must be "
                 "on one device: call model.to_device(...)"
@@ -80,7 +80,7 @@ class Members:
         )
 
 
-class _Places:
+class _DeviceNames:
     """Names of devices, comparable between ranks: numbered by first occurrence, as each rank has another GPU."""
 
     def __init__(self):
@@ -150,8 +150,8 @@ def check_order(of_ranks):
     Raises:
         RuntimeError: the lists differ; the message names the first difference from rank 0.
     """
-    for rank, places in enumerate(of_ranks):
-        for one, other in itertools.zip_longest(of_ranks[0], places, fillvalue="nothing more"):
+    for rank, sums in enumerate(of_ranks):
+        for one, other in itertools.zip_longest(of_ranks[0], sums, fillvalue="nothing more"):
             if one != other:
                 raise RuntimeError(
                     f"ranks sum in different orders: rank 0 asked for {one}, rank {rank} for {other}. If only one "

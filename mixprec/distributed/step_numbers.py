@@ -28,9 +28,9 @@ class StepNumbers:
             Function without arguments that waits for the sums and returns them. It raises ``RuntimeError`` on all ranks
             if they have summed gradients in different orders.
         """
-        own, places = numbers.copy(), transport.places()
+        own, log = numbers.copy(), transport.take_log()
         last = transport.start(numbers)
-        of_order = fingerprint(zlib.crc32(repr(places).encode()))
+        of_order = fingerprint(zlib.crc32(repr(log).encode()))
         orders = of_order.copy()
         work = transport.start(orders) if transport.shares_order else None
 
@@ -39,8 +39,8 @@ class StepNumbers:
             if work is not None:
                 work.join()
                 if (orders != transport.size * of_order).any():
-                    check_order(transport.gather(places))
-            self._last = own, places, numbers.copy()
+                    check_order(transport.gather(log))
+            self._last = own, log, numbers.copy()
             return numbers
 
         return joined
@@ -54,7 +54,7 @@ class StepNumbers:
         Raises:
             CaptureError: the numbers, or the order of gradient sums, differ from the previous step.
         """
-        own, places, sums = self._last
-        if transport.places() != places or not np.array_equal(numbers, own, equal_nan=True):
+        own, log, sums = self._last
+        if transport.take_log() != log or not np.array_equal(numbers, own, equal_nan=True):
             raise CaptureError("a captured step has other gradients, or sums over processes, than the step before it")
         return sums.copy()

@@ -23,7 +23,7 @@ class Transport(abc.ABC):
     size: int
     shares_order = False
 
-    def places(self):
+    def take_log(self):
         """Returns the log of sums since the last call, a list of str, if :attr:`shares_order`."""
         return []
 

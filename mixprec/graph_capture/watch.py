@@ -107,7 +107,7 @@ def _carrying(before, now):
     for record in now:
         if record.kind == "memory":
             new.add(*record.arguments)
-        elif any(isinstance(old.place(x), _InStep) and not isinstance(new.place(x), _InStep) for x in record.arguments):
+        elif any(isinstance(old.find(x), _InStep) and not isinstance(new.find(x), _InStep) for x in record.arguments):
             return record
     return None
 
@@ -146,7 +146,7 @@ def _placed(records):
         if record.kind == "memory":
             blocks.add(*record.arguments)
         elif (record.kind, record.name) != ("upload", "table"):
-            placed.append(record._replace(arguments=tuple(map(blocks.place, record.arguments))))
+            placed.append(record._replace(arguments=tuple(map(blocks.find, record.arguments))))
     return placed
 
 
@@ -158,15 +158,15 @@ class _Blocks:
     def add(self, start, size):
         if not size:
             return
-        place = bisect.bisect_left(self._starts, start)
-        if place and self._blocks[self._starts[place - 1]][0] > start:  # the earlier block was freed
-            place -= 1
-        while place < len(self._starts) and self._starts[place] < start + size:
-            del self._blocks[self._starts.pop(place)]
+        position = bisect.bisect_left(self._starts, start)
+        if position and self._blocks[self._starts[position - 1]][0] > start:  # the earlier block was freed
+            position -= 1
+        while position < len(self._starts) and self._starts[position] < start + size:
+            del self._blocks[self._starts.pop(position)]
         bisect.insort(self._starts, start)
         self._blocks[start] = [start + size, None]
 
-    def place(self, value):
+    def find(self, value):
         if not _is_address(value):
             return value
         index = bisect.bisect_right(self._starts, value) - 1

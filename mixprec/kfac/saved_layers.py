@@ -26,8 +26,8 @@ def save(layers, serializer):
         own = serializer[str(number)]
         own("steps", layer.steps)
         for name in _ARRAYS:
-            for place, array in enumerate(getattr(layer, name)):
-                own(f"{name}{place}", triangles.packed(array))
+            for index, array in enumerate(getattr(layer, name)):
+                own(f"{name}{index}", triangles.packed(array))
 
 
 def load(serializer, params):
@@ -55,8 +55,8 @@ def load(serializer, params):
         own = serializer[str(number)]
         layer.steps.fill(int(own("steps", None)))
         for name in _ARRAYS:
-            for place, array in enumerate(getattr(layer, name)):
-                values = np.asarray(own(f"{name}{place}", None), np.float32)
+            for index, array in enumerate(getattr(layer, name)):
+                values = np.asarray(own(f"{name}{index}", None), np.float32)
                 triangles.unpack(backend.get_device_from_array(array).send(values), array)
     return layers
 

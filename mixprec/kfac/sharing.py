@@ -139,6 +139,6 @@ def _sum(arrays, transport):
     for array, part in zip(arrays, parts, strict=True):  # CuPy's concatenate() uploads a table of many arrays
         part[...] = triangles.packed(array).reshape(-1)
     transport.start(together).join()
-    transport.places()  # discarded: the log is compared with earlier steps, which may not have this sum
+    transport.take_log()  # discarded: the log is compared with earlier steps, which may not have this sum
     for array, part in zip(arrays, parts, strict=True):
         triangles.unpack(part, array)

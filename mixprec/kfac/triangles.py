@@ -19,7 +19,7 @@ def packed(array):
         return array
     xp = get_array_module(array)
     found = xp.empty_like(array, shape=_shape(array))
-    (longer, shorter), (first, second) = _halves(array), _places(found, array.shape[1])
+    (longer, shorter), (first, second) = _halves(array), _in_rectangles(found, array.shape[1])
     first[...] = longer
     xp.copyto(second, shorter, where=_lower(array[:, : shorter.shape[1]])[:, ::-1])
     return found
@@ -30,7 +30,7 @@ def unpack(values, out):
     if out.ndim != 3:
         out[...] = values.reshape(out.shape)
         return
-    (longer, shorter), (first, second) = _halves(out), _places(values.reshape(_shape(out)), out.shape[1])
+    (longer, shorter), (first, second) = _halves(out), _in_rectangles(values.reshape(_shape(out)), out.shape[1])
     longer[...] = first
     shorter[...] = second
     out[...] = get_array_module(out).where(_lower(out), out, out.transpose(0, 2, 1))
@@ -53,7 +53,7 @@ def _halves(array):
     return array[:, shorter:][:, ::-1], array[:, :shorter, ::-1]
 
 
-def _places(rectangles, size):
+def _in_rectangles(rectangles, size):
     """Returns views of these rows in the rectangles, including parts outside of the triangle (other rows)."""
     return rectangles[:, :, :size], rectangles[:, size % 2 :, -size:]
 

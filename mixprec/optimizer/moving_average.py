@@ -108,9 +108,9 @@ class _OnDevice:
         self._weight = launcher.full((), 0, "float32")
         parts = []
         for value, average in pairs:
-            size, places = value.size, [launcher.address(flat(array)) for array in (value, average)]
+            size, addresses = value.size, [launcher.address(flat(array)) for array in (value, average)]
             for start in range(0, size, _ELEMENTS):
-                parts.append((*(place + 4 * start for place in places), min(_ELEMENTS, size - start)))
+                parts.append((*(place + 4 * start for place in addresses), min(_ELEMENTS, size - start)))
         self._blocks = len(parts)
         self._table = table_of(np.array(parts, _PART), launcher)
 

@@ -262,7 +262,7 @@ class Ranks:
     def _choose_transport(self):
         """Chooses the transport of gradients: NCCL if parameters are on a device."""
         members = self._exchange.members
-        members.check_place()
+        members.check_device()
         array = next((param.array for _, param in members.initialized), None)
         if array is None or is_of_numpy(array):
             self._exchange.transport = self._mpi

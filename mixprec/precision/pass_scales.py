@@ -222,8 +222,8 @@ def sole_uses(outputs):
     functions, leaves = reached(outputs)
     users = {node: [None] for node in outputs}  # an output has a gradient already
     for function in functions:
-        for place, x in enumerate(function.inputs):
-            users.setdefault(x, []).append((function, place))
+        for index, x in enumerate(function.inputs):
+            users.setdefault(x, []).append((function, index))
     found = set()
     for x in leaves:
         param = x.get_variable_or_none()

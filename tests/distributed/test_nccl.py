@@ -212,7 +212,7 @@ def test_ranks_in_other_orders_are_an_error_on_all(two_ranks):
 
 def test_other_places_on_other_ranks_are_an_error_on_all(two_ranks):
     def run(rank, communicator):
-        with pytest.raises(ValueError, match=r"the place of .* is a GPU on rank 0, NumPy on rank 1"):
+        with pytest.raises(ValueError, match=r"the device of .* is a GPU on rank 0, NumPy on rank 1"):
             _built(rank, communicator, (lambda model: None) if rank else graph_array.send)
         return True
 

@@ -321,7 +321,7 @@ def test_a_variable_with_a_graph_as_argument(cuda, caplog):
     eager, captured = Run(None, network=Small), Run({}, network=Small)
     for run in (eager, captured):
         program(run)
-    assert captured.step.why_not.startswith("an argument is a variable that was computed")
+    assert captured.step.why_not.startswith("an argument is a computed variable")
     np.testing.assert_array_equal(captured.seen, eager.seen)
     assert_same(captured, eager)
 

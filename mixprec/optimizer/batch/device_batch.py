@@ -59,13 +59,13 @@ class DeviceBatch:
         self._seed = seed
         keys = [KernelProgram.key(entry) for entry in self._entries]
         programs = {key: KernelProgram(entry) for key, entry in zip(keys, self._entries, strict=True)}
-        places = {key: place for place, key in enumerate(programs)}
+        indices = {key: index for index, key in enumerate(programs)}
         self._stages = _stages_of(self._entries, [programs[key] for key in keys])
         self._passes = max([1, *(program.passes for program in programs.values())])
         self._kernels = launcher.compile(
             source_of(tuple(programs.values()), launcher.threads, launcher.chunk), _KERNELS
         )
-        self._programs = [places[key] for key in keys]
+        self._programs = [indices[key] for key in keys]
         self.table = Table(self._entries, self._programs, launcher)
         self._norms = launcher.full((len(self._entries) * points_of(programs.values()) + 1, 2), 0, "float32")
         self._partial = None  # partial sums of squares, two for each block
@@ -273,9 +273,9 @@ def _stages_of(entries, programs):
     """
     stages = []
     for entry, program in zip(entries, programs, strict=True):
-        for place, kind in enumerate(program.norms):
-            if place == len(stages):
+        for index, kind in enumerate(program.norms):
+            if index == len(stages):
                 stages.append(kind)
-            elif stages[place] != kind:
+            elif stages[index] != kind:
                 raise ValueError(f"{entry.name}: hooks that need norms are not in the same order for all parameters")
     return stages

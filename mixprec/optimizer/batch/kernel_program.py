@@ -102,10 +102,10 @@ class KernelProgram:
                 yield f"case {number}: {{"
                 if uses(formula, "t"):
                     yield f"const double t = values_[0] + applied_ + {int(t_counts)};"
-                for place, name in sorted(enumerate(owner.hyperparameters), key=lambda item: item[1] in powers):
+                for index, name in sorted(enumerate(owner.hyperparameters), key=lambda item: item[1] in powers):
                     if name in needed:
                         moved = f" * pow({powers[name]}, applied_)" if name in powers else ""
-                        yield f"const double {name} = values_[{value + place}]{moved};"
+                        yield f"const double {name} = values_[{value + index}]{moved};"
                 yield from _carried(owner, formula)
                 yield f"return static_cast<float>({formula}); }}"
                 number += 1
@@ -117,12 +117,12 @@ class KernelProgram:
         formula, texts = self._formula, " ".join(self._formula.carried.values())
         first = 1 + sum(len(hook.hyperparameters) for hook, _ in self._hooks)
         yield _function("void carry", "const double* values_, double* carried_")
-        for place, name in enumerate(formula.hyperparameters):
+        for index, name in enumerate(formula.hyperparameters):
             if uses(texts, name):
-                yield f"const double {name} = values_[{first + place}];"
+                yield f"const double {name} = values_[{first + index}];"
         yield from _carried(formula, texts)
-        for place, text in enumerate(formula.carried.values()):
-            yield f"carried_[{place}] = {text};"
+        for index, text in enumerate(formula.carried.values()):
+            yield f"carried_[{index}] = {text};"
         yield "}"
 
     def _hooks_code(self):
@@ -195,9 +195,9 @@ def points_of(programs):
 
 def _carried(owner, text):
     """Declares the carried numbers that a formula uses, with their values from before the step."""
-    for place, name in enumerate(owner.carried):
+    for index, name in enumerate(owner.carried):
         if uses(text, name):
-            yield f"const double {name} = carried_[{place}];"
+            yield f"const double {name} = carried_[{index}];"
 
 
 def _function(name, arguments):
@@ -211,7 +211,7 @@ def _norms(of, second="grad_norm"):
 def _block(owner, first, given, text=None, states=()):
     """The code of a hook or a rule in a scope of its own, with its variables declared by name."""
     text = text or owner.device
-    values = {name: f"numbers_[{first + place}]" for place, name in enumerate(owner.numbers)} | given
+    values = {name: f"numbers_[{first + index}]" for index, name in enumerate(owner.numbers)} | given
     constants = [f"const float {name} = {value};" for name, value in values.items() if uses(text, name)]
-    references = [f"float& {name} = states_[{place}];" for place, name in enumerate(states)]
+    references = [f"float& {name} = states_[{index}];" for index, name in enumerate(states)]
     return ["{", *constants, *references, text, "}"]

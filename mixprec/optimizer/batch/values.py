@@ -46,37 +46,37 @@ class Values:
         return False
 
     def _arrange(self, own, plain):
-        self._sources, self._place = [], []
+        self._sources, self._positions = [], []
         first, known = len(self._counting), {}
 
-        def place(key, owner, source):
+        def add(key, owner, source):
             nonlocal first
             if key not in known:
                 self._sources.append((owner, source))
                 known[key] = range(first, first + len(owner.hyperparameters))
                 first += len(owner.hyperparameters)
-            self._place.extend(known[key])
+            self._positions.extend(known[key])
 
         number = counting = 0
         for entry in self._entries:
             if _computes_with_t(entry):
-                self._place.append(counting)
+                self._positions.append(counting)
                 counting += 1
             else:
-                self._place.append(-1)
+                self._positions.append(-1)
             for hook in entry.hooks:
-                place((id(hook.hook), id(hook.formula)), hook.formula, hook.hook)
+                add((id(hook.hook), id(hook.formula)), hook.formula, hook.hook)
             if entry.rule is not None:
                 shared = plain[number] and len(own[number]) == 1
                 key = id(own[number]["_parent"]) if shared else id(entry.rule)
-                place((key, id(entry.formula)), entry.formula, entry.rule)
+                add((key, id(entry.formula)), entry.formula, entry.rule)
                 number += 1
-        self._place = np.array(self._place, np.intp)
+        self._positions = np.array(self._positions, np.intp)
 
     @property
     def size(self):
         """The number of values."""
-        return len(self._place)
+        return len(self._positions)
 
     def now(self):
         """Returns the distinct values, with 0 at the end."""
@@ -88,7 +88,7 @@ class Values:
 
     def put(self, values, target):
         """Writes the values from :meth:`now` into an array, for every entry."""
-        target[...] = np.array(values, np.float64)[self._place]
+        target[...] = np.array(values, np.float64)[self._positions]
 
 
 def owners(entry):

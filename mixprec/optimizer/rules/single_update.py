@@ -35,7 +35,7 @@ def update_on_gpu(rule, param, grad):
     if formula.carried:
         code = "".join(f"const double {name}_ = {text};" for name, text in formula.carried.items())
         code += "".join(f"{name} = {name}_;" for name in formula.carried)
-        carried = {name: rule.state[CARRIED][place : place + 1] for place, name in enumerate(formula.carried)}
+        carried = {name: rule.state[CARRIED][index : index + 1] for index, name in enumerate(formula.carried)}
         outputs = ", ".join(f"float64 {name}" for name in carried)
         _launch(f"{formula.name}_carried", code, _hyperparameters(rule, formula), outputs, carried)
 
@@ -45,7 +45,7 @@ def _numbers(rule, formula, wide):
     if not formula.carried:
         numbers = zip(formula.numbers, formula.numbers_of(rule, rule.t), strict=True)
         return {f"{wide} {name}": number for name, number in numbers}, ""
-    carried = {f"float64 {name}": rule.state[CARRIED][place] for place, name in enumerate(formula.carried)}
+    carried = {f"float64 {name}": rule.state[CARRIED][index] for index, name in enumerate(formula.carried)}
     made = "".join(f"const float {name}_ = {text};" for name, text in formula.numbers.items())
     # In a scope of their own, as a number may have the name of the hyperparameter that it is computed from.
     named = "".join(f"const float {name} = {name}_;" for name in formula.numbers)
