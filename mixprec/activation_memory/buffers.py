@@ -165,7 +165,7 @@ def compute_again(node, functions, sources, copies):
         functions: function nodes in the order of their computation; the last one computes the node. They may have been
             removed from the graph in the meantime.
         sources: list of :class:`LiveBuffer` that these functions read.
-        copies: of the device.
+        copies: :class:`~mixprec.backends.copies.Copies` of the device.
     """
     for source in sources:
         source.ensure()

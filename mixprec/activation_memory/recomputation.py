@@ -24,7 +24,7 @@ _What = TypeVar("_What", bound=Callable[..., Any])  # links are callable
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         link: the innermost marked link in a call, or ``None``.

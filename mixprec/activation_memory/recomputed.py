@@ -173,7 +173,7 @@ class _Outputs:
     """The variables that a call has computed and left in its result, or in attributes of links.
 
     Args:
-        result: of the call, with variables in lists, tuples and dicts.
+        result: result of the call, with variables in lists, tuples and dicts.
         changed: changed attributes of links.
         inside: the function nodes of the call.
 

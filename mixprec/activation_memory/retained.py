@@ -29,7 +29,7 @@ class Reference:
 
     Args:
         owner: variable node or function node; a weak reference is kept.
-        name: of its attribute.
+        name: name of the attribute.
         index: index of the element, if the attribute is a tuple or a list.
     """
 

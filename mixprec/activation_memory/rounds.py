@@ -22,7 +22,7 @@ class Policy:
         """Called before an event of the backward pass.
 
         Args:
-            number: of the event.
+            number: number of the event.
             event: its signature, see :attr:`Round.signature`.
         """
 
@@ -30,7 +30,7 @@ class Policy:
         """Called after an event.
 
         Args:
-            number: of the event.
+            number: number of the event.
             event: its signature.
             buffers: list of :class:`~mixprec.activation_memory.buffers.LiveBuffer` that the function has retained.
         """

@@ -232,9 +232,9 @@ class Forecast:
     def _run(self, swapped, order, again, release, back, first):
         """Simulates the three queues; returns the seconds of waiting, and of recomputing."""
         count = len(swapped)
-        places = np.arange(count)
+        indices = np.arange(count)
         events = [self._made[swapped] + 1, release, back[order], first[swapped], first[again]]
-        which = np.concatenate([places, places, order, places, again]).tolist()
+        which = np.concatenate([indices, indices, order, indices, again]).tolist()
         kinds = np.repeat(np.arange(5), [count, count, count, count, len(again)])
         events = np.concatenate(events)
         steps = np.lexsort([kinds, events])  # stable

@@ -104,7 +104,7 @@ class Key:
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
-        other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
+        other: :class:`Limit` of values that are allowed besides the choices, or ``None``.
         synonyms: other names of choices, each with the choice that it means.
         aliases: names in other programs; an error about one of them as an unknown key suggests this key.
         switch: ``None``, or the two values of this key that ``false`` and ``true`` mean in place of the whole section;

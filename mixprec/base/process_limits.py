@@ -13,7 +13,7 @@ def groups(controller, root=pathlib.Path("/")):
 
     Args:
         controller: name of the resource, ``"cpu"`` or ``"memory"``.
-        root: of the file system, a ``pathlib.Path``.
+        root: root of the file system, a ``pathlib.Path``.
 
     Yields:
         ``(folder, is_first)``: a folder, which need not exist, and whether it belongs to version 1 of control groups.
@@ -40,7 +40,7 @@ def host_memory(root=pathlib.Path("/")):
     """Returns the bytes of memory of the machine, or the limit of this process's control group if smaller.
 
     Args:
-        root: of the file system, a ``pathlib.Path``.
+        root: root of the file system, a ``pathlib.Path``.
     """
     lines = read(root / "proc/meminfo").splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))

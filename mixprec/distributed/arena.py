@@ -39,7 +39,7 @@ class Arena:
         """Gives a parameter its parts of :attr:`sums` and :attr:`gradients`, in its shape and order of axes.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             slot: :class:`~mixprec.distributed.buckets.Slot`.
             model: array of the parameter.
         """
@@ -55,7 +55,7 @@ class Arena:
         """Packs a gradient, immediately or when its bucket starts.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             gradient: array of its shape; ``None`` for zeros.
         """
         pack(gradient, self.share, self._views[name][0])

@@ -16,7 +16,7 @@ from mixprec.compat.registry import Patch
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         ready: callback of the next pass, or ``None``.

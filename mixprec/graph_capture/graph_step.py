@@ -230,8 +230,8 @@ class TrainingSession(GraphSession):
                 stack.enter_context(each.capturing())
             yield
         self._changes, self._links = self._optimizer_step.changes, self._index.links
-        places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
-        self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
+        values = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
+        self._owners, self._names = [owner for owner, _ in values], [name for _, name in values]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
         self._copies = self._optimizer._statistics.copies  # held: the graph writes into them
         self._outputs = self._step.outputs()

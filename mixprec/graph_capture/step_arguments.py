@@ -140,7 +140,7 @@ class Buffers:
     """Arrays on the device that hold the arguments of every call at the same addresses.
 
     Args:
-        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
+        graphs: :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs` of the device.
         template: :class:`Arguments` whose arrays are the buffers.
     """
 

@@ -26,7 +26,7 @@ def watching(graphs):
     """A context that yields a list with a :class:`~mixprec.backends.device_log.Record` of each request to a device.
 
     Args:
-        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
+        graphs: :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs` of the device.
     """
     with device_log.recording(line_of) as records, graphs.watching(), _recording.applied():
         yield records

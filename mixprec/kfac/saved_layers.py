@@ -18,7 +18,7 @@ def save(layers, serializer):
 
     Args:
         layers: dict from names to :class:`~mixprec.kfac.layers.Layer`.
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
     """
     text = json.dumps([layer.description for layer in layers.values()])
     serializer("layers", np.frombuffer(text.encode(), np.uint8))
@@ -34,7 +34,7 @@ def load(serializer, params):
     """Returns the layers from :func:`save`, on the devices of the parameters; ``None`` if the file has none.
 
     Args:
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
         params: dict from names to the parameters of the model.
 
     Raises:

@@ -32,7 +32,7 @@ class ModelIndex:
         namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
             shared one as often as Chainer would give it.
         params: the parameters of :attr:`namedparams`.
-        links: the links of the model at that time, itself among them; a new list if they were walked anew.
+        links: the links of the model at that time, itself among them; a new list if they were walked again.
     """
 
     def __init__(self, model):

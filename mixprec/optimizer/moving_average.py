@@ -110,7 +110,7 @@ class _OnDevice:
         for value, average in pairs:
             size, addresses = value.size, [launcher.address(flat(array)) for array in (value, average)]
             for start in range(0, size, _ELEMENTS):
-                parts.append((*(place + 4 * start for place in addresses), min(_ELEMENTS, size - start)))
+                parts.append((*(address + 4 * start for address in addresses), min(_ELEMENTS, size - start)))
         self._blocks = len(parts)
         self._table = table_of(np.array(parts, _PART), launcher)
 

@@ -41,7 +41,7 @@ def serialize_optimizer(optimizer, masters, serializer, own):
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
         own: the serializer for state that plain Chainer does not have.
 
     Raises:
@@ -61,7 +61,7 @@ def _complete_states(masters, serializer):
 
     Args:
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        serializer: of Chainer's; whether it loads or saves.
+        serializer: Chainer serializer, which loads or saves.
     """
     rules = [(master, rule) for _, master in masters.namedparams() if (rule := master.update_rule) is not None]
     uninitialized, frozen = [], []
@@ -96,7 +96,7 @@ def _serialize_rule(optimizer, serializer):
 
     Args:
         optimizer: :class:`chainer.GradientMethod`.
-        serializer: of Chainer's; whether it loads or saves.
+        serializer: Chainer serializer, which loads or saves.
 
     Raises:
         ValueError: the file is of another optimizer.
@@ -131,7 +131,7 @@ def serialize_counters(serializer, counter, scaler):
     """Saves or loads the step counter and the loss scale; if a file has neither, the scale starts afresh.
 
     Args:
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
         counter: :class:`~mixprec.precision.step_counter.StepCounter`.
         scaler: the loss scale.
 

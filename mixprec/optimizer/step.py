@@ -180,7 +180,7 @@ class OptimizerStep:
                 self._masters_in_step = functools.partial(masters.fixed, of=self._plan.others)
         self.changes = Changes(optimizer, masters, self._plan.entries)
 
-    def plan_anew(self):
+    def renew_plan(self):
         """Must be called when states have been loaded: different numbers in them may split a group."""
         self.changes = None
 

@@ -339,7 +339,7 @@ class MixedPrecisionOptimizer(Delegation):
             if self._optimizer.t > 0 and self._scaler.is_searching:  # an old file, which does not record this
                 self._scaler.end_search()
             self._watchdog.look_next_time()
-            self._optimizer_step.plan_anew()
+            self._optimizer_step.renew_plan()
 
     def _start(self, scales=()):
         self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._options)

@@ -17,7 +17,7 @@ def lost(array, dtype):
     """Returns what a float32 array loses in a 16-bit dtype, as text, or ``None``.
 
     It is normal that some small elements among many become 0; this reports at least half of the nonzero ones. A bias
-    may be that small after the first steps of training, when it is negligible beside activations.
+    may be that small after the first steps of training, when it is negligible compared to activations.
     """
     low, high = LIMITS[np.dtype(dtype)]
     magnitude = abs(array)
@@ -49,9 +49,9 @@ def path_of(serializer, key):
     """Returns the path of a parameter in a file, as :meth:`chainer.Link.namedparams` of the saved link names it.
 
     Args:
-        serializer: of its link; a wrapping serializer has the inner one's attribute ``path``.
+        serializer: serializer of its link; a wrapping serializer has the inner one's attribute ``path``.
         key: name of the parameter in the link.
     """
-    group = getattr(serializer, "group", None)  # of HDF5
+    group = getattr(serializer, "group", None)  # HDF5
     path = getattr(serializer, "path", "") if group is None else group.name
     return "/".join(["", *filter(None, path.split("/")), key])

@@ -192,7 +192,7 @@ def _scale_of_pass(outputs, functions):
 
     Args:
         outputs: the variable nodes that it begins from.
-        functions: of the pass, from :func:`reached`.
+        functions: functions of the pass, from :func:`reached`.
     """
     outer = _pass.factor
     if outer is not None:  # a nested pass starts from gradients of the outer one, as in F.forget: same scale
@@ -210,7 +210,7 @@ def sole_uses(outputs):
     """Returns the inputs of functions that are parameters without a gradient, and are used by one function only.
 
     Args:
-        outputs: of a backward pass, ``[(variable node, gradient)]``.
+        outputs: outputs of a backward pass, ``[(variable node, gradient)]``.
 
     Returns:
         Set of pairs of a function node and the index of the input; empty in Chainer's debug mode, which checks every

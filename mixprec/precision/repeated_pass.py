@@ -21,7 +21,7 @@ WHEN = "update, with a search"
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         gradients: :class:`_Gradients` inside of :func:`repeatable`, or ``None``.
@@ -46,7 +46,7 @@ def one_pass_only(name):
     """A context in which graphs are made that support only one backward pass.
 
     Args:
-        name: of the code that makes them, for a message.
+        name: name of the code that makes them, for a message.
     """
     return scoped(_now, refused=name)
 
