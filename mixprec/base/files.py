@@ -160,7 +160,9 @@ def _target(path):
     root = _root_of(path)
     if root is None:
         with contextlib.suppress(FileNotFoundError):
-            _require_regular(path, os.stat(path))  # the rename would even replace /dev/null
+            # The rename would even replace /dev/null, and the link /dev/stdout.
+            is_device = os.path.islink(path) and os.path.abspath(path).startswith(("/dev/", "/proc/"))
+            _require_regular(path, os.lstat(path) if is_device else os.stat(path))
         yield path
         return
     folder, name = os.path.split(os.path.abspath(path))

@@ -19,7 +19,7 @@ from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError, one_line
 from mixprec.distributed import rank_watch
-from mixprec.distributed.launched import ARRIVAL, stay_at_exit
+from mixprec.distributed.launched import ARRIVAL, rank_in, stay_at_exit
 
 _MOMENT = 1.0  # seconds for rank 0 to print the message of all ranks
 
