@@ -1,8 +1,8 @@
 """Mixed-precision training for Chainer 7.8.1.
 
-Importing this package makes ``import chainer`` work on today's NumPy, Python and CuPy (:mod:`mixprec.compat`).
-The names and packages below are loaded on first use, so that the import itself costs nothing. Editors and type checkers
-do not run ``__getattr__``: they read the imports under ``TYPE_CHECKING``.
+Importing this package makes ``import chainer`` work with current NumPy, Python and CuPy (:mod:`mixprec.compat`). The
+names and packages below are loaded on first use, so that the import itself is fast. Editors and type checkers do not
+run ``__getattr__``: they read the imports under ``TYPE_CHECKING``.
 """
 
 import importlib
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
     from mixprec.precision.loss_scale import DynamicLossScale, LossScaleExhausted
     from mixprec.rewrite.convert import convert, revert
-else:  # with a ``__getattr__`` a type checker would take any name
+else:  # with a ``__getattr__`` a type checker would accept any name
 
     def __getattr__(name):
         if name in _MODULES:

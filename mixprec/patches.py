@@ -1,7 +1,7 @@
-"""All that mixprec replaces in Chainer and other libraries at run time; ``mixprec info --patches`` prints the list.
+"""The list of all attributes that mixprec replaces in other libraries at run time: ``mixprec info --patches``.
 
 Each package declares its own entries, see :class:`mixprec.compat.registry.Patch`; all of them are imported here.
-:func:`undo` takes all of them back.
+:func:`undo` restores all attributes.
 """
 
 from mixprec.activation_memory import offloading, recomputation  # noqa: F401
@@ -17,7 +17,7 @@ from mixprec.rewrite import replacements  # noqa: F401
 
 __all__ = ["entries", "replaced", "report", "undo"]
 
-# A heading for each ``when``, in the order in which a program comes by. Replacements for the time of one import come
+# A heading for each ``when``, in the order in which a program gets there. Replacements during a single import come
 # after the first.
 _MOMENTS = {
     "import chainer": "When Chainer is imported (before or after mixprec)",
@@ -50,7 +50,7 @@ def entries():
 
 
 def report():
-    """Returns the list as text: for each moment the attributes that are replaced then, each with its reason.
+    """Returns the list as text: for each event the attributes that are replaced then, with reasons.
 
     Example:
         >>> from mixprec import patches

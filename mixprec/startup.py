@@ -2,8 +2,8 @@
 
 ``mixprec_startup.pth``, installed beside the package, imports this module in every interpreter of the environment.
 ``import chainer`` then works before ``import mixprec``, and in workers started by forkserver or spawn, which unpickle
-Chainer objects before any line of the user's script ran (a worker that dies there hangs its parent). Nothing else is
-loaded until the program imports Chainer, unless the user asks for :mod:`mixprec.old_code` by ``MIXPREC_OLD_CODE=1``.
+Chainer objects before any line of the user's script has run (a worker that fails there hangs its parent). Nothing else
+is loaded until the program imports Chainer, unless the user asks for :mod:`mixprec.old_code` by ``MIXPREC_OLD_CODE=1``.
 """
 
 import os
@@ -13,7 +13,7 @@ _PACKAGES = ("chainer", "chainermn", "onnx_chainer")
 
 
 class _ChainerFinder:
-    """Meta-path finder that surrounds the import of Chainer's modules with the patches of :func:`_patches`."""
+    """Meta-path finder that applies the patches of :func:`_patches` around the import of Chainer's modules."""
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in _PACKAGES:
@@ -50,7 +50,7 @@ class _ShimmedLoader:
 
 
 def _patches():
-    """Returns :mod:`mixprec.compat.hooks`, when all that is done around imports is declared, the bridge's part too."""
+    """Returns :mod:`mixprec.compat.hooks`, after all patches around imports are declared, including the bridge's."""
     from mixprec.base import variables
     from mixprec.bridge import branches, missing_cupy, placing  # noqa: F401
     from mixprec.compat import hooks
@@ -60,11 +60,11 @@ def _patches():
 
 
 def register():
-    """Puts the finder first on ``sys.meta_path``, once, and mends what of Chainer is loaded already."""
+    """Puts the finder first on ``sys.meta_path``, once, and patches modules of Chainer that are loaded already."""
     if any(isinstance(finder, _ChainerFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, _ChainerFinder())
-    if "chainer" in sys.modules:  # by a shim of the user's, in an interpreter that did not load the .pth file
+    if "chainer" in sys.modules:  # loaded by a user's shim, in an interpreter that did not load the .pth file
         patches = _patches()
         for name in patches.names() & sys.modules.keys():
             patches.mend(sys.modules[name])
@@ -72,7 +72,7 @@ def register():
 
 def restore_old_names():
     """Imports :mod:`mixprec.old_code` if the environment variable asks for it."""
-    # What is not allowed is an error when Chainer is imported: here each Python of the environment would fail.
+    # An invalid value is an error when Chainer is imported: an error here would break every Python of the environment.
     if os.environ.get("MIXPREC_OLD_CODE") == "1":
         import mixprec.old_code  # noqa: F401
 

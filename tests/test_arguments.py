@@ -87,7 +87,7 @@ WRONG = [
     ("link", lambda: _plain().setup("model"), "chainer.Link; found str"),
     ("param", lambda: _optimizer().master("/W"), "chainer.Parameter; found str"),
     ("hook", lambda: _plain().add_hook("decay"), "a function; found 'decay'"),
-    ("name", lambda: _plain().add_hook(print, 3), "a text or None; found int"),
+    ("name", lambda: _plain().add_hook(print, 3), "a string or None; found int"),
     ("timing", lambda: _plain().add_hook(print, timing="later"), "auto, pre, post; found 'later'"),
     ("loss_scale", lambda: _plain().set_loss_scale("x"), "loss_scale='x' here"),
     ("loss", lambda: _optimizer().scale_loss(3), "chainer.Variable; found int"),
@@ -237,13 +237,13 @@ WRONG = [
     # extensions and updater
     ("optimizer", lambda: LossScaleLog(optimizers.SGD()), "MixedPrecisionOptimizer; found SGD"),
     ("optimizer", lambda: GradientHistogram("o"), "MixedPrecisionOptimizer; found 'o'"),
-    ("filename", lambda: GradientHistogram(_plain(), 3), "a text; found int"),
-    ("numbers", lambda: GradientHistogram(_plain(), numbers=3), "a text or None; found int"),
-    ("keys", lambda: LogReport(keys="loss"), "a list of texts or None; found str"),
+    ("filename", lambda: GradientHistogram(_plain(), 3), "a string; found int"),
+    ("numbers", lambda: GradientHistogram(_plain(), numbers=3), "a string or None; found int"),
+    ("keys", lambda: LogReport(keys="loss"), "a list of strings or None; found str"),
     ("trigger", lambda: LogReport(trigger=3), "found 3"),
     ("trigger", lambda: LogReport(trigger=(1, "hour")), "found (1, 'hour')"),
     ("postprocess", lambda: LogReport(postprocess=3), "found 3"),
-    ("filename", lambda: LogReport(filename=3), "a text or None; found int"),
+    ("filename", lambda: LogReport(filename=3), "a string or None; found int"),
     ("iterator", lambda: CapturedUpdater([X], _optimizer()), "chainer.dataset.Iterator"),
     ("optimizer", lambda: CapturedUpdater(_iterator(), optimizers.SGD().setup(_model())), "found SGD"),
     ("accumulate", lambda: CapturedUpdater(_iterator(), _optimizer(), accumulate=0), "1 or more; found 0"),
@@ -284,7 +284,7 @@ def test_numbers_may_be_numpys():
     assert (scale.value, scale.growth, scale.floor, scale.interval, scale.patience) == (8.0, 2.0, 1.0, 5, 7)
     assert all(type(value) is int for value in (scale.interval, scale.patience))
     assert _plain(loss_scale=np.int64(8)).loss_scale == 8.0
-    assert _plain(batched=np.bool_(False))._wishes["batched"] is False
+    assert _plain(batched=np.bool_(False))._options["batched"] is False
     assert mixprec.LARS(lr=np.float64(0.5), adapt=np.True_).lr == 0.5
     mixprec.capture(_optimizer(), warmup=np.int64(3), graphs=np.int32(1))
     np.testing.assert_array_equal(

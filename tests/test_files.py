@@ -81,3 +81,10 @@ def test_a_folder_that_is_missing_is_named_by_the_file_that_was_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, files.replacing(tmp_path / "none" / "a.onnx"):
         raise AssertionError
     assert caught.value.filename == str(tmp_path / "none" / "a.onnx")
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/stderr", "/dev/null", "/proc/self/fd/1"])
+def test_a_device_is_not_replaced_by_a_file(path):
+    """Root could: the rename would take the name of the link, also where standard output is a file."""
+    with pytest.raises(OSError, match=r"link, which is not followed|a device, pipe or socket"):
+        files.check_writable(path)

@@ -1,8 +1,11 @@
 """The rows of a record as a table, on the console and on the page of results."""
 
 import re
+import textwrap
 
 from benchmarks.bars import config_rows
+
+_REMARK = 100  # characters
 
 
 def _rate(value):
@@ -14,7 +17,9 @@ def _maybe(value, digits):
 
 
 def _remark(row):
-    return "; ".join(filter(None, [row["reason"] and f"not measured: {row['reason']}", row["note"]]))
+    """The beginning of what is to be said: the record has all of it."""
+    text = "; ".join(filter(None, [row["reason"] and f"not measured: {row['reason']}", row["note"]]))
+    return textwrap.shorten(text, _REMARK, placeholder=" ...")
 
 
 # Titles, and the cell of a row of a record

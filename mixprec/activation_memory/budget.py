@@ -1,4 +1,4 @@
-"""Budgets of memory: a number of bytes, with a unit, or a share of what a device has."""
+"""Memory budgets: a number of bytes, a size with a unit, or a fraction of the device's memory."""
 
 import numbers
 import re
@@ -8,21 +8,21 @@ from mixprec.base.messages import OneLineError
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000 ** (power + 1) for power, prefix in enumerate("kmgt")}
 _UNITS |= {f"{prefix}ib": 1024 ** (power + 1) for power, prefix in enumerate("kmgt")}
-SMALLEST, LARGEST = 1 << 16, 1 << 50  # bytes; 1 is meant as a share
+SMALLEST, LARGEST = 1 << 16, 1 << 50  # bytes; small numbers are probably meant as fractions
 _WANTED = (
-    'a size such as "16 GB" or "500 MiB", a number of bytes, or a share of the memory above 0 and below 1; a size is '
+    'a size such as "16 GB" or "500 MiB", a number of bytes, or a fraction of the memory between 0 and 1; a size is '
     "from 64 KiB to 1024 TiB"
 )
 
 
 def check_budget(budget):
-    """Returns a budget as a number: of bytes, or below 1, a share of the memory of the device.
+    """Returns a budget as a number: bytes, or if below 1, a fraction of the device's memory.
 
     Args:
         budget: such as ``"16 GB"``, ``"500 MiB"``, ``16e9`` or ``0.8``. GB are 10^9 bytes, GiB 2^30.
 
     Raises:
-        OneLineError: it is none of these.
+        OneLineError: the budget is invalid.
 
     Example:
         >>> check_budget("1.5 GiB"), check_budget(0.8)
@@ -45,12 +45,12 @@ def _is_size(number):
 
 
 def in_bytes(budget, total):
-    """Returns a budget from :func:`check_budget` in bytes, of a device with so many bytes in all."""
+    """Returns a budget from :func:`check_budget` in bytes, for a device with ``total`` bytes."""
     return int(budget * total) if budget < 1 else budget
 
 
 def is_budget(budget):
-    """Whether :func:`check_budget` takes it."""
+    """Whether :func:`check_budget` accepts a value."""
     try:
         check_budget(budget)
     except OneLineError:

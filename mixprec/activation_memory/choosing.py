@@ -1,16 +1,16 @@
-"""The search for choices: which buffers stay, which are computed again, and which move, for the least time of a round.
+"""The search for choices: which buffers stay, which are recomputed, and which move, for the shortest round.
 
-Simple rules are tried first, such as to move what waits longest. Decisions of the fastest are then changed, many at a
-time and then single ones, as long as the prediction gets better. The search is the same each time.
+Simple rules are tried first, such as moving the buffers that wait longest. Decisions of the fastest choices are then
+changed, many at a time and then one by one, as long as the prediction improves. The search is deterministic.
 """
 
 import numpy as np
 
 from mixprec.activation_memory.timetable import KEEP, RECOMPUTE, SWAP
 
-_PREDICTIONS = 600  # of a few milliseconds each, for large networks
-_FOR_RULES = 250  # of them
-_BETTER = 1e-9  # relative: less is a rounding error
+_PREDICTIONS = 600  # a few milliseconds each, for large networks
+_FOR_RULES = 250  # predictions for simple rules
+_BETTER = 1e-9  # smallest relative improvement: less is a rounding error
 _SPARE = (1.0, 0.5, 0.2)
 _AT_ONCE = -1.0
 _SHARES = (0.05, 0.15, 0.3, 0.6, 1.0)
@@ -26,7 +26,7 @@ _FEWEST = 2  # events between the last use in the forward pass and the first nee
 
 
 def movable(recording, smallest):
-    """Returns an array that says which buffers may leave the device.
+    """Returns a boolean array of the buffers that may leave the device.
 
     Args:
         recording: :class:`~mixprec.activation_memory.recording.Recording`.
@@ -38,14 +38,14 @@ def movable(recording, smallest):
 
 
 class Search:
-    """Searches for the best choices; some of them fit.
+    """Searches for the best choices; at least one set of choices must fit.
 
     Args:
         recording: :class:`~mixprec.activation_memory.recording.Recording`.
         forecast: :class:`~mixprec.activation_memory.timetable.Forecast` of it, with the budget.
         bus: :class:`~mixprec.activation_memory.recording.Bus`.
         can_move: array from :func:`movable`.
-        recompute: whether buffers may be computed again.
+        recompute: whether buffers may be recomputed.
 
     Attributes:
         predictions: number of schedules that were made.
@@ -72,21 +72,21 @@ class Search:
         self.predictions = 0
 
     def best(self):
-        """Returns the best :class:`~mixprec.activation_memory.timetable.Schedule` that was found."""
+        """Returns the best :class:`~mixprec.activation_memory.timetable.Schedule` found."""
         self._try_rules()
         while self.predictions < _PREDICTIONS and self._improve():
             pass
         return self._with_other_releases()
 
     def _order(self, key):
-        """Returns the numbers of the buffers that may move, in the order of a key."""
+        """Returns the numbers of the movable buffers, sorted by a key."""
         numbers = np.argsort(key, kind="stable")
         return numbers[self._can_move[numbers]]
 
     def _settled(self, choices, rank=None):
-        """Returns choices without contradictions: sources of what is computed again are kept or swapped.
+        """Returns choices without contradictions: the sources of recomputed buffers are kept or swapped.
 
-        Of two buffers that contradict each other the one with the lower rank is computed again.
+        Of two buffers that contradict each other, the one with the lower rank is recomputed.
         """
         rank = self._dear if rank is None else rank
         choices = np.where(self._can_move, choices, KEEP).astype(np.int8)
@@ -108,7 +108,7 @@ class Search:
         return choices
 
     def _try(self, choices, spare=0.0):
-        """Makes the schedule of choices, once; returns whether it is the best so far."""
+        """Makes the schedule for given choices, once; returns whether it is the best so far."""
         choices = self._settled(choices)
         key = spare, choices.tobytes()
         if key in self._seen or not self._forecast.fits(choices):
@@ -118,7 +118,7 @@ class Search:
         return self._take(self._forecast.schedule(choices, spare), choices, spare)
 
     def _try_both(self, choices):
-        """Tries choices also with memory that is given back at once."""
+        """Tries choices with late and with immediate release of memory."""
         self._try(choices)
         self._try(choices, _AT_ONCE)
 
@@ -134,14 +134,14 @@ class Search:
         return True
 
     def _try_rules(self):
-        """Tries orders in which buffers leave, and ways in which they do."""
+        """Tries orders in which buffers leave, with several rules for swapping or recomputing them."""
         convolution = np.array([buffer.is_convolution_input for buffer in self._buffers], bool)
         number = np.arange(len(self._buffers))
         self._try_both(np.full(len(number), SWAP))
         self._try_both(np.where(convolution, SWAP, KEEP))  # vDNN
         orders = [
             self._by_gap,
-            self._order(-number),  # those that are made first stay
+            self._order(-number),  # the first buffers stay
             self._order(-self._sizes * self._gaps),
             self._order(-self._sizes),
             self._order(-number - len(number) * convolution),
@@ -154,7 +154,7 @@ class Search:
                     self._try_order(order, way)
 
     def _ways(self):
-        """Yields ways in which buffers leave: those are computed again that are cheap, or that save most time."""
+        """Yields rules for leaving buffers: recompute the cheap ones, or the ones that save most time."""
         for rank in (self._dear, self._saved):
             order = self._order(rank)
             order = order[self._can_repeat[order]]
@@ -164,7 +164,7 @@ class Search:
                 yield self._settled(way, rank)
 
     def _try_order(self, order, way):
-        """Tries to let the first of an order leave, as few as fit and more; and to keep from the end on what fits."""
+        """Tries to move the first buffers of an order, as few as fit and more; and to keep what fits from its end."""
 
         def first(count):
             choices = np.full(len(way), KEEP)
@@ -192,7 +192,7 @@ class Search:
         return choices
 
     def _improve(self):
-        """Changes decisions of the best choices, of many buffers and then of fewer; returns whether that was of use."""
+        """Changes decisions of the best choices, for many buffers and then for fewer; returns whether that helped."""
         improved = False
         size = max(1, len(self._by_gap) // 4)
         while True:
@@ -215,16 +215,16 @@ class Search:
             choices[block] = np.where(choices[block] == before, after, choices[block])
             improved |= self._try(choices, self._best_spare)
             if before == KEEP:
-                # Others may take the memory, those first that would be back soonest.
+                # Other buffers may use the memory; first the ones that would return soonest.
                 others = self._by_gap[::-1]
                 filled = self._filled(choices, others[~np.isin(others, block)])
                 improved |= self._try(filled, self._best_spare)
         return improved
 
     def _with_other_releases(self):
-        """Returns the best schedule, with memory given back earlier if that is faster, or later if that costs nothing.
+        """Returns the best schedule, with memory released earlier if that is faster, or later if that costs nothing.
 
-        Copies may take longer than predicted: the more time they have, the less computing waits for them.
+        Copies may take longer than predicted: the later they must be done, the less computing waits for them.
         """
         for spare in (_AT_ONCE, _AT_ONCE / 2, 0.0):
             self._try(self._best_choices, spare)

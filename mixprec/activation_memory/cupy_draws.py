@@ -1,4 +1,4 @@
-"""Random numbers of CuPy: they cannot be drawn again, and a part that is called again must not draw others."""
+"""Random numbers of CuPy: they cannot be reproduced, so a recomputed part must not draw any."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ from mixprec.compat.registry import patch
 
 
 class _Now(threading.local):
-    """Attribute ``label``: of what is called again in this thread, or ``None``."""
+    """Attribute ``label``: label of the part that is being called again in this thread, or ``None``."""
 
     label = None
 
@@ -18,17 +18,17 @@ _now = _Now()
 
 
 def install():
-    """Applies the patches, if there is a CuPy that has what they replace."""
+    """Applies the patches, if CuPy is there and has the attributes that they replace."""
     for each in (random_state, ratio_of_rnn):
         with contextlib.suppress(ImportError, AttributeError):
             each.apply()
 
 
 def refused(label):
-    """Inside of the block it is an error to draw random numbers from CuPy.
+    """A context in which drawing random numbers from CuPy is an error.
 
     Args:
-        label: of what is called again.
+        label: label of the part that is called again.
     """
     return scoped(_now, label=label)
 
@@ -61,6 +61,6 @@ def ratio_of_rnn(original):
 def _refuse():
     if _now.label is not None:
         raise RuntimeError(
-            f"{_now.label}: it draws random numbers from CuPy, which cannot be drawn again: leave what draws them "
+            f"{_now.label}: it draws random numbers from CuPy, which cannot be reproduced: leave what draws them "
             f"outside"
         )

@@ -1,4 +1,4 @@
-"""Following a plan: buffers leave and come back before the events that the plan names."""
+"""Follows a plan: buffers leave and come back before the events that the plan specifies."""
 
 import collections
 
@@ -6,22 +6,22 @@ from mixprec.activation_memory.rounds import LeaveAtOnce, Policy
 
 
 class Following(Policy):
-    """Follows the first of some plans, as long as the round has the events that were recorded for it.
+    """Follows the first of several plans, as long as the round has the events that were recorded for it.
 
-    If it has others, the next plan with these events is followed, and without one all buffers leave at once.
+    If the events differ, it follows the next plan with these events; if there is none, all buffers leave at once.
 
     Args:
-        plans: list of :class:`Made`, of which the first is tried first.
-        round_: the :class:`~mixprec.activation_memory.rounds.Round`, which gets its policy from here.
+        plans: list of :class:`Made`, in the order in which they are tried.
+        round_: the :class:`~mixprec.activation_memory.rounds.Round` whose policy this is.
         deviated: function that is called with the round and the number of an event, if no plan has the events of the
-            round up to that one.
+            round up to this event.
     """
 
     def __init__(self, plans, round_, deviated):
         self._plans = list(plans)
         self._round = round_
         self._deviated = deviated
-        self._next = 0  # number of the first event before which nothing has been done yet
+        self._next = 0  # number of the next event to prepare
 
     def before(self, number, event):
         if self._fits(number, event):
@@ -52,21 +52,21 @@ class Following(Policy):
         return False
 
     def _advance(self, number):
-        """Does what the plan names before all events up to one, that one included."""
+        """Performs the plan's actions before all events up to and including ``number``."""
         plan, buffers = self._plans[0], self._round.buffers
         while self._next <= number:
-            for place in plan.out[self._next]:
-                buffers[place].copy_out()
-            for place in plan.release[self._next]:
-                self._release(buffers[place], plan.choices[place])
-            for place in plan.back[self._next]:
-                buffers[place].come()
+            for index in plan.out[self._next]:
+                buffers[index].copy_out()
+            for index in plan.release[self._next]:
+                self._release(buffers[index], plan.choices[index])
+            for index in plan.back[self._next]:
+                buffers[index].come()
             self._next += 1
 
     def _release(self, buffer, choice):
         if choice == "recompute":
             self._round.find_recipe(buffer)
-            if buffer.recipe is None:  # the graph is not that of the recorded round, though its events are
+            if buffer.recipe is None:  # the graph differs from the recorded round, though its events are the same
                 buffer.copy_out()
         buffer.leave()
 
@@ -81,20 +81,20 @@ class Following(Policy):
 
 
 class Made:
-    """A plan, in the order in which it is followed.
+    """A plan, arranged by events.
 
     Args:
         plan: :class:`~mixprec.activation_memory.planning.Plan`.
-        signature: of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
-        in_use: bytes that were in use on the device when the round began that was recorded.
+        signature: signature of the round, see :class:`~mixprec.activation_memory.rounds.Round`.
+        in_use: bytes in use on the device when the recorded round began.
 
     Attributes:
         choices: ``"keep"``, ``"swap"`` or ``"recompute"`` for each buffer.
         out: ``{event: numbers of buffers}`` that are copied out before an event.
-        release: likewise, whose memory is given back.
-        back: likewise, that are copied back.
-        last: ``{buffer: number of the last event that reads it}``, for those that leave.
-        sources_at: ``{event: buffers}`` that others are computed from before that event.
+        release: ``{event: numbers of buffers}`` whose memory is released before an event.
+        back: ``{event: numbers of buffers}`` that are copied back before an event.
+        last: ``{buffer: number of the last event that reads it}``, for buffers that leave.
+        sources_at: ``{event: buffers}`` from which others are recomputed before that event.
     """
 
     def __init__(self, plan, signature, in_use):

@@ -1,8 +1,8 @@
-"""The edge of a part of a graph: a backward pass of the part ends at some variables, and their gradients are taken.
+"""The edge of a part of a graph: a backward pass ends at some variables, whose gradients are collected.
 
-While a pass is under way, an :class:`Edge` stands in the place of the function that has computed such a variable; it
-may have been computed by none, as parameters are. Nothing is then left in parameters, and gradients are added to those
-that are there already as if the pass had gone on.
+During a pass, an :class:`Edge` replaces the creator of each such variable; a variable without a creator, such as a
+parameter, gets one. So nothing is written into parameters, and gradients are later added to existing ones as if the
+pass had continued.
 """
 
 import contextlib
@@ -13,31 +13,31 @@ import chainer
 
 
 class _Now(threading.local):
-    """Attribute ``shut``: list of lists of ``(variable node, Edge)``, of the passes under way in this thread."""
+    """Attribute ``shut``: list of lists of ``(variable node, Edge)`` for the current passes of this thread."""
 
     def __init__(self):
         self.shut = []
 
 
 _now = _Now()
-_lock = threading.RLock()  # a pass of another thread over the same parameters would end at the edges of this one
-_origin = chainer.Variable().node  # an edge has an input, as Chainer passes by functions without any
+_lock = threading.RLock()  # a pass of another thread over the same parameters would end at these edges
+_origin = chainer.Variable().node  # the input of edges, as Chainer skips functions without inputs
 
 
 class Edge(chainer.FunctionNode):
-    """Takes the gradient of one variable.
+    """Collects the gradient of one variable.
 
     Args:
         node: variable node.
 
     Attributes:
-        stands_for: the function in whose place it stands, or ``None``.
+        stands_for: the function that it replaces, or ``None``.
         gradient: variable, or ``None``.
     """
 
     def __init__(self, node):
         self.takes_two_terms = getattr(node.creator_node, "takes_two_terms", False)
-        self.rank = node.rank - 1  # comes after all functions that take the variable
+        self.rank = node.rank - 1  # runs after all functions that take the variable
         self.inputs = (_origin,)
         self.outputs = (weakref.ref(node),)
         self.gradient = None
@@ -49,18 +49,18 @@ class Edge(chainer.FunctionNode):
 
 
 def _set(edges, *, shut):
-    """Puts edges in the place of the functions that have computed their variables, or these back."""
+    """Replaces the creators of variables by edges, or restores them."""
     for edge in edges:
         node = edge.outputs[0]()
         if node is not None:
-            node._creator_node = edge if shut else edge.stands_for  # Chainer's property would set its rank, too
+            node._creator_node = edge if shut else edge.stands_for  # Chainer's property would also set the rank
 
 
 @contextlib.contextmanager
 def shut(nodes):
-    """Inside of the block backward passes end at these variable nodes; gives a list of :class:`Edge`.
+    """A context in which backward passes end at these variable nodes; yields a list of :class:`Edge`.
 
-    Only one thread is in such a block.
+    Only one thread at a time can be inside.
     """
     with _lock:
         edges = [Edge(node) for node in nodes]
@@ -75,7 +75,7 @@ def shut(nodes):
 
 @contextlib.contextmanager
 def open_again():
-    """Inside of the block graphs are what they are outside of all blocks of :func:`shut`."""
+    """A context inside of :func:`shut` in which graphs are unmodified again."""
     outer, _now.shut = _now.shut, []
     for edges in reversed(outer):
         _set(edges, shut=False)

@@ -1,7 +1,7 @@
-"""Attributes of links that a call changes, such as the state of an LSTM: a second call is to begin as the first did.
+"""Link attributes that a call changes, such as the state of an LSTM: a second call must start like the first.
 
-What lists and dicts among the attributes hold belongs to them, and so does the content of arrays. Parameters do not,
-nor what the call has added to a model: they stay what they are.
+The contents of lists, dicts and arrays among the attributes are included. Parameters are not, nor objects that the call
+has added to a model: they are not changed back.
 """
 
 import collections
@@ -22,10 +22,10 @@ from mixprec.links import BatchNormalization
 
 _MISSING = object()
 _BOOKKEEPING = {"_params", "_persistent", "_children", "_local_link_hooks", "_within_init_scope", "_device"}
-_OWN = "_mixprec_"  # so the attributes begin that mixprec gives to links
-# What batch renormalization leaves for a second call, if it knows that there will be one.
+_OWN = "_mixprec_"  # prefix of the attributes that mixprec gives to links
+# Attributes that batch renormalization sets for a second call, if it expects one.
 _FOR_LATER = "_prev_avg_"
-# These know chainer.config.in_recomputing, and leave their running statistics alone. Other classes may inherit.
+# These respect chainer.config.in_recomputing, and do not change their running statistics then. Also for subclasses.
 _KNOWING = (L.BatchNormalization, L.BatchRenormalization, L.DecorrelatedBatchNormalization, BatchNormalization)
 _CONTAINERS = (list, dict, collections.deque)
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
@@ -33,7 +33,7 @@ _CHANGED_IN_PLACE = (*chainer.get_array_types(), *_GENERATORS)
 
 
 class _Now(threading.local):
-    """Attribute ``open``: tuple of the :class:`LinkAttributes` that see which links this thread calls."""
+    """Attribute ``open``: tuple of the :class:`LinkAttributes` that record the links that this thread calls."""
 
     open = ()
 
@@ -42,7 +42,7 @@ _now = _Now()
 
 
 def links_of(function, args, kwargs):
-    """Returns the links that a function holds, or gets as arguments, and all below them."""
+    """Returns the links that a function holds, or gets as arguments, and all their descendants."""
     if isinstance(function, chainer.Link):
         found = [function]
     else:
@@ -53,28 +53,28 @@ def links_of(function, args, kwargs):
 
 
 def see(link):
-    """Is called before each call of a link: its attributes may change."""
+    """Called before each call of a link, as its attributes may change."""
     for attributes in _now.open:
         attributes.add(link)
 
 
 def seeing(*attributes):
-    """Inside of the block :func:`see` adds links to these :class:`LinkAttributes`, and to no others if there are none.
+    """A context in which :func:`see` adds links to these :class:`LinkAttributes`; without arguments, to none.
 
-    Those of outer blocks see all that these see.
+    The :class:`LinkAttributes` of outer contexts also get these links.
     """
     return scoped(_now, open=(*_now.open, *attributes) if attributes else ())
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What a call has changed in a dict, a list or a deque.
+    """The changes of a call in a dict, a list or a deque.
 
     Attributes:
-        holder: the dict, list or deque; of a link, its ``__dict__``.
-        before: ``{key: value}`` from before the call. Of a link those that are different only, otherwise all.
-        after: likewise, from after it.
-        is_of_a_link: whether it is a link's.
+        holder: the dict, list or deque; for a link, its ``__dict__``.
+        before: ``{key: value}`` from before the call. For a link only the changed items, otherwise all.
+        after: ``{key: value}`` from after the call.
+        is_of_a_link: whether the holder is the ``__dict__`` of a link.
     """
 
     holder: Any
@@ -83,16 +83,16 @@ class Change:
     is_of_a_link: bool
 
     def get(self, key):
-        """Returns what is there now; ``None`` if nothing is."""
+        """Returns the current value of a key, or ``None``."""
         return _items(self.holder).get(key)
 
     def now(self):
-        """Returns what is there now, for :meth:`put`."""
+        """Returns the current items, for :meth:`put`."""
         items = _items(self.holder)
         return {key: items.get(key, _MISSING) for key in self.before} if self.is_of_a_link else items
 
     def put(self, items):
-        """Puts back what was there."""
+        """Puts items back."""
         if self.is_of_a_link:
             for key in items:
                 self.holder.pop(key, None)
@@ -106,7 +106,7 @@ class Change:
 
 
 class LinkAttributes:
-    """What a call changes in attributes of links.
+    """Records the changes of a call to attributes of links.
 
     Args:
         links: list of links, before the call.
@@ -116,14 +116,14 @@ class LinkAttributes:
     """
 
     def __init__(self, links):
-        self._seen = {}  # {id: a link, or what one holds}
+        self._seen = {}  # {id: a link, or an object that a link holds}
         self._before = []
         self.changed = []
         for link in links:
             self.add(link)
 
     def add(self, link):
-        """Notes what the attributes of a link are now, unless that is known already."""
+        """Records the current attributes of a link, unless they are recorded already."""
         todo = [link]
         while todo:
             holder = todo.pop()
@@ -135,7 +135,7 @@ class LinkAttributes:
                 todo += [value for value in items.values() if isinstance(value, _CONTAINERS)]
 
     def compare(self):
-        """Notes what is different now."""
+        """Records the differences to the current attributes."""
         for holder, before, copies in self._before:
             is_of_a_link = isinstance(holder, chainer.Link)
             after = _items_of_a_link(holder) if is_of_a_link else _items(holder)
@@ -151,12 +151,12 @@ class LinkAttributes:
         self._before = self._seen = None
 
     def forget_results(self, nodes):
-        """Lets go of what another call does not need.
+        """Drops objects that another call does not need.
 
-        These are values from after the call, and graphs behind values from before it, which reach back to other calls.
+        These are values from after the call, and graphs behind values from before it, which extend into other calls.
 
         Args:
-            nodes: variable nodes to which gradients go: their graphs are needed.
+            nodes: variable nodes that receive gradients: their graphs are needed.
         """
         nodes = set(nodes)
         for change in self.changed:
@@ -168,7 +168,7 @@ class LinkAttributes:
 
     @contextlib.contextmanager
     def as_before(self):
-        """Inside of the block attributes are as before the first call; after it as they are now."""
+        """A context in which attributes are as before the first call; afterwards they are as they are now."""
         now = [change.now() for change in self.changed]
         for change in self.changed:
             change.put({key: change.after.get(key, _copy(value)) for key, value in change.before.items()})
@@ -184,7 +184,7 @@ def _items(holder):
 
 
 def _items_of_a_link(link):
-    """Returns the attributes that a call may change, but for those that stay what they are."""
+    """Returns the attributes that a call may change, except the ones that must not be changed back."""
     stays = _staying(link)
     return {key: value for key, value in vars(link).items() if key not in stays and not key.startswith(_OWN)}
 
@@ -198,14 +198,14 @@ def _staying(link):
 
 
 def _copy(value):
-    """Returns a copy of what may be changed in place, and other values as they are."""
+    """Returns a copy of a value that can be changed in place; other values as they are."""
     if isinstance(value, chainer.get_array_types()):
         return value.copy()
     return copy.deepcopy(value) if isinstance(value, _GENERATORS) else value
 
 
 def _is_same(one, other):
-    """Whether contents are known to be equal; on a device that would take too long."""
+    """Whether contents are known to be equal; arrays on a device are not compared, which would take too long."""
     return isinstance(one, np.ndarray) and one.dtype != object and np.array_equal(one, other)
 
 

@@ -1,4 +1,4 @@
-"""The plans of :class:`~mixprec.activation_memory.offloading.Offload`: made from recorded rounds, and made again."""
+"""The plans of :class:`~mixprec.activation_memory.offloading.Offload`, made from recorded rounds, and renewed."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from mixprec.activation_memory.recording import Bus
 from mixprec.base.announcements import announce
 
 _UNLIKE = 16  # kinds of rounds that are remembered without a plan
-_REPLANNED = 3  # how often a plan is made again as more memory is in use
-_GROWTH = 0.02  # of the budget
+_REPLANNED = 3  # how often a plan is renewed when more memory is in use
+_GROWTH = 0.02  # as a fraction of the budget
 
 
 class Plans:
@@ -19,13 +19,13 @@ class Plans:
 
     Args:
         budget: from :func:`~mixprec.activation_memory.budget.check_budget`.
-        recompute: whether buffers may be computed again.
+        recompute: whether buffers may be recomputed.
         smallest: bytes; smaller buffers stay.
-        say: is called with each plan as text.
+        say: function that is called with each plan as text.
 
     Attributes:
         made: list of :class:`~mixprec.activation_memory.following.Made`.
-        has_deviated: whether a round was none of those that were recorded, and the next one is to be recorded.
+        has_deviated: whether a round differed from all recorded ones, so that the next one must be recorded.
     """
 
     def __init__(self, budget, recompute, smallest, say):
@@ -39,17 +39,17 @@ class Plans:
         self.has_deviated = False
 
     def afresh(self):
-        """Returns others with the same arguments, which say nothing."""
+        """Returns new :class:`Plans` with the same arguments, without ``say``."""
         return Plans(self._budget, self._recompute, self._smallest, lambda text: None)
 
     @property
     def wants_recording(self):
-        """Whether the next round is to be recorded."""
+        """Whether the next round must be recorded."""
         return self.has_deviated or not self.made
 
     @property
     def waits(self):
-        """Whether rounds with buffers were recorded for which there is no plan yet."""
+        """Whether rounds with buffers were recorded that have no plan yet."""
         return any(each.recording.buffers for each in self._unplanned)
 
     def add(self, ended, in_use):
@@ -72,7 +72,7 @@ class Plans:
                 return
         if len(self._unplanned) == _UNLIKE:
             announce(
-                "offload: of %d rounds that were recorded no two had the same functions and shapes: all is moved at "
+                "offload: no two of %d recorded rounds had the same functions and shapes: all buffers are moved at "
                 "once, without a plan",
                 _UNLIKE,
             )
@@ -86,32 +86,32 @@ class Plans:
         return Made(found, signature, in_use)
 
     def grow(self, copies, in_use):
-        """Plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
+        """Makes plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
 
         Args:
-            copies: of the device.
+            copies: :class:`~mixprec.backends.copies.Copies` of the device.
             in_use: bytes after the first event of a round, as for :meth:`add`.
         """
         least = _GROWTH * in_bytes(self._budget, copies.total())
         if self._replanned == _REPLANNED or in_use - max(made.in_use for made in self.made) <= least:
             return
         self._replanned += 1
-        for place, made in enumerate(self.made):
+        for index, made in enumerate(self.made):
             more = in_use - made.in_use
             recording = made.plan.recording
             events = tuple(dataclasses.replace(event, others=event.others + more) for event in recording.events)
             recording = dataclasses.replace(recording, events=events)
-            self.made[place] = self._made_of(recording, copies, made.signature, in_use)
+            self.made[index] = self._made_of(recording, copies, made.signature, in_use)
 
 
 @dataclasses.dataclass
 class _Unplanned:
-    """A round that was recorded once; a plan is made from two, as the first one has the times of a start.
+    """A round that was recorded once; a plan needs two recordings, as the first one has start-up times.
 
     Attributes:
-        signature, recording: of it.
+        signature, recording: of the round.
         in_use: bytes, see :meth:`Plans.add`.
-        read_later: of it: it is known by the time there is a second one.
+        read_later: of the round; complete when the second round is recorded.
     """
 
     signature: list
@@ -120,5 +120,5 @@ class _Unplanned:
     read_later: set
 
     def fits(self, signature, recording):
-        """Whether another round is of this kind."""
+        """Whether another round is of the same kind."""
         return self.signature == signature and len(self.recording.buffers) == len(recording.buffers)

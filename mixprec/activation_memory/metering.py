@@ -1,4 +1,4 @@
-"""Measuring a round: the time of each event, and the memory in use beside the buffers."""
+"""Measures a round: the time of each event, and the memory in use outside of the buffers."""
 
 import collections
 import dataclasses
@@ -9,10 +9,10 @@ from mixprec.activation_memory.recording import Buffer, Event, Recomputation, Re
 class Meter:
     """Measures the events of one round, one after the other.
 
-    The time from one :meth:`resume` to the next :meth:`lap` belongs to the event that is named there, and so does the
-    memory in use since the last lap. Copies are made between a lap and the next ``resume``.
+    The time from :meth:`resume` to the next :meth:`lap` is attributed to the event given there, and so is the memory in
+    use since the last lap. Copies run between a lap and the next ``resume``.
 
-    It begins with the first event when it is made. It is used inside of ``copies.measuring()``.
+    The first event begins when the meter is made. Use it inside of ``copies.measuring()``.
 
     Args:
         copies: :class:`~mixprec.backends.copies.Copies` of the device.
@@ -27,22 +27,22 @@ class Meter:
         self._began = copies.tick()
 
     def came(self, size):
-        """Takes note of a buffer that has come to the device."""
+        """Records that a buffer has come to the device."""
         self._resident += size
 
     def went(self, size):
-        """Takes note of a buffer that has left it."""
+        """Records that a buffer has left the device."""
         self._resident -= size
 
     def lap(self, number):
-        """Gives time and memory since the last call to an event."""
+        """Attributes time and memory since the last call to an event."""
         now = self._copies.tick()
         self._ticks.append((number, self._began, now))
         self._others[number] = max(self._others[number], self._copies.peak() - self._resident)
         self._began = now
 
     def resume(self):
-        """Begins to count again, after copies: what has left does not count any more."""
+        """Starts counting again after copies; memory that has left is not counted."""
         self._copies.peak()
         self._began = self._copies.tick()
 
@@ -67,7 +67,7 @@ def recording_of(round_, recipes):
 
     Args:
         round_: :class:`~mixprec.activation_memory.rounds.Round` with a meter.
-        recipes: ``{number of a buffer: (numbers of events that compute it, numbers of buffers that these read)}``.
+        recipes: ``{number of a buffer: (numbers of events that compute it, numbers of buffers that they read)}``.
     """
     events = round_.meter.events(round_.signature, round_.names)
     buffers = []
@@ -84,11 +84,11 @@ def recording_of(round_, recipes):
 
 
 def merged(first, second, read_later):
-    """Returns a recording with the shorter times of two recordings of one round, and the memory of the second.
+    """Returns a recording with the shorter times of two recordings of a round, and the memory of the second.
 
-    The first one was begun to be measured when its first function was under way.
+    The measurement of the first recording began during its first function.
 
-    What a later round has read is not computed again: parameters might have changed by then.
+    Buffers that a later round has read are not recomputed: parameters might have changed by then.
 
     Args:
         first, second: :class:`~mixprec.activation_memory.recording.Recording`.

@@ -1,7 +1,7 @@
-"""The blocks of a network: the links that :func:`mixprec.recompute` is to be given, so that it needs least memory.
+"""Finds the blocks of a network: the links to pass to :func:`mixprec.recompute` for the smallest memory.
 
-The network is called once on an example, and what its functions retain for the backward pass is counted. Recomputed,
-a block keeps its inputs only; while it goes backward, all of its inside is there for a while.
+The network is called once on an example, and the arrays that its functions retain for the backward pass are counted. A
+recomputed block keeps its inputs only; during its backward pass all of its inside is in memory temporarily.
 """
 
 import contextlib
@@ -23,19 +23,20 @@ from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
 from mixprec.rewrite.state import state_of
 
-# A block saves at least these parts of its inside, where a batch normalization alone saves next to nothing, and of all.
+# A block saves at least these fractions of its inside, and of the total; a batch normalization alone saves almost
+# nothing.
 _LEAST, _LEAST_OF_ALL = 0.25, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A link that is a block.
+    """A block of a network.
 
     Attributes:
         name: path of the link in the model.
         link: the link.
-        inputs: bytes of its inputs that functions have computed.
-        inside: bytes that its functions retain, inputs among them.
+        inputs: bytes of its inputs that were computed by functions.
+        inside: bytes that its functions retain, including inputs.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Blocks:
         blocks: tuple of :class:`Block`, in the order of their calls.
         kept: bytes that are kept for the backward pass if nothing is recomputed.
         kept_with: bytes that are kept if the blocks are recomputed.
-        largest: bytes that the inside of a block adds to that while it goes backward, at most.
+        largest: the most bytes that the inside of a block adds during its backward pass.
     """
 
     blocks: tuple[Block, ...]
@@ -62,14 +63,14 @@ class Blocks:
 
 
 def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
-    """Finds the links of a model that are its blocks; nothing is marked, and the model stays as it is.
+    """Finds the blocks of a model; nothing is marked, and the model does not change.
 
-    Blocks do not lie in one another. Links that are called several times in a call of the model are none, nor are
-    links that save nothing.
+    Blocks are not nested. Links that are called several times in a call of the model are not blocks, nor are links that
+    save nothing.
 
     Args:
         model: a link, converted or not.
-        example: arguments of the model; its results are not used. Sizes are those of this batch.
+        example: arguments of the model; its results are not used. Sizes are for this batch.
     """
     recorder = _Recorder()
     with without_trace(model), unnoticed(model), keeping_all(), recorder, watching.watch_alone(recorder.made):
@@ -91,7 +92,7 @@ def blocks_of(model: chainer.Link, *example: Any) -> Blocks:
 
 @contextlib.contextmanager
 def unnoticed(model):
-    """Inside of the block the model is called on an example: there are no reports, and ``random`` is put back."""
+    """A context for calling the model on an example: nothing is reported, and the state of ``random`` is restored."""
     states = [state for state in map(state_of, model.links()) if state is not None]
     with contextlib.ExitStack() as stack:
         for conversion in {state.conversion for state in states}:
@@ -105,15 +106,15 @@ class _Call:
     """A call of a link.
 
     Args:
-        link: the link; ``None`` for what calls the model.
+        link: the link; ``None`` for the caller of the model.
 
     Attributes:
-        functions: function nodes that it has made itself, not by calls below; weak references until they are counted.
-        calls: list of calls below.
+        functions: function nodes that it has made itself, not in nested calls; weak references until they are counted.
+        calls: list of nested calls.
         inputs: memory of its inputs, ``{key: bytes}``.
-        memory: what its functions retain, and those of calls below, likewise.
-        own: what its own functions retain.
-        has_results: whether it has variables as arguments and as results.
+        memory: memory that its functions and nested calls retain, ``{key: bytes}``.
+        own: memory that its own functions retain, ``{key: bytes}``.
+        has_results: whether its arguments and its results contain variables.
     """
 
     def __init__(self, link):
@@ -127,13 +128,13 @@ class _Call:
         return _bytes(self.memory)
 
     def below(self):
-        """Yields this call and all below it."""
+        """Yields this call and all nested calls."""
         yield self
         for call in self.calls:
             yield from call.below()
 
     def count(self):
-        """Counts what is retained, when the model has been called."""
+        """Counts retained memory after the call of the model."""
         for function in filter(None, (reference() for reference in self.functions)):
             for array in _retained(function):
                 self.own |= _memory(array)
@@ -150,11 +151,11 @@ class _Recorder(chainer.LinkHook):
 
     def __init__(self):
         self._open = [_Call(None)]
-        self._held = []  # until all is counted, since sizes are known by the place of the memory
+        self._held = []  # kept until all is counted, as memory is identified by its address
         self.counts = {}
 
     def made(self, node, results):
-        """Is called for each function that joins the graph."""
+        """Called for each function that joins the graph."""
         self._open[-1].functions.append(weakref.ref(node))
 
     def forward_preprocess(self, args):
@@ -176,13 +177,13 @@ class _Recorder(chainer.LinkHook):
         self._open.pop()
 
     def finished(self):
-        """Returns the outermost :class:`_Call`, after the model's."""
+        """Returns the outermost :class:`_Call`, after the call of the model."""
         self._open[0].count()
         return self._open[0]
 
 
 class _Choice:
-    """What some blocks save.
+    """The savings of a set of blocks.
 
     Args:
         root: the outermost :class:`_Call`.
@@ -202,14 +203,14 @@ class _Choice:
 
 
 def _is_there(variable):
-    """Whether a variable is computed at the edge of a block as it is without it; a normalization may wait."""
+    """Whether a variable is computed at the edge of a block as without the block; a normalization may be deferred."""
     if type(variable) is Deferred and variable.chain and variable.chain[-1] != "Add":
         compute(variable)  # it is complete, with its ReLU
     return type(variable) is not Deferred
 
 
 def _saves(call, root):
-    """Whether it is worth it to have a block: inputs that nothing would keep without it count against it."""
+    """Whether a block is worthwhile: inputs that would not be kept without it count against it."""
     unkept = _bytes(call.inputs) - _bytes(call.inputs, root.memory)
     saved = call.inside - _bytes(call.memory, call.inputs) - unkept
     return saved > 0 and saved >= max(_LEAST * call.inside, _LEAST_OF_ALL * _bytes(root.memory))
@@ -231,14 +232,14 @@ def _outside(call, chosen):
 
 
 def _retained(function):
-    yield from (array for _, array in retained.places_of(function))
-    for value in vars(function).values():  # what stays on the device in any case, and named tuples of arrays
+    yield from (array for _, array in retained.references_of(function))
+    for value in vars(function).values():  # arrays that stay on the device in any case, and named tuples of arrays
         values = value if isinstance(value, tuple) else (value,)
         yield from (each for each in values if isinstance(each, chainer.get_array_types()))
 
 
 def _bytes(memory, among=None):
-    """Returns the bytes of some memory, or of the part of it that is among other."""
+    """Returns the bytes of memory, or of its intersection with ``among``."""
     return sum(size for key, size in memory.items() if among is None or key in among)
 
 
@@ -246,13 +247,13 @@ def _memory(array):
     """Returns ``{key: bytes}`` of the memory in which an array lies."""
     while isinstance(getattr(array, "base", None), chainer.get_array_types()):
         array = array.base
-    # NumPy makes no buffer of bfloat16, which `data` would be; that of CuPy has `mem`.
+    # NumPy has no buffer for bfloat16, which `data` would be; CuPy's `data` has `mem`.
     block = None if isinstance(array, np.ndarray) else getattr(getattr(array, "data", None), "mem", None)
     return {id(array): array.nbytes} if block is None else {block.ptr: block.size}
 
 
 def _variables(value):
     found = []
-    with contextlib.suppress(TypeError):  # of a class of the user's that looks like a dict
+    with contextlib.suppress(TypeError):  # a user's class that looks like a dict
         mapped(value, lambda x: found.append(x) if isinstance(x, chainer.Variable) else None)
     return found

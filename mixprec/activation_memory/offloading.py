@@ -1,8 +1,8 @@
-"""Training with more activations than fit: :func:`offload` keeps, computes again or moves what is retained.
+"""Training with more activations than fit: :func:`offload` keeps, recomputes or moves retained arrays.
 
-The first two rounds are recorded while everything is moved away at once; a plan is made then, and followed from the
-third on. A *round* is the forward passes up to the end of their backward pass; with accumulated gradients a step has
-several, which are alike and have one plan.
+The first two rounds are recorded while everything is moved away at once; then a plan is made, which is followed from
+the third round on. A *round* is the forward passes up to the end of their backward pass; with accumulated gradients a
+step has several rounds, which share one plan.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from mixprec.functions import watching
 from mixprec.functions.node import OFFLOADED
 from mixprec.precision.repeated_pass import one_pass_only
 
-SMALLEST = 256 << 10  # bytes: a copy of less takes longer to ask for than to make
-_NOTHING = "nothing has been retained that is large enough to be moved"
+SMALLEST = 256 << 10  # bytes: a smaller copy takes longer to launch than to run
+_NOTHING = "no retained array is large enough to be moved"
 _logger = logging.getLogger("mixprec")
 
 
 class _Active(threading.local):
-    """Attribute ``offload``: the :class:`Offload` of this thread whose block is under way, or ``None``."""
+    """Attribute ``offload``: the active :class:`Offload` of this thread, or ``None``."""
 
     offload = None
 
@@ -43,7 +43,7 @@ _active = _Active()
 
 
 def active():
-    """Returns the :class:`Offload` whose block is under way in this thread, or ``None``."""
+    """Returns the active :class:`Offload` of this thread, or ``None``."""
     return _active.offload
 
 
@@ -55,25 +55,26 @@ def offload(
     smallest: int = SMALLEST,
     say: Callable[[str], object] = _logger.info,
 ) -> "Offload":
-    """Returns a context for training steps whose activations do not fit, or are not to take more than a budget.
+    """Returns a context for training steps whose activations do not fit into memory, or must keep to a budget.
 
-    What functions retain for the backward pass stays on the device, is computed again, or waits in another memory, as a
-    plan says that is made from the first two rounds. Results are the same bit for bit. Parameters, small arrays and
-    what is read soon never move, and an evaluation moves nothing.
+    Arrays that functions retain for the backward pass stay on the device, are recomputed, or wait in another memory,
+    according to a plan that is made from the first two rounds. Results are the same bit for bit. Parameters, small
+    arrays and arrays that are read soon never move, and an evaluation moves nothing.
 
     Args:
-        budget: memory that the process may take on the device in all, such as ``"16 GB"``, or a share of the device's
+        budget: total memory that the process may use on the device, such as ``"16 GB"``, or a fraction of the device's
             memory, such as ``0.8``. On NumPy it is the memory of the process.
-        to: ``"host"`` for pinned memory of the host, if the network is on a GPU; a folder for a file there, on a CPU.
-        recompute: whether arrays may be computed again.
-        smallest: bytes; arrays below it stay.
-        say: is called with each plan as text when it is made; by default it goes to the logger ``mixprec``, level INFO.
+        to: ``"host"`` for pinned host memory, if the network is on a GPU; on a CPU, a folder for a file.
+        recompute: whether arrays may be recomputed.
+        smallest: bytes; smaller arrays stay.
+        say: function that is called with each new plan as text; by default plans go to the logger ``mixprec``, level
+            INFO.
 
     Returns:
         Offload: enter it for each step, or once for all.
 
     Raises:
-        mixprec.base.messages.OneLineError: a wrong budget, or memory that cannot be had. In the block
+        mixprec.base.messages.OneLineError: the budget is invalid, or memory cannot be allocated. Inside of the context
             :class:`~mixprec.activation_memory.planning.DoesNotFit`, if no plan meets the budget.
 
     Example:
@@ -83,7 +84,7 @@ def offload(
         >>> with mixprec.offload("2 GB", to="/tmp") as memory:
         ...     optimizer.update(model, np.ones((4, 3), np.float32), np.zeros(4, np.int32))
         >>> print(memory.report())
-        nothing has been retained that is large enough to be moved
+        no retained array is large enough to be moved
     """
     if not isinstance(to, (str, os.PathLike)) or not os.fspath(to):
         raise OneLineError(f'arrays are offloaded to "host" or to a folder; found {to!r}')
@@ -98,12 +99,12 @@ def offload(
 
 
 class Offload:
-    """A context in which retained arrays are kept, computed again or moved; see :func:`offload`.
+    """A context in which retained arrays are kept, recomputed or moved; see :func:`offload`.
 
     Args:
         plans: :class:`~mixprec.activation_memory.made_plans.Plans`.
         to: as for :func:`offload`.
-        smallest: likewise.
+        smallest: as for :func:`offload`.
     """
 
     def __init__(self, plans, to, smallest):
@@ -113,10 +114,10 @@ class Offload:
         self._copies = None
         self._memory = Memory()
         self._round = None
-        self._in_use = 0  # bytes, before the round that is recorded
-        self._meter = None  # for the next round, from before its first event on
+        self._in_use = 0  # bytes, before the recorded round
+        self._meter = None  # for the next round, started before its first event
         self._measuring = contextlib.ExitStack()
-        self._depth = 0  # of backward passes within each other
+        self._depth = 0  # of nested backward passes
         self._stack = None
 
     @property
@@ -148,7 +149,7 @@ class Offload:
             self._measuring.close()
 
     def afresh(self) -> "Offload":
-        """Returns another one with the same arguments, which knows no round yet and says nothing."""
+        """Returns a new :class:`Offload` with the same arguments, without rounds and without ``say``."""
         return Offload(self._plans.afresh(), self._to, self._smallest)
 
     def report(self) -> str:
@@ -158,7 +159,7 @@ class Offload:
         return "\n\n".join(map(str, self.plans))
 
     def _forward(self, node, results):
-        """Takes note of functions that have joined the graph: these, and those before them that are not known yet."""
+        """Records functions that have joined the graph: this one, and earlier ones that are not known yet."""
         outputs = [y for y in results if "_node" in vars(y)]
         found, todo = {}, [y.creator_node for y in outputs if y.creator_node is not None]
         while todo:
@@ -172,7 +173,7 @@ class Offload:
             self._current().forward(function)
 
     def _current(self):
-        """Returns the round that a function belongs to that has gone forward."""
+        """Returns the current round, for a function that has gone forward."""
         if self._round is not None and not self._depth and (self._round.is_backward or self._round.is_abandoned):
             self._finish(complete=self._round.is_backward)
         if self._round is None:
@@ -192,7 +193,7 @@ class Offload:
         return Round(self._copies, self._smallest, LeaveAtOnce(), self._memory, meter)
 
     def _expect(self):
-        """Begins to measure a round, if it is to be recorded, before its first function goes forward."""
+        """Starts to measure a round that must be recorded, before its first function goes forward."""
         if self._copies is not None and self._meter is None and self._plans.wants_recording:
             self._meter = self._new_meter()
 
@@ -203,12 +204,12 @@ class Offload:
 
     def _deviate(self, round_, number):
         if not number:
-            round_.measure(self._new_meter())  # its first event is missing in it
+            round_.measure(self._new_meter())  # without its first event
             return
         self._plans.has_deviated = True
         announce(
-            "offload: the step has other functions or shapes than any recorded one, from %s on: a step that is "
-            "recorded follows, without overlap",
+            "offload: the functions or shapes of the step differ from all recorded ones from %s on: the next step is "
+            "recorded, without overlap",
             round_.names[number],
         )
 
@@ -218,7 +219,7 @@ class Offload:
     def _backward(self, function, step):
         if chainer.config.enable_backprop:
             raise RuntimeError(
-                "mixprec.offload has no double backprop: run the forward pass and backward() outside of its block"
+                "mixprec.offload does not support double backprop: run the forward pass and backward() outside of it"
             )
         self._round.backward(function, step)
 
@@ -233,7 +234,7 @@ class Offload:
                 self._round.settle()
 
     def _finish(self, *, complete):
-        """Ends the round under way; makes a plan if it was recorded often enough."""
+        """Ends the current round; makes a plan if it was recorded often enough."""
         ended, self._round = self._round, None
         if ended is None:
             return
@@ -251,7 +252,7 @@ def _bringing_back(backprop_step):
         if offload is not None and offload._owns(function):
             offload._backward(function, lambda: backprop_step(function, *arguments))
             return
-        for buffer in vars(function).get(OFFLOADED, ()):  # its graph has left the block
+        for buffer in vars(function).get(OFFLOADED, ()):  # its graph has left the context
             buffer.ensure()
         backprop_step(function, *arguments)
 
@@ -271,7 +272,7 @@ def _settling(backprop_to_all):
 
 
 _WHEN = "mixprec.offload"
-_WHY = "Without it functions go backward without the arrays that were moved away. Other functions go as they did."
+_WHY = "Without it functions go backward without the arrays that were moved away. Other functions are not affected."
 _PATCHES = [
     Patch("chainer._backprop_utils:backprop_step", _bringing_back, _WHY, _WHEN),
     Patch("chainer._backprop:_backprop_to_all", _settling, _WHY, _WHEN),

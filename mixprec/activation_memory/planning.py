@@ -1,4 +1,4 @@
-"""Plans: what stays on the device, what is computed again, and what moves to another memory and back."""
+"""Plans: which buffers stay on the device, which are recomputed, and which move to another memory and back."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from mixprec.activation_memory.recording import Bus
 from mixprec.activation_memory.timetable import KEEP, SWAP, Forecast, Schedule
 from mixprec.base.messages import OneLineError
 
-_SHOWN = 3  # buffers, of each kind
+_SHOWN = 3  # buffers of each kind
 _DONE = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}
 
 
@@ -29,14 +29,14 @@ class DoesNotFit(OneLineError):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What happens to each buffer of a round, what that costs, and what it saves.
+    """The choice for each buffer of a round, with its cost and savings.
 
     Attributes:
         schedule: :class:`~mixprec.activation_memory.timetable.Schedule`.
         budget: bytes, or ``None``.
-        recording: :class:`~mixprec.activation_memory.recording.Recording` that it was made from.
+        recording: the :class:`~mixprec.activation_memory.recording.Recording` that it was made from.
         seconds: time of the round if all buffers stay.
-        peak: bytes in use at the most if all buffers stay.
+        peak: largest number of bytes in use if all buffers stay.
     """
 
     schedule: Schedule
@@ -55,9 +55,9 @@ class Plan:
         lines.append(f"peak: {_megabytes(self.schedule.peak)}{budget}; {_megabytes(self.peak)} if all is kept")
         lines.append(
             f"expected time of a round: {1e3 * self.schedule.seconds:,.1f} ms, "
-            f"{self._share(self.schedule.seconds):.1f} % of that with all kept; "
+            f"{self._share(self.schedule.seconds):.1f} % of the time with all kept; "
             f"waiting for copies {self._share(self.schedule.stalled):.1f} %, "
-            f"computing again {self._share(self.schedule.recomputed):.1f} %"
+            f"recomputing {self._share(self.schedule.recomputed):.1f} %"
         )
         for choice in ("swap", "recompute"):
             largest = sorted(self._chosen(choice), key=lambda buffer: -buffer.size)[:_SHOWN]
@@ -75,13 +75,13 @@ class Plan:
 
 
 def plan(recording, budget, bus, *, recompute=True, smallest=0):
-    """Returns the fastest :class:`Plan` that was found and keeps to a budget.
+    """Returns the fastest :class:`Plan` found that keeps to a budget.
 
     Args:
         recording: :class:`~mixprec.activation_memory.recording.Recording`.
-        budget: bytes in use on the device at the most; ``None`` for no limit.
+        budget: largest number of bytes in use on the device; ``None`` for no limit.
         bus: :class:`~mixprec.activation_memory.recording.Bus`.
-        recompute: whether buffers may be computed again.
+        recompute: whether buffers may be recomputed.
         smallest: bytes; smaller buffers stay.
 
     Raises:
@@ -102,13 +102,13 @@ def plan(recording, budget, bus, *, recompute=True, smallest=0):
 
 
 def least(recording, *, smallest=0):
-    """Returns the smallest budget in bytes that some plan meets: the one that swaps all.
+    """Returns the smallest budget in bytes that a plan can meet: the plan that swaps everything.
 
     Args:
         recording: :class:`~mixprec.activation_memory.recording.Recording`.
         smallest: bytes; smaller buffers stay.
     """
-    forecast = Forecast(recording, None, Bus(1.0, 1.0))  # memory does not depend on it
+    forecast = Forecast(recording, None, Bus(1.0, 1.0))  # memory does not depend on the bus
     return int(forecast.low(np.where(movable(recording, smallest), SWAP, KEEP)).max(initial=0))
 
 
@@ -119,7 +119,7 @@ def _refusal(recording, budget, low):
     needed = int(low[number])
     return DoesNotFit(
         f"no plan fits into {_megabytes(budget)}: {event.name} going {direction} takes {_megabytes(needed, up=True)}, "
-        "even if all that may move is elsewhere; that is the least budget that does",
+        "even with all movable buffers elsewhere; this is the smallest possible budget",
         needed,
     )
 

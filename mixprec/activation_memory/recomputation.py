@@ -1,4 +1,4 @@
-"""``mixprec.recompute``: intermediate results are computed again in the backward pass, and not kept until then.
+"""``mixprec.recompute``: intermediate results are recomputed in the backward pass, and not kept until then.
 
 Users mark links, or wrap functions, before training. :mod:`mixprec.activation_memory.recomputed` does the work.
 """
@@ -24,11 +24,11 @@ _What = TypeVar("_What", bound=Callable[..., Any])  # links are callable
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
-        link: the innermost marked link that is being called, or ``None``.
-        keeps_all: whether marks are not looked at.
+        link: the innermost marked link in a call, or ``None``.
+        keeps_all: whether marks are ignored.
     """
 
     link = None
@@ -39,7 +39,7 @@ _now = _Now()
 
 
 class Mark:
-    """What a marked link has. It goes where the link goes: into copies, pickles and other processes.
+    """The attribute of a marked link. It is copied, pickled and sent to other processes with the link.
 
     Args:
         kind: class of the link.
@@ -61,18 +61,18 @@ class Mark:
 
 
 def recompute(what: _What, on: bool = True) -> _What:
-    """Has the intermediate results of a link, or of a function, computed again rather than kept.
+    """Makes a link, or a function, recompute its intermediate results instead of keeping them.
 
-    A call keeps its arguments only. In the backward pass it is made once more, gradients are computed, and the memory
-    is free again. That costs the time of one more forward pass of the part. Gradients, running statistics and random
-    numbers are the same, bit for bit. Without backpropagation nothing is different.
+    A call keeps only its arguments. In the backward pass it is repeated, gradients are computed, and the memory is
+    freed again. That costs the time of one more forward pass of this part. Gradients, running statistics and random
+    numbers are the same, bit for bit. Without backpropagation nothing changes.
 
-    These may differ:
+    Restrictions and differences:
 
     - Three or more gradients of one variable may be added up in another order.
     - A normalization that is marked without its ReLU is not fused with it.
-    - Gradients are those of the parameters in the backward pass: do not change them between the passes.
-    - What the call does to anything but links, such as to a counter in a closure or a list, it does twice.
+    - The backward pass uses the current parameters: do not change them between the passes.
+    - Side effects on anything but links, such as on a counter in a closure or on a list, happen twice.
     - Arguments, and their arrays, must not be changed between the passes.
 
     Example:
@@ -88,15 +88,15 @@ def recompute(what: _What, on: bool = True) -> _What:
 
     Args:
         what: a link, which is marked in place, before or after :func:`mixprec.convert`; or a function of variables. Its
-            arguments and results may be anything but iterators, with variables in lists, tuples and dicts. States that
-            links have, as an LSTM has, are those of the first call when it is called again.
-        on: False takes it back.
+            arguments and results may be anything except iterators, with variables in lists, tuples and dicts. States of
+            links, such as of an LSTM, are restored for the repeated call.
+        on: ``False`` removes the mark.
 
     Returns:
-        the link; of a function another one that calls it, or the function itself with ``on=False``.
+        The link; for a function, a wrapper that calls it, or with ``on=False`` the function itself.
 
     Raises:
-        TypeError: ``what`` is neither, or ``on`` no bool.
+        TypeError: ``what`` is neither a link nor a function, or ``on`` is not a bool.
     """
     arguments.flag("on", on)
     if isinstance(what, chainer.Link):
@@ -112,7 +112,7 @@ def recompute(what: _What, on: bool = True) -> _What:
 
 
 def keeping_all():
-    """Inside of the block nothing is recomputed: all functions of this thread are in its graphs."""
+    """A context in which nothing is recomputed: graphs of this thread contain all functions."""
     return scoped(_now, keeps_all=True)
 
 

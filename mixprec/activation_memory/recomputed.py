@@ -1,4 +1,4 @@
-"""The function node that stands for a call whose intermediate results are not kept, and :func:`run`, which makes it."""
+"""The function node of a call whose intermediate results are recomputed, and :func:`run`, which makes it."""
 
 import weakref
 
@@ -14,19 +14,19 @@ from mixprec.base.nested import mapped
 from mixprec.functions import watching
 
 _NOISE = "chainer.functions.noise."
-_CASTS = "mixprec.functions.layout"  # of what is no variable; a converted model holds them to the end of its call
+_CASTS = "mixprec.functions.layout"  # casts of arrays; a converted model holds them until its call ends
 
 
 class Recomputed(chainer.FunctionNode):
-    """Stands for a call in the graph. Its inputs are all variables outside that the results depend on.
+    """Represents a call in the graph. Its inputs are all outer variables that the results depend on.
 
-    Beside arguments these are parameters, and what the function has taken from elsewhere. It calls the function again
-    when it goes backward, and runs a backward pass of that: as a part of the outer one, to whose gradients it adds.
+    Besides arguments these are parameters, and variables that the function gets from elsewhere. Its backward calls the
+    function again and runs a backward pass over that graph, as a part of the outer pass, to whose gradients it adds.
 
     Args:
-        name: of what is called.
+        name: name of the called link or function.
         call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
-        find: function that finds the outputs in the result of a further call, a list.
+        find: function that returns the outputs in the result of a further call, a list.
     """
 
     takes_two_terms = True
@@ -39,7 +39,7 @@ class Recomputed(chainer.FunctionNode):
 
     @property
     def label(self):
-        """The name of what is called."""
+        """The name of the called link or function."""
         return f"recompute({self._name})"
 
     def join(self, nodes, outputs, ranks):
@@ -48,17 +48,17 @@ class Recomputed(chainer.FunctionNode):
         Args:
             nodes: variable nodes, the inputs.
             outputs: tuple of variables.
-            ranks: of the outputs, as they would be if all functions of the call were in the graph.
+            ranks: ranks that the outputs would have if all functions of the call were in the graph.
         """
         first = max([node.rank for node in nodes])
         depth = max(max(ranks) - first, 1)
-        self.rank = first - (1 - 1 / depth) / 2  # in its turn among other functions of the inputs
+        self.rank = first - (1 - 1 / depth) / 2  # keeps the order among other functions of the inputs
         self.inputs, self.outputs = tuple(nodes), tuple([weakref.ref(y.node) for y in outputs])
         self._input_layouts, self._output_layouts = (None,) * len(nodes), (None,) * len(outputs)
         self._output_count = len(outputs)
         self.lazy_grad_sum = chainer.config.lazy_grad_sum
         held = {id(node) for node in self._call.nodes}
-        self._input_indexes_to_retain = tuple([place for place, node in enumerate(nodes) if id(node) in held])
+        self._input_indexes_to_retain = tuple([index for index, node in enumerate(nodes) if id(node) in held])
         for y, rank in zip(outputs, ranks, strict=True):
             y.creator_node = self
             y.node._rank = rank
@@ -72,10 +72,10 @@ class Recomputed(chainer.FunctionNode):
         outputs = self._outputs_again()
         given = [(y.node, _for(y, dy)) for y, dy in zip(outputs, grad_outputs, strict=True) if dy is not None]
         sums = zip(target_input_indexes, grad_inputs, strict=True)
-        given += [(self.inputs[place], gradient) for place, gradient in sums if gradient is not None]
+        given += [(self.inputs[index], gradient) for index, gradient in sums if gradient is not None]
         with graph_edge.shut(self.inputs) as edges:
             chainer._backprop._backprop_to_all(given, False, None)
-        return tuple([edges[place].gradient for place in target_input_indexes])
+        return tuple([edges[index].gradient for index in target_input_indexes])
 
     def _outputs_again(self):
         with cupy_draws.refused(self.label), self._call.again() as result:
@@ -87,7 +87,7 @@ class Recomputed(chainer.FunctionNode):
             node is None or (y.shape, y.dtype) == (node.shape, node.dtype)
             for y, node in zip(outputs, nodes, strict=True)
         ):
-            raise RuntimeError(f"{self.label}: called again it has not returned what it returned at first")
+            raise RuntimeError(f"{self.label}: the repeated call returned other variables than the first call")
         return outputs
 
 
@@ -95,7 +95,7 @@ def run(name, function, args, kwargs, links):
     """Returns the result of a call whose intermediate results are not kept.
 
     Args:
-        name: of what is called, for messages.
+        name: name of the called link or function, for messages.
         function: callable.
         args: positional arguments.
         kwargs: keyword arguments.
@@ -111,16 +111,16 @@ def run(name, function, args, kwargs, links):
     found = None
     if any(type(node).__module__ != _CASTS for node in inside.functions):
         announce(
-            "mixprec.recompute(%s): something keeps what is computed inside, so that its memory is not freed", name
+            "mixprec.recompute(%s): inner results are referenced elsewhere, so that their memory is not freed", name
         )
     return result
 
 
 def _checked(name, x):
-    """Looks at an argument; of a deferred variable it makes a plain one."""
+    """Checks an argument, and computes a deferred variable."""
     if hasattr(type(x), "__next__"):
         raise TypeError(
-            f"mixprec.recompute({name}): an argument must be no iterator, as a second call would find it used up; "
+            f"mixprec.recompute({name}): an argument is an iterator, which a second call would find exhausted; "
             f"found {arguments.found(x)}: pass a list"
         )
     computed(x, "recompute")
@@ -130,7 +130,7 @@ class _Inside:
     """The functions that a call makes.
 
     Args:
-        name: of what is called.
+        name: name of the called link or function.
         call: :class:`~mixprec.activation_memory.repeatable_call.RepeatableCall`.
 
     Attributes:
@@ -144,18 +144,18 @@ class _Inside:
         self._keys = 0
 
     def made(self, node, results):
-        """Is called for each function that joins the graph."""
+        """Called for each function that joins the graph."""
         self.functions.add(node)
         keys, self._keys = self._keys, len(self._call.keys)
         if type(node).__module__.startswith(_NOISE) and self._keys == keys and not _is_on_host(results):
             raise RuntimeError(
-                f"mixprec.recompute({self._name}): {node.label} draws random numbers from CuPy, which cannot be drawn "
-                f"again: convert the model by mixprec.convert, or leave {node.label} outside"
+                f"mixprec.recompute({self._name}): {node.label} draws random numbers from CuPy, which cannot be "
+                f"reproduced: convert the model by mixprec.convert, or leave {node.label} outside"
             )
 
 
 def _joined(name, call, found, inside):
-    """Puts one node in the place of the functions inside, and returns the result of the call with its outputs."""
+    """Replaces the functions inside by one node, and returns the result of the call with its outputs."""
     inside.difference_update(call.repetition.casts())
     nodes = [node for node in call.nodes if node.requires_grad]
     nodes = list(dict.fromkeys([*nodes, *_edge(found.variables, inside)]))
@@ -173,8 +173,8 @@ class _Outputs:
     """The variables that a call has computed and left in its result, or in attributes of links.
 
     Args:
-        result: of the call, with variables in lists, tuples and dicts.
-        changed: attributes of links that are different now.
+        result: result of the call, with variables in lists, tuples and dicts.
+        changed: changed attributes of links.
         inside: the function nodes of the call.
 
     Attributes:
@@ -194,20 +194,20 @@ class _Outputs:
         for variable in every:
             computed(variable)
         known, self.variables, self._places = set(), [], []
-        for place, variable in enumerate(every):
+        for index, variable in enumerate(every):
             if variable.creator_node in inside and id(variable) not in known:
                 known.add(id(variable))
                 self.variables.append(variable)
-                self._places.append(place)
+                self._places.append(index)
         self._count = len(every)
 
     def find(self, result):
-        """Returns the same variables in the result of another call; ``None`` if it has others."""
+        """Returns the corresponding variables in the result of another call; ``None`` if they do not correspond."""
         every = self._every(result)
-        return [every[place] for place in self._places] if len(every) == self._count else None
+        return [every[index] for index in self._places] if len(every) == self._count else None
 
     def replace(self):
-        """Puts new variables in the places of :attr:`variables`, and returns them, a tuple."""
+        """Replaces :attr:`variables` by new variables, and returns these, a tuple."""
         new = {id(y): _like(y) for y in self.variables}
         self.result = mapped(self.result, lambda x: new.get(id(x), x))
         for change, key in self._slots:
@@ -229,7 +229,7 @@ def _like(y):
 
 
 def _edge(variables, inside):
-    """Yields the variable nodes that want gradients and that functions inside take from outside."""
+    """Yields the outer variable nodes that require gradients and are inputs of functions inside."""
     todo = [y.creator_node for y in variables]
     seen = set(todo)
     while todo:
@@ -242,12 +242,12 @@ def _edge(variables, inside):
                 if creator not in seen:
                     seen.add(creator)
                     todo.append(creator)
-            elif creator is not None or x.get_variable_or_none() is not None:  # else made in the call
+            elif creator is not None or x.get_variable_or_none() is not None:  # otherwise made in the call
                 yield x
 
 
 def _for(y, gradient):
-    """Returns the gradient of a variable; as two terms only for a function that takes them, as others read one."""
+    """Returns the gradient of a variable; as two terms only for a function that accepts two."""
     if not getattr(y.creator_node, "takes_two_terms", False):
         gradient.node  # noqa: B018  (a Sum is computed now)
     return gradient

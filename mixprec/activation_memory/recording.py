@@ -1,8 +1,8 @@
-"""What one round of training keeps in memory: its events, and the buffers that wait for the backward pass.
+"""A record of one round of training: its events, and the buffers that wait for the backward pass.
 
 A *round* is the forward passes up to the end of their backward pass. An *event* is one function node that goes forward
-or backward; events are numbered in the order in which they run. A *buffer* is one piece of the memory of a device, in
-which arrays lie that function nodes retain.
+or backward; events are numbered in the order in which they run. A *buffer* is one block of device memory with arrays
+that function nodes retain.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ class Event:
     Attributes:
         name: label of the function.
         is_forward: whether it goes forward.
-        seconds: time that the device computes.
-        others: bytes in use at the peak of the event that are in no buffer: parameters, gradients, workspaces.
+        seconds: computing time of the device.
+        others: bytes in use at the peak of the event outside of all buffers: parameters, gradients, workspaces.
     """
 
     name: str
@@ -27,11 +27,11 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Recomputation:
-    """How a buffer can be computed again.
+    """How a buffer can be recomputed.
 
     Attributes:
         seconds: time that it takes.
-        sources: numbers of the buffers that it is computed from.
+        sources: numbers of the buffers from which it is computed.
     """
 
     seconds: float
@@ -42,17 +42,17 @@ class Recomputation:
 class Buffer:
     """Memory that function nodes retain.
 
-    It is there from the event ``made`` on. Its last use in the forward pass is over after the event ``held``. Each
-    event of ``needs`` reads it in the backward pass; after the last of them it may go, if there is a copy.
+    It exists from the event ``made`` on. Its last use in the forward pass ends with the event ``held``. Each event of
+    ``needs`` reads it in the backward pass; after the last of them its memory may be released.
 
     Attributes:
         size: bytes.
-        producer: label of the function that made it, with the path of its link if that is known.
-        made: number of the event in which it was made; its contents do not change any more after that event.
-        held: number of the last event in which something beside the graph holds it: a later function, or a variable
-            of the user's code. Before the end of this event its memory cannot be given back.
+        producer: label of the function that made it, with the path of its link if known.
+        made: number of the event in which it was made; its contents do not change after that event.
+        held: number of the last event in which something besides the graph holds it: a later function, or a variable of
+            the user's code. Its memory cannot be released before the end of this event.
         needs: numbers of the events of the backward pass that read it, in order; not empty.
-        recomputation: :class:`Recomputation`, or ``None`` if it cannot be computed again.
+        recomputation: :class:`Recomputation`, or ``None`` if it cannot be recomputed.
         is_convolution_input: whether a convolution retains it as its input.
     """
 
@@ -67,7 +67,7 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """A round, as it was recorded.
+    """A recorded round.
 
     Attributes:
         events: tuple of :class:`Event`.
@@ -80,7 +80,7 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True)
 class Bus:
-    """What moves buffers to another memory and back, in both directions at once.
+    """The connection that moves buffers to another memory and back, in both directions at once.
 
     Attributes:
         out: bytes per second away from the device.

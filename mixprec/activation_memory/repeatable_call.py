@@ -1,4 +1,4 @@
-"""A call that can be made again and does the same: same random numbers, same states of links, same settings."""
+"""A call that can be repeated exactly: same random numbers, same states of links, same settings."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from mixprec.backends.dropout_state import recording_keys, repeating_keys
 from mixprec.base.nested import mapped
 from mixprec.functions import watching
 
-# Settings of Chainer that are those of the backward pass.
+# Settings of Chainer that keep their values from the backward pass.
 _OF_THE_PASS = {"enable_backprop", "in_recomputing", "_will_recompute", "debug", "schedule_func"}
 
 
@@ -23,15 +23,15 @@ class RepeatableCall:
 
     Args:
         function: callable.
-        args: positional arguments; of variables that functions have computed the arrays are held.
+        args: positional arguments; for computed variables only their arrays are kept.
         kwargs: keyword arguments.
         links: list of links whose attributes it may change.
 
     Attributes:
-        nodes: variable nodes of the arguments that functions have computed.
+        nodes: variable nodes of the arguments that were computed by functions.
         attributes: :class:`~mixprec.activation_memory.link_attributes.LinkAttributes`.
         repetition: :class:`~mixprec.activation_memory.repetition.Repetition`.
-        keys: list of the random numbers of dropout, as :func:`~mixprec.backends.dropout_state.recording_keys` has it.
+        keys: list of the random numbers of dropout, from :func:`~mixprec.backends.dropout_state.recording_keys`.
     """
 
     def __init__(self, function, args, kwargs, links):
@@ -40,7 +40,7 @@ class RepeatableCall:
         self.repetition = Repetition()
         self.keys = []
         self._function = function
-        self._given = args, kwargs  # to the first call
+        self._given = args, kwargs  # arguments of the first call
         self._arguments = mapped(self._given, self._held)
         self._settings = _settings()
         self._random = None
@@ -49,7 +49,7 @@ class RepeatableCall:
         """Returns the result of the first call.
 
         Args:
-            made: is called back for each function, see :func:`~mixprec.functions.watching.watch`.
+            made: callback for each function, see :func:`~mixprec.functions.watching.watch`.
         """
         (args, kwargs), self._given = self._given, None
         before = _random_states()
@@ -67,7 +67,7 @@ class RepeatableCall:
 
     @contextlib.contextmanager
     def again(self):
-        """Gives the result of another call, in a block in which attributes of links are what it has made of them."""
+        """A context that yields the result of another call, in which links have the attributes that this call set."""
         args, kwargs = mapped(self._arguments, _taken_out)
         with contextlib.ExitStack() as stack:
             stack.enter_context(graph_edge.open_again())
@@ -110,7 +110,7 @@ def _settings():
 
 
 def reporting_nothing():
-    """Returns a context manager: inside of it ``chainer.report`` leaves nothing in the user's reporter."""
+    """Returns a context manager in which ``chainer.report`` does not reach the user's reporter."""
     reporters = reporter._get_reporters()
     return reporters[-1].scope({}) if reporters else contextlib.nullcontext()
 

@@ -1,7 +1,7 @@
-"""Calls a part of a converted model again after the call of the model, as it was computed in it.
+"""Calls a part of a converted model again after the call of the model, with the same conversions and fusions.
 
-:mod:`mixprec.activation_memory` recomputes with it. Fusions are decided by what happened in calls before: a
-:class:`Repetition` keeps what was known when the part was called first, and what is learnt in it is not learnt twice.
+Recomputation uses it. Fusions are decided from earlier calls: a :class:`Repetition` keeps the knowledge from the first
+call of the part, and makes sure that a repeated call does not add to it.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _RESULT = "it is a result of a part that is recomputed"
 
 
 class Repetition:
-    """A part of the call of a converted model that is under way in this thread; it does not hold that call.
+    """A part of the current call of a converted model in this thread; it holds no reference to that call.
 
-    It is none of a converted model if no call is under way.
+    Without a current call, the part does not belong to a converted model.
     """
 
     def __init__(self):
@@ -33,18 +33,18 @@ class Repetition:
 
     @contextlib.contextmanager
     def first(self):
-        """To be used around the first call."""
+        """A context for the first call."""
         scope = active.scope
         if scope is None:
             yield
             return
         with scoped(scope, noted=(*scope.noted, self._places)):
             yield
-        # Casts of parameters are shared by all of the model: gradients are added up before they are cast back.
+        # The whole model shares casts of parameters: gradients are added up before they are cast back.
         self._leaves = {key: held for key, held in scope.leaves.items() if isinstance(held[0], chainer.Variable)}
 
     def again(self):
-        """Returns a context manager to be used around each further call."""
+        """A context for each further call."""
         if self._conversion is None:
             return scoped(active, scope=None)
         scope = Scope(self._conversion, self._root)
@@ -54,7 +54,7 @@ class Repetition:
         return calling(scope)
 
     def casts(self):
-        """Yields the function nodes that have converted what came from outside of the model."""
+        """Yields the function nodes that have converted inputs from outside of the model."""
         for _, converted in self._leaves.values():
             todo = [converted.node]
             while todo:
@@ -65,11 +65,11 @@ class Repetition:
 
 
 def computed(variable, taker=None):
-    """Makes a deferred variable a plain one.
+    """Computes a deferred variable.
 
     Args:
         variable: any variable.
-        taker: name of what takes it; ``None`` if it is a result.
+        taker: name of the function that takes it; ``None`` if it is a result.
     """
     if type(variable) is Deferred:
         if taker is None:
@@ -79,11 +79,11 @@ def computed(variable, taker=None):
 
 
 def inside_of_its_model(link, function, args, kwargs):
-    """Calls a function for a link: within a call of the converted model, if it is a link of one.
+    """Calls a function for a link, within a call of its converted model if it belongs to one.
 
     Args:
         link: a link, converted or not.
-        function: what is called.
+        function: the function.
         args: positional arguments.
         kwargs: keyword arguments.
     """

@@ -1,7 +1,7 @@
-"""Where function nodes keep the arrays that they retain for the backward pass, and which nodes can compute again.
+"""Finds the arrays that function nodes retain for the backward pass, and the nodes that can be recomputed.
 
-A :class:`Place` is one reference to an array: the data of a variable node, a retained output, or a field of a function
-node. Chainer reads them when the function goes backward, and at no other time.
+A :class:`Reference` is one reference to an array: the data of a variable node, a retained output, or an attribute of a
+function node. Chainer reads them only when the function goes backward.
 """
 
 import copy
@@ -10,9 +10,9 @@ import weakref
 import chainer
 
 _LIBRARIES = ("chainer.", "mixprec.")
-# Functions of Chainer with fields that their callers read: masks, indexes, noise.
+# Functions of Chainer with attributes that their callers read: masks, indexes, noise.
 _READ_BY_USERS = ("chainer.functions.noise.", "chainer.functions.pooling.", "chainer.functions.activation.rrelu")
-# Functions of Chainer whose forward pass depends on their inputs alone, and changes nothing.
+# Functions of Chainer whose forward pass depends only on their inputs, and has no side effects.
 _REPEATABLE = {
     *("Add", "AddConstant", "MultiAdd", "Sub", "SubFromConstant", "Mul", "MulConstant", "Neg", "Concat", "Cast"),
     *("ReLU", "LeakyReLU", "ClippedReLU", "Sigmoid", "Tanh", "ELU", "Softplus", "HardSigmoid", "Swish"),
@@ -21,16 +21,16 @@ _REPEATABLE = {
     *("Convolution2DFunction", "Deconvolution2DFunction", "ConvolutionND", "DeconvolutionND", "LinearFunction"),
     *("LSTM", "LocalResponseNormalization", "LayerNormalization"),
 }
-_MOVING_STATISTICS = {"BatchNormalization"}  # of Chainer, if its running statistics are not taken away
+_MOVING_STATISTICS = {"BatchNormalization"}  # Chainer's, unless its running statistics are removed
 
 
-class Place:
+class Reference:
     """One reference of a graph to an array.
 
     Args:
-        owner: variable node or function node, which is not kept alive.
-        name: of its attribute.
-        index: of the element, if the attribute is a tuple or a list.
+        owner: variable node or function node; a weak reference is kept.
+        name: name of the attribute.
+        index: index of the element, if the attribute is a tuple or a list.
     """
 
     def __init__(self, owner, name, index=None):
@@ -41,7 +41,7 @@ class Place:
 
     @property
     def owner(self):
-        """The node, or ``None`` if it is gone."""
+        """The node, or ``None`` if it no longer exists."""
         return self._owner()
 
     def get(self):
@@ -51,7 +51,7 @@ class Place:
         return value if self.index is None or value is None else value[self.index]
 
     def put(self, array):
-        """Makes the graph refer to an array, or to none."""
+        """Makes the graph refer to an array, or to ``None``."""
         owner = self._owner()
         if owner is None:
             return
@@ -64,23 +64,23 @@ class Place:
         vars(owner)[self.name] = kept._make(values) if hasattr(kept, "_make") else type(kept)(values)
 
 
-def places_of(function):
-    """Yields ``(place, array)`` for all that a function node has retained; it has just gone forward.
+def references_of(function):
+    """Yields ``(reference, array)`` for all arrays that a function node has retained; called right after its forward.
 
-    Inputs that no function has computed, such as parameters and batches, are not among them, nor what lies in their
-    memory. Of functions that are not Chainer's or mixprec's only inputs and outputs are.
+    Inputs that were not computed by a function, such as parameters and batches, are left out, and so are arrays that
+    share their memory. For functions that are not Chainer's or mixprec's, only inputs and outputs are included.
     """
     for index in function._input_indexes_to_retain or ():
         node = function.inputs[index]
         if node.creator_node is not None and node.data is not None:
-            yield Place(node, "_data"), node.data
+            yield Reference(node, "_data"), node.data
     for index, array in enumerate(function._retained_output_data or ()):
         if array is None:
             continue
-        yield Place(function, "_retained_output_data", index), array
+        yield Reference(function, "_retained_output_data", index), array
         node = function.outputs[function._output_indexes_to_retain[index]]()
         if node is not None and node.data is not None:
-            yield Place(node, "_data"), node.data
+            yield Reference(node, "_data"), node.data
     for owner in (function, getattr(function, "function", None)):
         if owner is not None and type(owner).__module__.startswith(_LIBRARIES):
             yield from _fields(owner)
@@ -94,21 +94,21 @@ def _fields(owner):
         if name == "_retained_output_data":
             continue
         if isinstance(value, arrays):
-            yield Place(owner, name), value
+            yield Reference(owner, name), value
         elif isinstance(value, (tuple, list)):
             for index, each in enumerate(value):
                 if isinstance(each, arrays):
-                    yield Place(owner, name, index), each
+                    yield Reference(owner, name, index), each
 
 
 def leaves_of(function):
-    """Returns the arrays of the inputs of a function node that no function has computed."""
+    """Returns the arrays of the inputs of a function node that were not computed by functions."""
     arrays = [array_of(node) for node in function.inputs if node.creator_node is None]
     return [array for array in arrays if array is not None]
 
 
 def array_of(node):
-    """Returns the array of a variable node, which it retains or its variable still has, or ``None``."""
+    """Returns the array of a variable node, from the node or its live variable, or ``None``."""
     if node.data is not None:
         return node.data
     variable = node.get_variable_or_none()
@@ -116,7 +116,7 @@ def array_of(node):
 
 
 def again(function):
-    """Returns a function node that computes what another one has computed and changes nothing else, or ``None``."""
+    """Returns a function node that repeats the computation of a function node without side effects, or ``None``."""
     if hasattr(function, "again"):
         return function.again()
     cls = type(function)
@@ -132,5 +132,5 @@ def again(function):
 
 
 def is_convolution(function):
-    """Whether a function node convolves."""
+    """Whether a function node is a convolution."""
     return "onvolution" in type(function).__name__

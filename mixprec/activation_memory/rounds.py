@@ -1,8 +1,8 @@
-"""One round of training under :func:`mixprec.offload`: its events, its buffers, and what happens to them.
+"""One round of training under :func:`mixprec.offload`: its events, and the handling of its buffers.
 
-:class:`Round` is told of each function node that goes forward or backward. It finds what that has retained, and asks
-its :class:`Policy` when buffers leave the device and come back. Before a function goes backward its arrays are in their
-places, whatever the policy did: a plan that does not fit costs time or memory, and never changes a number.
+:class:`Round` is called for each function node that goes forward or backward. It finds the arrays that the node has
+retained, and asks its :class:`Policy` when buffers leave the device and come back. Before a function goes backward its
+arrays are restored, whatever the policy did: an unsuitable plan costs time or memory, and never changes a number.
 """
 
 import functools
@@ -12,34 +12,34 @@ from mixprec.activation_memory import retained
 from mixprec.activation_memory.buffers import LiveBuffer, compute_again, recipe_of
 from mixprec.functions.node import OFFLOADED
 
-_WHOLE = 16  # memory of so many times an array is something else, of which it is a part: all images, say
+_WHOLE = 16  # an array in memory this many times its size is a part of something else, such as all images
 
 
 class Policy:
-    """Decides when buffers leave and come back; this one decides nothing, and all stay."""
+    """Decides when buffers leave and come back; in this base class all stay."""
 
     def before(self, number, event):
-        """Is called before an event of the backward pass.
+        """Called before an event of the backward pass.
 
         Args:
-            number: of the event.
+            number: number of the event.
             event: its signature, see :attr:`Round.signature`.
         """
 
     def after(self, number, event, buffers):
-        """Is called after an event.
+        """Called after an event.
 
         Args:
-            number: of the event.
+            number: number of the event.
             event: its signature.
             buffers: list of :class:`~mixprec.activation_memory.buffers.LiveBuffer` that the function has retained.
         """
 
 
 class LeaveAtOnce(Policy):
-    """Each buffer leaves as soon as it is retained, and comes back when it is read: the least memory, and no overlap.
+    """Each buffer leaves as soon as it is retained, and comes back when it is read: least memory, no overlap.
 
-    Rounds are recorded in this way, as they might not fit otherwise.
+    Rounds are recorded with this policy, as they might not fit otherwise.
     """
 
     def after(self, number, event, buffers):
@@ -55,16 +55,16 @@ class Round:
         copies: :class:`~mixprec.backends.copies.Copies` of the device.
         smallest: bytes; smaller arrays stay.
         policy: :class:`Policy`.
-        memory: :class:`Memory`, which all rounds share.
+        memory: :class:`Memory`, shared by all rounds.
         meter: :class:`~mixprec.activation_memory.metering.Meter`, which measures the round, or ``None``.
 
     Attributes:
         signature: a list of ``(whether it goes forward, class of the function, sizes of new buffers)`` of events.
-        names: labels of their functions.
-        functions: the function nodes, as weak references.
+        names: labels of the functions of the events.
+        functions: the function nodes of the events, as weak references.
         buffers: list of :class:`~mixprec.activation_memory.buffers.LiveBuffer`, in the order in which they were made.
-        recipes: ``{number of a buffer: (numbers of the events that compute it again, numbers of buffers that these
-            read)}``, of a round that is measured.
+        recipes: ``{number of a buffer: (numbers of the events that recompute it, numbers of buffers that these
+            read)}``, for a measured round.
         read_later: set of the numbers of buffers that were read after the round, or after their last use in its plan.
         is_backward: whether a backward pass has begun.
     """
@@ -86,11 +86,11 @@ class Round:
 
     @property
     def is_abandoned(self):
-        """Whether the graph of the round is gone, though none of it went backward."""
+        """Whether the graph of the round is gone although none of it went backward."""
         return not self.is_backward and all(function() is None for function in self.functions)
 
     def forward(self, function):
-        """Takes note of a function node that has gone forward, and is a part of a graph."""
+        """Records a function node of a graph that has gone forward."""
         number = len(self.signature)
         buffers = vars(function)[OFFLOADED] = self._retain(function)
         new = tuple([buffer.size for buffer in buffers if buffer.made == number and self.owns(buffer)])
@@ -98,13 +98,13 @@ class Round:
         self._end(number, buffers)
 
     def _retain(self, function):
-        """Returns the buffers of what a function node has retained, and refers to no array any more."""
-        buffers, memory = {}, self._memory  # the first one is a set in order
+        """Returns the buffers of the arrays that a function node has retained, keeping no reference to them."""
+        buffers, memory = {}, self._memory  # buffers is an ordered set
         for array in retained.leaves_of(function):
             token = self.token(array)
             if token is not None and memory.buffer_of(token) is None:
                 memory.leaves.add(token)
-        for place, array in retained.places_of(function):
+        for reference, array in retained.references_of(function):
             token = self.token(array)
             if token is None or token in memory.leaves:
                 continue
@@ -114,25 +114,25 @@ class Round:
                 size = self.copies.size_of(root)
                 if size < self._smallest or size > _WHOLE * array.nbytes:
                     continue
-                buffer = self._new_buffer(root, token, _producer(place, function, array))
+                buffer = self._new_buffer(root, token, _producer(reference, function, array))
                 memory.know(token, buffer)
-            buffer.add(place, array)
-            buffer.is_convolution_input |= place.name == "_data" and retained.is_convolution(function)
-            if place.name == "_data" and self.owns(buffer):
-                self._at[place.owner] = buffer
+            buffer.add(reference, array)
+            buffer.is_convolution_input |= reference.name == "_data" and retained.is_convolution(function)
+            if reference.name == "_data" and self.owns(buffer):
+                self._at[reference.owner] = buffer
             buffers[buffer] = None
         for index in function._input_indexes_to_retain or ():
             node = function.inputs[index]
-            if node.data is None and node in self._at:  # it has left, before this function was known
+            if node.data is None and node in self._at:  # it left before this function was known
                 buffers[self._at[node]] = None
         return list(buffers)
 
     def owns(self, buffer):
-        """Whether a buffer is one of this round, not of an earlier one."""
+        """Whether a buffer belongs to this round, not to an earlier one."""
         return buffer.number < len(self.buffers) and self.buffers[buffer.number] is buffer
 
     def token(self, array):
-        """Returns what stands for the memory of an array, see ``Copies.token_of``, or ``None``."""
+        """Returns the token for the memory of an array, see ``Copies.token_of``, or ``None``."""
         root = self.copies.root_of(array)
         return None if root is None else self.copies.token_of(root)
 
@@ -145,11 +145,11 @@ class Round:
         return buffer
 
     def backward(self, function, step):
-        """Brings the arrays of a function back, and lets it go backward.
+        """Restores the arrays of a function, and runs its backward.
 
         Args:
             function: function node.
-            step: function without arguments that does so.
+            step: function without arguments that runs the backward.
         """
         buffers = vars(function).get(OFFLOADED)
         if buffers is None:
@@ -168,7 +168,7 @@ class Round:
         self._end(number, buffers)
 
     def _turn(self):
-        """Finds out, at the end of the forward pass, which buffers can be computed again."""
+        """Finds, at the end of the forward pass, the buffers that can be recomputed."""
         self.is_backward = True
         if self.meter is None:
             return
@@ -184,11 +184,11 @@ class Round:
 
     def _recipe_of(self, buffer):
         found = recipe_of(buffer, self._at)
-        # What is retained later only might not be retained in another round that begins in the same way.
+        # An array that is only retained later might not be retained in another round that begins in the same way.
         return None if found is None or any(source.made > buffer.made for source in found[1]) else found
 
     def find_recipe(self, buffer):
-        """Says how a buffer is computed again, if it can be: its ``recipe``."""
+        """Sets the ``recipe`` of a buffer, if it can be recomputed."""
         found = self._recipe_of(buffer)
         if found is not None:
             functions, sources = found
@@ -222,40 +222,40 @@ class Round:
             self.meter.resume()
 
     def evict(self):
-        """Lets all buffers leave, after a plan has turned out to be that of another round."""
+        """Makes all buffers leave, after the plan has turned out not to fit the round."""
         for buffer in self.buffers:
             if buffer.is_here and buffer.is_live:
                 buffer.copy_out()
                 buffer.leave()
 
     def measure(self, meter):
-        """Begins to measure, after the first event."""
+        """Starts to measure, after the first event."""
         self.meter = meter
         for buffer in self.buffers:
             meter.came(buffer.size)
 
     def settle(self):
-        """Lets the device wait for all copies that are under way."""
+        """Makes the device wait for all running copies."""
         for buffer in self.buffers:
             buffer.settle()
         self.copies.join()
 
     def end(self):
-        """Ends the round: a graph of it that is still there keeps what it needs."""
+        """Ends the round; a live graph keeps the buffers that it needs."""
         self.settle()
         for buffer in self.buffers:
             if not self.is_backward and buffer.is_live and not buffer.has_copy:
                 buffer.ensure()
             buffer.is_over = True
             buffer.recipe = None
-        self.policy = Policy()  # which refers to this round
+        self.policy = Policy()  # the old one refers to this round
 
 
 class Memory:
-    """The memory of a device, as rounds know it.
+    """Device memory that rounds have seen.
 
     Attributes:
-        leaves: set of the tokens of what no function has computed, such as parameters and batches.
+        leaves: set of the tokens of arrays that were not computed by functions, such as parameters and batches.
     """
 
     def __init__(self):
@@ -263,23 +263,23 @@ class Memory:
         self.leaves = weakref.WeakSet()
 
     def buffer_of(self, token):
-        """Returns the buffer of memory, if a graph still has it, or ``None``."""
+        """Returns the buffer with this token, if a graph still has it, or ``None``."""
         reference = self._known.get(token)
         return None if reference is None else reference()
 
     def know(self, token, buffer):
-        """Takes note of the buffer of memory."""
+        """Registers a buffer under the token of its memory."""
         self._known[token] = weakref.ref(buffer)
 
 
-def _producer(place, function, array):
-    """Returns what made an array, for messages: the label of a function, and the shape."""
-    maker = getattr(place.owner, "creator_node", None) or function
+def _producer(reference, function, array):
+    """Returns the origin of an array, for messages: the label of its function, and the shape."""
+    maker = getattr(reference.owner, "creator_node", None) or function
     return f"{maker.label} {array.shape}"
 
 
 def _is_free(round_reference, buffer_reference):
-    """Is called when the memory that the forward pass has left is given back."""
+    """Called when memory that the forward pass no longer uses is freed."""
     within, buffer = round_reference(), buffer_reference()
     if within is not None and buffer is not None:
         buffer.held = len(within.signature) - 1

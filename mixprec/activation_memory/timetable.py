@@ -1,9 +1,9 @@
-"""Schedules: when buffers leave a device and come back, and what time and memory that will take.
+"""Schedules: when buffers leave a device and come back, and a prediction of time and memory.
 
-A device computes in one queue, and copies out and back in two others. Before each event, in this order: the copies out
-of what was made in the event before are asked for; memory is given back, for which computing waits until its copy is
-done; memory is taken for what comes back, and its copy is asked for; computing waits for what the event needs for the
-first time, and computes again what is to be computed again.
+A device computes in one queue, and copies out and back in two others. Before each event, in this order: copies out of
+the buffers that the last event made are enqueued; memory is released, after computing has waited for its copy; memory
+is allocated for buffers that come back, and their copies are enqueued; computing waits for buffers that the event needs
+for the first time, and recomputes others.
 """
 
 import collections
@@ -13,23 +13,23 @@ import numpy as np
 
 KEEP, SWAP, RECOMPUTE = range(3)
 NAMES = ("keep", "swap", "recompute")
-_NO_LIMIT = 1 << 52  # sums of bytes are exact in float64 up to the double of that
-_NOTHING = 1e-12  # of a round: rounding errors of times
+_NO_LIMIT = 1 << 52  # sums of bytes are exact in float64 up to twice this number
+_NOTHING = 1e-12  # relative to a round: rounding errors of times
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What happens to each buffer of a round, and the prediction of time and memory.
+    """The choice for each buffer of a round, with the predicted time and memory.
 
     Attributes:
         choices: tuple of ``"keep"``, ``"swap"`` or ``"recompute"``, one for each buffer.
-        release: tuple of the numbers of the events before which memory is given back, or ``None``.
-        back: tuple of the numbers of the events before which it is taken for a copy back, or ``None``.
+        release: tuple of the numbers of the events before which memory is released, or ``None``.
+        back: tuple of the numbers of the events before which memory is allocated for a copy back, or ``None``.
         seconds: time of the round.
-        peak: bytes in use at the most.
-        bytes_out: that are copied away, and back.
+        peak: largest number of bytes in use.
+        bytes_out: bytes that are copied out, and back.
         stalled: seconds in which computing waits for copies.
-        recomputed: seconds in which buffers are computed again.
+        recomputed: seconds in which buffers are recomputed.
     """
 
     choices: tuple
@@ -48,21 +48,21 @@ def schedule(choices, recording, budget, bus):
     Args:
         choices: sequence of ``"keep"``, ``"swap"`` or ``"recompute"``, one for each buffer.
         recording: :class:`~mixprec.activation_memory.recording.Recording`.
-        budget: bytes, or ``None`` for as many as it takes.
+        budget: bytes, or ``None`` for no limit.
         bus: :class:`~mixprec.activation_memory.recording.Bus`.
     """
     return Forecast(recording, budget, bus).schedule(np.array([NAMES.index(choice) for choice in choices], np.int8))
 
 
 class Forecast:
-    """Makes schedules of one round for different choices.
+    """Makes schedules for different choices in one round.
 
     Args:
         recording, budget, bus: as for :func:`schedule`.
 
     Attributes:
         budget: bytes.
-        compute: seconds of all events.
+        compute: total seconds of all events.
     """
 
     def __init__(self, recording, budget, bus):
@@ -89,9 +89,9 @@ class Forecast:
 
         Args:
             choices: array of :data:`KEEP`, :data:`SWAP` and :data:`RECOMPUTE`.
-            spare: memory is given back when the copy is done, and so much later, as a part of the time that it takes
-                from the end of the event that made the buffer on. With -1 nothing is put off, and computing waits.
-                Memory that is needed is given back earlier than that.
+            spare: delay of releases after the copy is done, as a fraction of the time from the end of the event that
+                made the buffer. With -1 nothing is delayed, and computing waits. Memory that is needed is released
+                earlier.
         """
         spans = self._spans(choices)
         low = None if spans is None else self._low(choices, *spans)
@@ -119,12 +119,12 @@ class Forecast:
         return memory is not None and memory.max(initial=0) <= self.budget
 
     def low(self, choices):
-        """Returns the least memory in use at each event for given choices, or ``None`` if these contradict."""
+        """Returns the least memory in use at each event for given choices, or ``None`` if the choices contradict."""
         spans = self._spans(choices)
         return None if spans is None else self._low(choices, *spans)
 
     def _spans(self, choices):
-        """Returns the first and last need of each buffer; that others are computed from it is a need as well."""
+        """Returns the first and last need of each buffer; recomputing others from it counts as a need."""
         first, last = self._first, self._last
         used = choices[self._users] == RECOMPUTE
         if used.any():
@@ -148,27 +148,27 @@ class Forecast:
         return self._others + np.cumsum(change)[:-1]
 
     def _late(self, swapped, release):
-        """Returns the bytes at each event that could be given back and are not yet."""
+        """Returns the bytes at each event that could be released and are not yet."""
         sizes = self._sizes[swapped]
         change = np.bincount(self._held[swapped] + 1, sizes, self._count + 1)
         change -= np.bincount(release, sizes, self._count + 1)
         return np.cumsum(change)[:-1]
 
     def _copied(self, swapped, clock):
-        """Returns when the copies out are done, if computing never waits."""
+        """Returns the times at which the copies out are done, if computing never waits."""
         took = np.cumsum(self._out[swapped])
         idle = clock[self._made[swapped] + 1] - (took - self._out[swapped])
         return took + np.maximum.accumulate(idle)
 
     def _releases(self, swapped, first, clock, spare):
-        """Returns the events before which memory is given back, if there is enough of it."""
+        """Returns the events before which memory is released, if there is enough memory."""
         done = self._copied(swapped, clock)
         wanted = done + spare * (done - clock[self._made[swapped] + 1])
         found = np.searchsorted(clock[:-1], wanted - _NOTHING * clock[-1])
         return np.minimum(np.maximum(found, self._held[swapped] + 1), first[swapped])
 
     def _forced_releases(self, swapped, first, low, clock, spare):
-        """Returns the same, where computing has to wait for copies out, until there is memory for the next event."""
+        """Returns the same if computing must wait for copies out until there is memory for the next event."""
         queue = [array.tolist() for array in (self._made[swapped], self._held[swapped], self._sizes[swapped])]
         made, held, sizes, costs = *queue, self._out[swapped].tolist()
         release, done, ready = [None] * len(made), [], []
@@ -177,7 +177,7 @@ class Forecast:
             free_from[held_until + 1].append(i)
             due[need].append(i)
         stalled = copied = late = 0.0  # seconds; end of the last copy; bytes
-        following = 0  # place in the queue of the first copy that is not known to be done
+        following = 0  # index in the queue of the first copy that is not known to be done
 
         def give_back(i, e):
             nonlocal late
@@ -203,7 +203,7 @@ class Forecast:
                 following += 1
             must = due.pop(e, ())
             while late + least > self.budget or any(release[i] is None for i in must):
-                # Copies are done in the order of the queue: the next one that nothing holds is the first to be had.
+                # Copies finish in the order of the queue: the next one that nothing holds is available first.
                 while held[following] >= e:
                     give_back(following, e)
                     following += 1
@@ -214,7 +214,7 @@ class Forecast:
         return np.array(release, int)
 
     def _backs(self, swapped, order, release, first, memory):
-        """Returns the events before which copies back are asked for, and the memory in use at each event."""
+        """Returns the events before which copies back are enqueued, and the memory in use at each event."""
         free = self.budget - memory
         back = np.empty(len(swapped), int)
         previous = 0
@@ -230,11 +230,11 @@ class Forecast:
         return back, self.budget - free
 
     def _run(self, swapped, order, again, release, back, first):
-        """Runs the three queues; returns the seconds that computing waits, and that it computes again."""
+        """Simulates the three queues; returns the seconds of waiting, and of recomputing."""
         count = len(swapped)
-        places = np.arange(count)
+        indices = np.arange(count)
         events = [self._made[swapped] + 1, release, back[order], first[swapped], first[again]]
-        which = np.concatenate([places, places, order, places, again]).tolist()
+        which = np.concatenate([indices, indices, order, indices, again]).tolist()
         kinds = np.repeat(np.arange(5), [count, count, count, count, len(again)])
         events = np.concatenate(events)
         steps = np.lexsort([kinds, events])  # stable

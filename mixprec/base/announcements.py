@@ -1,6 +1,6 @@
-"""Announcements: a path that is slower than it could be is logged once, by name.
+"""Announcements: warnings about slow or unexpected code paths, each logged once.
 
-All parts of mixprec call :func:`announce` where they take such a path, also in every step.
+All parts of mixprec call :func:`announce` where they take such a path, even in every step.
 """
 
 import logging
@@ -18,8 +18,8 @@ def announce(message, *arguments, key=None):
 
     Args:
         message: with a ``%s`` for each argument.
-        arguments: what goes there, hashable.
-        key: what decides instead of the arguments, if some of them change from call to call.
+        arguments: the values, hashable.
+        key: hashable value that replaces the arguments in this comparison, if some of them change from call to call.
     """
     said = message, arguments if key is None else key
     if said not in _said:

@@ -9,24 +9,25 @@ from mixprec.base.messages import OneLineError
 
 
 class Damaged(OneLineError):
-    """What is wrong with a file that others have written, in one line without the file's name."""
+    """A file is damaged or invalid; the message is one line without the file's name."""
 
 
 @contextlib.contextmanager
 def reading(part=""):
-    """Around the reading of such a file: any exception of the library that reads becomes a :class:`Damaged`.
+    """A context for reading such a file: any exception of the reading library becomes a :class:`Damaged`.
 
     There is no list of exceptions, as each way to compress has its own, and so has each kind of damage: a header that
-    NumPy cannot parse, a member that is encrypted or of an unknown kind. So put nothing but the reading in the block.
+    NumPy cannot parse, a member that is encrypted or of an unknown kind. So the context should contain nothing but the
+    reading.
 
     Args:
-        part: name of what is read of the file, for the message.
+        part: name of the part of the file, for the message.
     """
     try:
         yield
     except Damaged as error:
         raise (Damaged(f"{part}: {error}") if part else error) from error.__cause__
-    except OneLineError:  # of the caller, who knows better
+    except OneLineError:  # raised by the caller, with a better message
         raise
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".rstrip(": ")
@@ -34,20 +35,20 @@ def reading(part=""):
 
 
 def read_arrays(file, choose=list, objects=None):
-    """Reads arrays of an .npz file. Each member is read to its end, where its checksum stands.
+    """Reads arrays of an .npz file. Each member is read to its end, where its checksum is.
 
     Args:
         file: binary file.
         choose: function from the list of the names of all arrays to the names of the arrays to read.
-        objects: function from name and shape of an array of Python objects, which is not read, to what stands for it;
-            ``None`` refuses it.
+        objects: function from name and shape of an array of Python objects, which is not read, to a replacement;
+            ``None`` refuses such arrays.
 
     Returns:
         dict: arrays by name.
 
     Raises:
-        Damaged: the file is no .npz file, or not as it was written.
-        KeyError: a chosen name is not in it.
+        Damaged: the file is not an .npz file, or is corrupt.
+        KeyError: a chosen name is not in the file.
     """
     with reading():
         archive = zipfile.ZipFile(file)
@@ -70,7 +71,7 @@ def read_array(file):
         file: binary file.
 
     Raises:
-        Damaged: it is none, or not as it was written, or it holds Python objects.
+        Damaged: the file is not an .npy file, is corrupt, or holds Python objects.
     """
     with reading():
         array = np.lib.format.read_array(file, allow_pickle=False)

@@ -1,6 +1,6 @@
-"""Checks of arguments: each error is one line with the argument, what it should be, and what was found.
+"""Checks of arguments: each error is one line with the argument, the expected and the actual value.
 
-Numbers may be NumPy's, but ``True`` is no number; a dtype may be a name, a class or a ``np.dtype``.
+Numbers may be NumPy's, but ``True`` is not a number; a dtype may be a name, a class or a ``np.dtype``.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _BOOLS = bool, np.bool_
 
 
 def found(value):
-    """Returns a value in a few words, in one line."""
+    """Returns a short description of a value, in one line."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if value is None or isinstance(value, (str, bytes, numbers.Number, np.generic, tuple, list, dict, set)):
@@ -34,10 +34,10 @@ def found(value):
 
 
 def instance(name, value, kind, what):
-    """Returns an argument, which must be of a class, or of one of several.
+    """Returns an argument, which must be an instance of a class, or of one of several classes.
 
     Raises:
-        TypeError: it is not.
+        TypeError: it is not an instance.
     """
     if not isinstance(value, kind):
         raise not_a(name, value, what)
@@ -45,7 +45,7 @@ def instance(name, value, kind, what):
 
 
 def not_a(name, value, what):
-    """Returns the error of :func:`instance`, for what is called in each step and looks at the class itself."""
+    """Returns the error of :func:`instance`, for callers that check the class themselves, to save time."""
     text = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
     return TypeError(f"{name} must be {what}; found {text}")
 
@@ -62,7 +62,7 @@ def function(name, value):
 
 
 def optimizer(name, value):
-    """Returns an argument, which must be a ``MixedPrecisionOptimizer``; ChainerMN's own around one will do.
+    """Returns an argument, which must be a ``MixedPrecisionOptimizer``, or ChainerMN's optimizer around one.
 
     Raises:
         TypeError: it is none.
@@ -98,10 +98,10 @@ def flag(name, value):
 
 
 def choice(name, value, choices):
-    """Returns an argument, which must be one of some texts.
+    """Returns an argument, which must be one of several strings.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not one of them.
     """
     if not isinstance(value, str) or value not in choices:
         near = nearest(value, choices) if isinstance(value, str) else None
@@ -113,7 +113,7 @@ def whole(name, value, least=None, most=math.inf):
     """Returns an argument as an int, which must be a whole number, not too small and not too large.
 
     Raises:
-        ValueError: it is another one, or none.
+        ValueError: it is not such a number.
     """
     index = as_index(value)
     if index is None or (least is not None and index < least) or index > most:
@@ -124,7 +124,7 @@ def whole(name, value, least=None, most=math.inf):
 
 def as_index(value):
     """Returns a whole number as an int, or ``None`` of anything else."""
-    if isinstance(value, _BOOLS) or hasattr(value, "ndim") != isinstance(value, np.generic):  # nor of an array
+    if isinstance(value, _BOOLS) or hasattr(value, "ndim") != isinstance(value, np.generic):  # nor an array
         return None
     try:
         return operator.index(value)
@@ -133,10 +133,10 @@ def as_index(value):
 
 
 def number(name, value, least=-math.inf, below=math.inf):
-    """Returns an argument as a float, which must be finite, ``least`` or more, and less than ``below``.
+    """Returns an argument as a float, which must be finite, at least ``least``, and less than ``below``.
 
     Raises:
-        ValueError: it is another one, or none.
+        ValueError: it is not such a number.
     """
     if is_number(value) and math.isfinite(value) and least <= value < below:
         return float(value)
@@ -148,19 +148,19 @@ def number(name, value, least=-math.inf, below=math.inf):
 
 
 def power_of_two(name, value):
-    """Returns an argument as a float, which must be a positive power of two that float32 has.
+    """Returns an argument as a float, which must be a positive power of two in the range of float32.
 
     Raises:
-        ValueError: it is another number, or none.
+        ValueError: it is not such a number.
     """
-    power = float(value) if is_number(value) else 0.0  # a float16 cannot be compared with what it has no room for
+    power = float(value) if is_number(value) else 0.0  # a float16 cannot be compared with numbers out of its range
     if not 2.0**-149 <= power <= 2.0**127 or math.frexp(power)[0] != 0.5:
         raise ValueError(f"{name} must be a positive power of two from 2^-149 to 2^127; found {found(value)}")
     return power
 
 
 def is_number(value):
-    """Whether a value is a real number of Python or NumPy that a float has room for."""
+    """Whether a value is a real number of Python or NumPy in the range of a float."""
     if isinstance(value, _BOOLS) or not isinstance(value, (numbers.Real, np.floating, BFLOAT16.type)):
         return False
     try:
@@ -171,7 +171,7 @@ def is_number(value):
 
 
 def initializer(name, value):
-    """Returns an argument that Chainer takes for an initializer: ``None``, a number, an array or a function.
+    """Returns an argument that Chainer accepts as an initializer: ``None``, a number, an array or a function.
 
     Raises:
         TypeError: it is something else.
@@ -183,7 +183,7 @@ def initializer(name, value):
 
 
 def storage_dtype(name, value):
-    """Returns float16, bfloat16 or float32, given by its name, its class or itself, as a ``np.dtype``.
+    """Returns float16, bfloat16 or float32 as a ``np.dtype``, given by name, by class or as a ``np.dtype``.
 
     Raises:
         ValueError: it is something else.
@@ -192,7 +192,7 @@ def storage_dtype(name, value):
     if dtype is not None:  # in most calls
         return dtype
     if isinstance(value, (str, type, np.dtype)) or (hasattr(value, "dtype") and not hasattr(value, "shape")):
-        with contextlib.suppress(TypeError):  # another text, or a class that is no dtype
+        with contextlib.suppress(TypeError):  # another string, or a class that is not a dtype
             dtype = _DTYPES.get(np.dtype(value).name)
     if dtype is None:
         raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; found {found(value)}")

@@ -15,12 +15,12 @@ def load():
     """Returns the module ``cudnn`` of the frontend, with cuDNN loaded. Needs no GPU and initializes no CUDA.
 
     Raises:
-        CudnnMissing: something is not installed; one line that says what, and how to install it.
+        CudnnMissing: a library is not installed; one line that names it, and how to install it.
     """
     with _needing("cuda-pathfinder (the Python module cuda.pathfinder)", ImportError):
         from cuda import pathfinder
-    # The frontend finds the CUDA runtime only where a process has loaded it already, which CuPy, being linked
-    # statically, has not; and cuDNN before 9.28 compiles its batch normalization with an NVRTC that has to be there.
+    # The frontend finds the CUDA runtime only where a process has loaded it already, and CuPy, which is linked
+    # statically, has not; and cuDNN before 9.28 needs NVRTC to compile its batch normalization.
     for name in ("cudart", "nvrtc"):
         with _needing(f"lib{name}.so of CUDA", RuntimeError):
             pathfinder.load_nvidia_dynamic_lib(name)
@@ -33,7 +33,7 @@ def load():
 
 @contextlib.contextmanager
 def _needing(what, error):
-    """Lets an error of the block say what is missing."""
+    """A context in which an error becomes a :class:`CudnnMissing` that names the library."""
     try:
         yield
     except error:

@@ -1,7 +1,6 @@
 """Declarations of keys: type, default, help and limits in one place, for configs, for loaders and for the reference.
 
-The sections of the schema, and the settings of loaders that are keys as well, call :func:`key` for each key when they
-are imported.
+The sections of the schema, and settings of loaders that are also keys, call :func:`key` for each key at import.
 """
 
 import dataclasses
@@ -21,10 +20,10 @@ class Limit:
     """A condition on a value of the right type.
 
     Attributes:
-        text: the condition, to stand behind the type's name (``">= 1"``).
-        holds: callable that tells whether a value fulfils it.
-        ends: the smallest and the largest number, or ``None`` if that is not all.
-        near: callable from a value that does not fulfil it to one that is most likely meant, or ``None``.
+        text: the condition, to follow the type's name (``">= 1"``).
+        holds: function that tells whether a value satisfies it.
+        ends: the smallest and the largest number, or ``None`` if the condition is not a closed interval.
+        near: function from a value that does not satisfy it to the one that is most likely meant, or ``None``.
     """
 
     text: str
@@ -41,22 +40,22 @@ def between(low, high):
 
 
 def below(low, high):
-    """Returns the limit likewise, without ``high`` itself."""
+    """Returns the limit from ``low`` to below ``high``, as :func:`between`."""
     return Limit(f">= {low} and < {high}", lambda value: all(low <= number < high for number in _numbers(value)))
 
 
 def above(low, high):
-    """Returns the limit likewise, without ``low`` itself."""
+    """Returns the limit from above ``low`` to ``high``, as :func:`between`."""
     return Limit(f"> {low} and <= {high}", lambda value: all(low < number <= high for number in _numbers(value)))
 
 
 def matching(pattern, text, **more):
-    """Returns the limit of text that a regular expression matches as a whole; ``text`` says so in words."""
+    """Returns the limit of strings that fully match a regular expression, which ``text`` describes."""
     return Limit(f"of the form {text}", lambda value: re.fullmatch(pattern, value) is not None, **more)
 
 
 def power_of_two(text="from 2^-126 to 2^126", low=SMALLEST_SCALE, high=LARGEST_SCALE):
-    """Returns the limit of a loss scale, or of a factor of one."""
+    """Returns the limit of a loss scale, or of a factor on one."""
     return Limit(
         f"that is a power of two {text}",
         lambda value: low <= value <= high and math.frexp(value)[0] == 0.5,
@@ -70,7 +69,7 @@ def _numbers(value):
 
 
 class Pairs(tuple):
-    """A mapping of text to numbers as ``(text, number)`` in the order of the file, which counts; YAML has a mapping."""
+    """A mapping from strings to numbers in YAML, as pairs in the order of the file, which is significant."""
 
 
 def _as_import_path(value):
@@ -95,8 +94,8 @@ class Rule:
     Attributes:
         keys: dotted names of the keys.
         text: the condition, for messages and the reference.
-        holds: callable that tells whether a config fulfils it.
-        near: callable from a config that does not fulfil it to a value that is most likely meant, or ``None``.
+        holds: function that tells whether a config satisfies it.
+        near: function from a config that does not satisfy it to the value that is most likely meant, or ``None``.
     """
 
     keys: tuple[str, ...]
@@ -117,12 +116,12 @@ class Key:
         help: one line for the reference.
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
-        other: :class:`Limit` of values that are allowed beside the choices, or ``None``.
+        other: :class:`Limit` of values that are allowed besides the choices, or ``None``.
         synonyms: other names of choices, each with the choice that it means.
-        respelled: ``None``, or a callable from text to the text that means the same here.
-        aliases: names in other programs; an error about an unknown key proposes this one for them.
-        switch: ``None``, or the two of its values that ``false`` and ``true`` mean in the place of the whole section,
-            where its other values mean themselves.
+        respelled: ``None``, or a function from a string to the string that means the same here.
+        aliases: names in other programs; an error about one of them as an unknown key suggests this key.
+        switch: ``None``, or the two values of this key that ``false`` and ``true`` mean in place of the whole section;
+            its other values are then allowed there, too.
     """
 
     name: str
@@ -144,7 +143,7 @@ class Key:
 
     @property
     def allowed(self):
-        """The values it takes, in words."""
+        """The allowed values, as text."""
         kind, optional = _without_null(self.type)
         text = ", ".join((*self.choices, *self.synonyms)) if self.choices else _described(kind)
         text += f", or {self.other.text}" if self.choices and self.other else ""
@@ -178,12 +177,12 @@ class Key:
         return next(filter(None, found), None)
 
     def convert_switch(self, value):
-        """Returns the key's value that ``value`` means in the place of the section; raises as :meth:`convert` does."""
+        """Returns the key's value for a ``value`` in place of the section; raises as :meth:`convert` does."""
         return self.convert(self.switch[value] if isinstance(value, bool) else value)
 
 
 def key(help, default=dataclasses.MISSING, **more):
-    """Declares a key in a section's dataclass; see :class:`Key` for the arguments, of which ``more`` are the others."""
+    """Declares a key in a section's dataclass; for the arguments, including ``more``, see :class:`Key`."""
     return dataclasses.field(default=default, metadata={"help": help, **more})
 
 
@@ -204,7 +203,7 @@ def keys(schema):
 
 
 def switch_of(section, known):
-    """Returns the one of the :func:`keys` that a value in the place of the section means, or ``None``."""
+    """Returns the key of a section that can be set by a value in place of the section, or ``None``."""
     return next((key for name, key in known.items() if name.startswith(f"{section}.") and key.switch), None)
 
 
@@ -239,7 +238,7 @@ def _converted(value, kind):
         return tuple(_converted(item, kind) for item, kind in zip(value, kinds, strict=True))
     if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         value = float(value)
-    # Not isinstance: True is no integer here.
+    # Not isinstance: True is not an integer here.
     if type(value) is not kind or (kind is float and not math.isfinite(value)):
         raise ValueError(value)
     return value

@@ -1,4 +1,4 @@
-"""Files that are complete or not there, paths that may be no regular file, and links that are not followed."""
+"""File access: atomic writing, refusal of devices and pipes, and folders in which links are not followed."""
 
 import contextlib
 import errno
@@ -7,16 +7,16 @@ import stat
 import tempfile
 from pathlib import Path
 
-TEMPORARY = ".tmp-"  # how the names of temporary files begin; a killed process may leave one
+TEMPORARY = ".tmp-"  # prefix of temporary files; a killed process may leave one
 _closed = []  # pairs of root and folder, see closed()
 
 
 @contextlib.contextmanager
 def closed(root, folder):
-    """While this lasts, no function here follows a link in a folder, nor on the way to it from a root.
+    """A context in which no function of this module follows links in a folder, or on the path to it from a root.
 
-    So whatever a process reads or writes there, through however many other functions, lies there. Hard links cannot be
-    told from files.
+    So everything that a process reads or writes there, through any function, really is there. Hard links cannot be
+    distinguished from files.
 
     Args:
         root: path of a folder, to which links may lead.
@@ -44,17 +44,17 @@ def _root_of(path):
 
 @contextlib.contextmanager
 def folder_below(root, path):
-    """Opens a folder without a link on the way to it from a root, also if one is put there meanwhile.
+    """Opens a folder without following links on the path from a root, even if one is created concurrently.
 
     Args:
         root: path of a folder, to which links may lead.
         path: path of the folder: the root, or one below it.
 
     Yields:
-        int: what stands for it in the argument ``dir_fd`` of functions of :mod:`os`.
+        int: a descriptor, for the argument ``dir_fd`` of functions of :mod:`os`.
 
     Raises:
-        OSError: it is not there, or there is a link on the way.
+        OSError: the folder does not exist, or there is a link on the path.
     """
     names = os.path.relpath(path, root).split(os.sep)
     if ".." in names:
@@ -73,7 +73,7 @@ def folder(path, *, dir_fd=None, follow=True):
 
     Args:
         path: path of the folder.
-        dir_fd: folder that it is relative to, as for :func:`os.open`.
+        dir_fd: descriptor of the folder that the path is relative to, as for :func:`os.open`.
         follow: whether it may be a link.
     """
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), dir_fd=dir_fd)
@@ -85,10 +85,10 @@ def folder(path, *, dir_fd=None, follow=True):
 
 @contextlib.contextmanager
 def listing(handle):
-    """Lists a folder that is open.
+    """Lists an open folder.
 
     Args:
-        handle: what :func:`folder` has given.
+        handle: descriptor from :func:`folder`.
 
     Yields:
         list of :class:`os.DirEntry`, sorted by name, without paths.
@@ -105,7 +105,7 @@ def listing(handle):
 
 
 def open_below(root, path):
-    """As :func:`open_regular`, without a link on the way to the file from a root; see :func:`folder_below`."""
+    """As :func:`open_regular`, without following links on the path from a root; see :func:`folder_below`."""
     folder, name = os.path.split(path)
     with folder_below(root, folder) as handle, _naming(path):
         return open_regular(name, follow=False, dir_fd=handle)
@@ -113,7 +113,7 @@ def open_below(root, path):
 
 @contextlib.contextmanager
 def _naming(path):
-    """Lets errors name a file by its path, not by what the system was asked for."""
+    """A context in which errors name a file by its path, not by the argument of the system call."""
     try:
         yield
     except OSError as error:
@@ -124,12 +124,12 @@ def _naming(path):
 
 @contextlib.contextmanager
 def replacing(path, sync=True):
-    """Gives the path of a temporary file beside ``path``; on success it is synced to disk and renamed to ``path``.
+    """Yields the path of a temporary file beside ``path``; on success it is synced to disk and renamed to ``path``.
 
-    After an exception the temporary file is removed and ``path`` is as it was.
+    After an exception the temporary file is removed and ``path`` is unchanged.
 
     Args:
-        path: file to write or to replace, no device or pipe.
+        path: file to write or to replace, not a device or a pipe.
         sync: whether to wait until it is on disk; without, it may be empty after a power cut.
 
     Yields:
@@ -141,33 +141,35 @@ def replacing(path, sync=True):
 
 @contextlib.contextmanager
 def replacing_all(paths, sync=True):
-    """As :func:`replacing`, of files that belong together: none is renamed before all are on disk.
+    """As :func:`replacing`, for files that belong together: none is renamed before all are on disk.
 
     Args:
-        paths: list of files, each of which may be there already.
+        paths: list of files, each of which may exist already.
         sync: as for :func:`replacing`.
 
     Yields:
         list of str: where to write, in the order of ``paths``.
     """
     with contextlib.ExitStack() as opened:
-        yield from _replaced([opened.enter_context(_place(path)) for path in paths], sync)
+        yield from _replaced([opened.enter_context(_target(path)) for path in paths], sync)
 
 
 @contextlib.contextmanager
-def _place(path):
-    """Gives another path of a file to replace, which leads through no link where its folder is :func:`closed`."""
+def _target(path):
+    """Yields a path of a file to replace that does not go through links if its folder is :func:`closed`."""
     root = _root_of(path)
     if root is None:
         with contextlib.suppress(FileNotFoundError):
-            _require_regular(path, os.stat(path))  # the rename would put a file in the place of /dev/null, too
+            # The rename would even replace /dev/null, and the link /dev/stdout.
+            is_device = os.path.islink(path) and os.path.abspath(path).startswith(("/dev/", "/proc/"))
+            _require_regular(path, os.lstat(path) if is_device else os.stat(path))
         yield path
         return
     folder, name = os.path.split(os.path.abspath(path))
     with folder_below(root, folder) as handle:
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            if not stat.S_ISLNK(status.st_mode):  # the rename takes the place of a link, not of what it leads to
+            if not stat.S_ISLNK(status.st_mode):  # the rename replaces a link, not its target
                 _require_regular(path, status)
         if folder == root:
             yield path
@@ -202,17 +204,17 @@ def _replaced(paths, sync):
 
 def check_writable(path):
     """Raises an ``OSError`` if :func:`replacing` cannot write a file at ``path``; leaves nothing there."""
-    with _place(path) as place, tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(place))):
+    with _target(path) as target, tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(target))):
         pass
 
 
 def open_regular(path, *, follow=True, dir_fd=None):
-    """Opens a file for reading bytes, and nothing that never ends or waits, or does something when it is opened.
+    """Opens a regular file for reading bytes; refuses devices and pipes, whose opening may block or have effects.
 
     Args:
         path: path of a file, or of a link to one.
-        follow: whether it may be a link; in a folder that is :func:`closed` it may not.
-        dir_fd: folder that the path is relative to, as for :func:`os.open`.
+        follow: whether it may be a link; never in a folder that is :func:`closed`.
+        dir_fd: descriptor of the folder that the path is relative to, as for :func:`os.open`.
 
     Returns:
         A binary file.
@@ -224,7 +226,7 @@ def open_regular(path, *, follow=True, dir_fd=None):
     if root is not None:
         return open_below(root, os.path.abspath(path))
     _require_regular(path, os.stat(path, dir_fd=dir_fd, follow_symlinks=follow))
-    # Between the two a pipe may have been put there: to open it must not wait either.
+    # A pipe may have been created there in between: opening it must not block.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags, dir_fd=dir_fd)
     try:
@@ -237,11 +239,11 @@ def open_regular(path, *, follow=True, dir_fd=None):
 
 
 def read(path, largest, *, follow=True, dir_fd=None):
-    """Returns the bytes of a file, as :func:`open_regular` opens it.
+    """Returns the bytes of a file that is opened by :func:`open_regular`.
 
     Args:
         path: path of the file.
-        largest (int): number of bytes above which it is refused.
+        largest (int): number of bytes above which the file is refused.
         follow: as for :func:`open_regular`.
         dir_fd: as for :func:`open_regular`.
 
@@ -258,7 +260,7 @@ def read(path, largest, *, follow=True, dir_fd=None):
 def cache_folder():
     """Returns mixprec's folder in the user's cache folder (XDG Base Directory 0.8), a :class:`pathlib.Path`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification has relative paths ignored.
+    # The specification says to ignore relative paths.
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "mixprec"
 
 

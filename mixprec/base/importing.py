@@ -1,4 +1,4 @@
-"""Objects that a user names by an import path, ``package.module:attribute``; every failure is one line."""
+"""Loads objects by an import path, ``package.module:attribute``; every error is one line."""
 
 import importlib
 import os
@@ -9,7 +9,7 @@ import traceback
 from mixprec.base import working_folder
 from mixprec.base.messages import OneLineError, hint, nearest, one_line, text_of
 
-_LONGEST = 400  # characters of a message that is not ours
+_LONGEST = 400  # characters of another library's message
 _MIXPREC = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _LIBRARIES = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -17,14 +17,14 @@ _LIBRARIES = tuple(
 
 
 class ImportPathError(OneLineError):
-    """There is nothing at an import path; the message is one line."""
+    """An import path cannot be loaded; the message is one line."""
 
 
 def load(module, attribute):
-    """Imports a module, also from the working directory, and returns what it has under a name.
+    """Imports a module, also from the working directory, and returns one of its attributes.
 
-    The working directory comes last, so that no installed module is hidden by a file in it; but where Python itself has
-    put it first, as ``python -m`` does, it stays there.
+    The working directory comes last, so that a file in it cannot hide an installed module; but if Python itself has put
+    it first, as with ``python -m``, it stays there.
 
     Args:
         module: dotted name of a module.
@@ -34,8 +34,8 @@ def load(module, attribute):
         object
 
     Raises:
-        ImportPathError: there is no such module, importing it raised, be it ``SystemExit``, or there is no such
-            attribute. Ctrl-C is let through.
+        ImportPathError: there is no such module, importing it raised any exception, including ``SystemExit``, or there
+            is no such attribute. ``KeyboardInterrupt`` is not caught.
     """
     here = working_folder.path()
     if here is not None and not {"", here} & set(sys.path):
@@ -64,12 +64,12 @@ def load(module, attribute):
 
 
 def described(error):
-    """Returns class, message and place of an exception from a user's code, as one line."""
-    text, place = text_of(error), _place(error)
+    """Returns class, message and source line of an exception from a user's code, as one line."""
+    text, line = text_of(error), _line(error)
     if isinstance(error, SyntaxError) and error.filename:
-        text, place = error.msg, f" ({working_folder.shown(error.filename)}, line {error.lineno})"
+        text, line = error.msg, f" ({working_folder.shown(error.filename)}, line {error.lineno})"
     text = one_line(" ".join(text.split()), _LONGEST)
-    return f"{type(error).__name__}: {text}".rstrip(": ") + place
+    return f"{type(error).__name__}: {text}".rstrip(": ") + line
 
 
 def _missing(name):
@@ -81,8 +81,8 @@ def _missing(name):
     return f"there is no module {leaf!r} in {parent}" + (f", which is {working_folder.shown(where)}" if where else "")
 
 
-def _place(error):
-    """Returns file and line of the user's code where an exception was raised, or of a library if it has none."""
+def _line(error):
+    """Returns file and line of the user's code where an exception was raised, or of a library's line."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     outside = [each for each in frames if not each[0].startswith(("<frozen", _MIXPREC))]
     own = [each for each in outside if not each[0].startswith(_LIBRARIES)]

@@ -1,11 +1,11 @@
-"""A base of classes that say what their subclasses do: all of their methods are abstract."""
+"""A base class for interfaces: all methods of its direct subclasses are abstract."""
 
 import abc
 import inspect
 
 
 class Interface(abc.ABC):  # noqa: B024 (its subclasses have them)
-    """Each method of a class right below this one is abstract."""
+    """Makes each method of a direct subclass abstract."""
 
     def __init_subclass__(cls):
         super().__init_subclass__()

@@ -1,4 +1,4 @@
-"""Ctrl-C without tracebacks: while a command is imported, when it runs, and when it is ending."""
+"""Ctrl-C without tracebacks: while a command is imported, while it runs, and while it ends."""
 
 import contextlib
 import os
@@ -6,41 +6,41 @@ import signal
 import sys
 import threading
 
-INTERRUPTED = 130  # exit code: 128 and the number of the signal, as of a shell
+INTERRUPTED = 130  # exit code: 128 plus the number of the signal, as in a shell
 
 
 def end_quietly():
-    """From here on Ctrl-C ends the process at once, with one line and exit code 130.
+    """Makes Ctrl-C end the process at once from now on, with one line and exit code 130.
 
-    For the top of a script, before the seconds that imports take. It changes nothing where Ctrl-C is ignored, such as
-    under ``nohup``, or handled otherwise.
+    For the top of a script, before imports, which take seconds. It changes nothing if Ctrl-C is ignored, such as under
+    ``nohup``, or handled in another way.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def raised_once():
-    """In the block the first Ctrl-C raises ``KeyboardInterrupt``, and the second one ends the process at once.
+    """A context in which the first Ctrl-C raises ``KeyboardInterrupt``, and the second ends the process at once.
 
-    Between the two is what ends threads and processes, and may take long. Outside of the main thread, and where Ctrl-C
-    is ignored, it changes nothing.
+    In between, threads and processes are shut down, which may take long. Outside of the main thread, and if Ctrl-C is
+    ignored, it changes nothing.
     """
     return _handled(_raise)
 
 
 @contextlib.contextmanager
 def for_parent_only():
-    """In the block Ctrl-C waits until its end, and the processes that start there never take notice of it.
+    """A context that delays Ctrl-C until its end; processes that are started inside ignore Ctrl-C forever.
 
-    Ctrl-C goes to all processes of a terminal, while they are imported, too. A process that has begun to start another
-    one has to finish that first: what it has not told it would be missed there.
+    Ctrl-C goes to all processes of a terminal, even during their imports. A process must finish starting another one,
+    which otherwise would miss a part of its data.
     """
-    from multiprocessing import resource_tracker  # not in the first moments of each command
+    from multiprocessing import resource_tracker  # not at the start of each command
 
-    resource_tracker.ensure_running()  # or it starts in the block, and takes the signal off the mask
+    resource_tracker.ensure_running()  # otherwise it starts inside, and unblocks the signal
     noted = []
-    with _handled(lambda number, frame: noted.append(number)):  # other threads take the signal, too
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # which a process inherits
+    with _handled(lambda number, frame: noted.append(number)):  # other threads receive the signal, too
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a child process inherits the mask
         try:
             yield
         finally:
@@ -50,7 +50,7 @@ def for_parent_only():
 
 
 def run(main):
-    """Calls the main function of a script, and returns what it returns; after Ctrl-C 130, with one line."""
+    """Calls the main function of a script, and returns its result; after Ctrl-C 130, with one line."""
     try:
         with raised_once():
             return main()
@@ -77,6 +77,6 @@ def _raise(number, frame):
 
 
 def _end(number, frame):
-    with contextlib.suppress(OSError):  # it may be closed, or its terminal gone
+    with contextlib.suppress(OSError):  # the stream may be closed, or its terminal gone
         os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

@@ -1,23 +1,23 @@
-"""Text from outside in messages: names of files, keys and values of a config, words of another program's error."""
+"""Messages with text from outside: file names, keys and values of a config, errors of other libraries."""
 
 import difflib
 import sys
 
-_LIMIT = 1000  # characters: some lines of a terminal
+_LIMIT = 1000  # characters: several lines of a terminal
 
 
 class OneLineError(ValueError):
-    """An error whose message is one printable line, whatever is quoted in it."""
+    """An error whose message is one printable line, whatever it quotes."""
 
     def __init__(self, message):
         super().__init__(one_line(message))
 
 
 def printable(text):
-    """Returns ``text`` in one line: what cannot be printed becomes an escape, as in :func:`repr`.
+    """Returns ``text`` in one line: unprintable characters are escaped, as in :func:`repr`.
 
-    Letters of any language stay. A line break, NUL, ESC, or what stands for a byte of a file name that is not UTF-8 (a
-    lone surrogate, which no terminal can be sent) does not.
+    Letters of any language stay. Line breaks, NUL, ESC, and lone surrogates, which represent bytes of file names that
+    are not UTF-8 and cannot be sent to a terminal, are escaped.
 
     Example:
         >>> print(printable("one" + chr(10) + "two, ü"))
@@ -27,10 +27,10 @@ def printable(text):
 
 
 def text_of(error):
-    """Returns ``str(error)``, and ``""`` where that raises itself, as it may in an exception of the user's."""
+    """Returns ``str(error)``, or ``""`` if that raises, as it may for a user's exception."""
     try:
         return str(error)
-    except BaseException:  # the error is what is to be said, whatever this one is
+    except BaseException:  # the original error matters, whatever this one is
         return ""
 
 
@@ -39,7 +39,7 @@ def one_line(text, limit=_LIMIT):
 
     Args:
         text: anything with a ``str``, such as an exception.
-        limit (int): where longer text is cut: in the middle, as the start names the culprit, and the end what to do.
+        limit (int): longer text is shortened in the middle, as the start names the cause, and the end says what to do.
 
     Example:
         >>> one_line("a very long line, with " + 100 * "x" + " in it", limit=40)
@@ -53,10 +53,10 @@ def one_line(text, limit=_LIMIT):
 
 
 def encoding_hint(path):
-    """Returns the end of a message about a path that is not found: that the encoding is the reason, where it may be.
+    """Returns the end of a message about a missing path that explains a possible encoding problem; may be empty.
 
     Args:
-        path (str): whose letters are not ASCII where names of files are not UTF-8; for any other the end is empty.
+        path (str): the path. The result is empty if the path is ASCII, or file names are UTF-8.
     """
     encoding = sys.getfilesystemencoding()
     if encoding == "utf-8" or path.isascii():
@@ -65,12 +65,12 @@ def encoding_hint(path):
 
 
 def nearest(name, names, cutoff=0.6):
-    """Returns the one of ``names`` that ``name`` most likely means, or ``None``; a cutoff of 1 ignores case only."""
+    """Returns the closest match of ``name`` in ``names``, or ``None``; a cutoff of 1 ignores only case."""
     folded = {candidate.casefold(): candidate for candidate in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
 
 def hint(name):
-    """Returns the end of a message that proposes ``name``; empty if that is ``None``."""
+    """Returns the end of a message that suggests ``name``; empty if ``name`` is ``None``."""
     return "" if name is None else f"; did you mean {name!r}?"

@@ -1,4 +1,4 @@
-"""What a user is told of a pattern for names that matches none: which ones are like it."""
+"""Error messages for name patterns that match nothing, with similar names."""
 
 import difflib
 
@@ -7,13 +7,13 @@ class UnknownName(ValueError):
     """A pattern that matches no name in a model.
 
     Args:
-        argument: which the pattern is in, ``"rates"``.
+        argument: name of the argument with the pattern, ``"rates"``.
         what: what has these names, ``"parameter"``.
         pattern: the pattern.
         names: all names.
 
     Attributes:
-        what: likewise.
+        what: the kind of the named objects, ``"parameter"``.
         pattern: the pattern.
         names: all names.
     """
@@ -24,7 +24,7 @@ class UnknownName(ValueError):
 
 
 def no_match(what, pattern, names):
-    """Returns the end of a message: a pattern fits none of these names, and which patterns are like it.
+    """Returns the end of a message: the pattern matches none of these names, and similar patterns.
 
     Args:
         what: what has these names, ``"parameter"``.

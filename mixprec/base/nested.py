@@ -1,10 +1,10 @@
-"""Values in lists, tuples and dicts within one another, as models take and return them."""
+"""Values in nested lists, tuples and dicts, as models take and return them."""
 
 import copy
 
 
 def mapped(value, function):
-    """Returns lists, tuples and dicts within one another with what a function makes of each other object in them."""
+    """Returns nested lists, tuples and dicts with a function applied to each other object in them."""
     if isinstance(value, dict):
         result = copy.copy(value)  # of its class, such as OrderedDict
         result.update([(key, mapped(each, function)) for key, each in value.items()])

@@ -1,6 +1,6 @@
-"""Limits of this process: the memory and the processors that it may use, also in a container.
+"""The memory and the processors that this process may use, also in a container.
 
-Control groups of Linux, as containers have them, are files with the limits of one resource.
+Linux control groups, which containers use, are folders with files for the limits of a resource.
 """
 
 import math
@@ -9,27 +9,27 @@ import pathlib
 
 
 def groups(controller, root=pathlib.Path("/")):
-    """Yields the folders of the control group of this process and of those above it.
+    """Yields the folders of the control group of this process and of its ancestors.
 
     Args:
         controller: name of the resource, ``"cpu"`` or ``"memory"``.
-        root: of the file system, a ``pathlib.Path``.
+        root: root of the file system, a ``pathlib.Path``.
 
     Yields:
-        ``(folder, is_first)``: a folder, which need not exist, and whether it is of version 1 of control groups.
+        ``(folder, is_first)``: a folder, which need not exist, and whether it belongs to version 1 of control groups.
     """
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         folder = root / "sys/fs/cgroup" / (controller if controllers else "")
-        # In a container the path may be that of the host, which is not there.
+        # In a container this may be the host's path, which does not exist there.
         for group in (pathlib.PurePath(path.lstrip("/")), *pathlib.PurePath(path.lstrip("/")).parents):
             yield folder / group, bool(controllers)
 
 
 def read(path):
-    """Returns the text of a file without white space around it, ``""`` if it cannot be read."""
+    """Returns the stripped text of a file, ``""`` if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -37,10 +37,10 @@ def read(path):
 
 
 def host_memory(root=pathlib.Path("/")):
-    """Returns the bytes of memory of the machine, or the limit of a control group of this process if that is less.
+    """Returns the bytes of memory of the machine, or the limit of this process's control group if smaller.
 
     Args:
-        root: of the file system, a ``pathlib.Path``.
+        root: root of the file system, a ``pathlib.Path``.
     """
     lines = read(root / "proc/meminfo").splitlines()
     total = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
@@ -48,7 +48,7 @@ def host_memory(root=pathlib.Path("/")):
 
 
 def resident_memory():
-    """Returns the bytes of memory that this process has now."""
+    """Returns the bytes of resident memory of this process."""
     pages = int(read(pathlib.Path("/proc/self/statm")).split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -61,10 +61,10 @@ def _limits(root):
 
 
 def number_of_threads(root="/"):
-    """Returns ``OMP_NUM_THREADS``, or else as many as there are cores for this process.
+    """Returns ``OMP_NUM_THREADS``, or else the number of cores for this process.
 
-    These are the cores of the processors that it may run on, and no more than the processor time that its control group
-    (a container's) may take.
+    These are the cores of the processors that it may run on, limited by the processor time of its control group (a
+    container's).
 
     Args:
         root: the folder with ``proc`` and ``sys``.
@@ -77,7 +77,7 @@ def number_of_threads(root="/"):
 
 
 def _cores(root):
-    """The processors of the affinity mask; those that are threads of one core count once."""
+    """The number of cores in the affinity mask; threads of one core count once."""
     cores = {
         read(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list") or processor
         for processor in _processors()
@@ -90,7 +90,7 @@ def _processors():
 
 
 def _quota(root):
-    """How many processors' time the control group and those above it may take."""
+    """The number of processors whose time the control group and its ancestors may use."""
     quota = math.inf
     for folder, is_first in groups("cpu", root):
         if is_first:

@@ -1,26 +1,26 @@
-"""Whether a process of this machine is still there, also where its number has become another one's."""
+"""Checks that a process of this machine is alive, even if its PID has been reused."""
 
 
 def start_of(pid):
-    """Returns when a process of this machine was started, in ticks since it was booted; ``None`` if there is none.
+    """Returns the start time of a process, in ticks since the machine was booted; ``None`` if it does not exist.
 
     Args:
-        pid: its number; what is no number is none's.
+        pid: the process number; values that are not numbers belong to no process.
     """
     if type(pid) is not int or pid <= 0:
         return None
     try:
         with open(f"/proc/{pid}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()  # from field 3 of proc(5) on; 2 may hold anything
+            state, *fields = file.read().rpartition(")")[2].split()  # proc(5), fields from 3 on; 2 may hold any text
             return None if state in "ZX" else int(fields[18])  # a zombie has ended
     except (OSError, IndexError, ValueError):
         return None
 
 
 def is_alive(described):
-    """Returns ``True`` if a process is there, and is not another one with the number of one that has ended.
+    """Returns ``True`` if a process is alive, and did not get the number of an ended one.
 
     Args:
-        described: dict with ``pid``, and ``start`` as of :func:`start_of`; without ``start`` it is taken as ended.
+        described: dict with ``pid``, and ``start`` from :func:`start_of`; without ``start`` the result is ``False``.
     """
     return described.get("start") is not None and start_of(described.get("pid")) == described["start"]

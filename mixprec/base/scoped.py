@@ -1,11 +1,11 @@
-"""Attributes that have other values for the length of a block, such as what a thread is doing now."""
+"""Temporary values of attributes, such as the state of a thread."""
 
 import contextlib
 
 
 @contextlib.contextmanager
 def scoped(holder, **values):
-    """Inside of the block attributes of an object have other values; after it those that they had before.
+    """A context in which attributes of an object have other values; afterwards they are restored.
 
     Example:
         >>> import types

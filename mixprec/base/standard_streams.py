@@ -1,9 +1,9 @@
-"""Standard output and error that cannot be written: closed, on a full disk, behind ``| head``, on a lost terminal.
+"""Handles standard output and error that cannot be written: closed, a full disk, ``| head``, a lost terminal.
 
-Every command calls :func:`guard` before all else, see :mod:`mixprec.app.commands.command_process`. From then on no
-print raises: what cannot be written is dropped, and :func:`run` says so at the end. A command whose work counts more
-than its output says so at once and goes on, in a block of :func:`view`. A command that has nothing but its output ends
-at once, by :func:`say` or in a block of :func:`raising`.
+Every command calls :func:`guard` first, see :mod:`mixprec.app.commands.command_process`. From then on no print raises:
+output that cannot be written is dropped, and :func:`run` reports that at the end. A command whose work matters more
+than its output reports the failure at once and continues, inside of :func:`view`. A command whose only result is its
+output ends at once, by :func:`say` or inside of :func:`raising`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _CLOSED = "it is closed"
 
 
 class PrintError(OneLineError):
-    """Standard output cannot be written, as on a full disk; the message is one line."""
+    """Standard output cannot be written, for example on a full disk; the message is one line."""
 
 
 class ReaderGone(PrintError):
@@ -28,24 +28,24 @@ class ReaderGone(PrintError):
 
 
 class _Block:
-    """What the block says that runs now: :func:`view` sets ``rest``, and :func:`raising` sets ``is_raised``."""
+    """Settings of the current context: :func:`view` sets ``rest``, and :func:`raising` sets ``is_raised``."""
 
     rest = None
     is_raised = None
 
 
 class _Descriptor(io.RawIOBase):
-    """A standard stream's descriptor, which takes everything, and drops what cannot be written.
+    """A standard stream's descriptor that accepts everything, and drops output that cannot be written.
 
-    Each write is tried: a disk that was full may have room again.
+    Each write is tried: a disk that was full may have space again.
 
     Args:
         attribute: ``"stdout"`` or ``"stderr"``, of ``sys``.
         number: the descriptor; ``None`` if there is none.
-        is_closed: whether it was closed when the process began, and leads nowhere.
+        is_closed: whether it was closed when the process started, and now is ``/dev/null``.
 
     Attributes:
-        error: the first ``OSError`` that has yet to be reported.
+        error: the first ``OSError`` that was not reported yet.
     """
 
     def __init__(self, attribute, number, is_closed):
@@ -57,7 +57,7 @@ class _Descriptor(io.RawIOBase):
         return True
 
     def fileno(self):
-        return super().fileno() if self._number is None else self._number  # the former raises UnsupportedOperation
+        return super().fileno() if self._number is None else self._number  # super() raises UnsupportedOperation
 
     def isatty(self):
         return self._number is not None and os.isatty(self._number)
@@ -71,7 +71,7 @@ class _Descriptor(io.RawIOBase):
         return len(content)
 
     def say_now(self):
-        """Reports what was lost before the block began that runs now."""
+        """Reports output that was lost before the current context."""
         error, self.error = self.error, None
         if error is not None:
             self._fail(error)
@@ -82,7 +82,7 @@ class _Descriptor(io.RawIOBase):
                 raise OSError(errno.EBADF, _CLOSED)
             try:
                 left = left[os.write(self._number, left) :]
-            except BlockingIOError:  # another process has set O_NONBLOCK for a terminal or pipe that they share
+            except BlockingIOError:  # another process has set O_NONBLOCK on the shared terminal or pipe
                 poll = select.poll()
                 poll.register(self._number, select.POLLOUT)
                 poll.poll()
@@ -99,17 +99,17 @@ class _Descriptor(io.RawIOBase):
 
 
 def guard():
-    """Makes the standard streams of this process safe; to be called before it opens any file.
+    """Makes the standard streams of this process safe; must be called before it opens any file.
 
-    A closed descriptor is opened on ``/dev/null``. Otherwise the next file that is opened would have its number, and
-    what a C library or another process prints would be in that file.
+    A closed descriptor is opened on ``/dev/null``. Otherwise the next opened file would get its number, and output of C
+    libraries or child processes would go into that file.
     """
     closed = set()
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            nowhere = os.open(os.devnull, os.O_RDWR)  # has this number, as lower ones are open
+            nowhere = os.open(os.devnull, os.O_RDWR)  # gets this number, as lower ones are open
             os.set_inheritable(nowhere, True)
             closed.add(number)
     streams = {name: _safe(name, number if number in closed else None) for number, name in enumerate(_NAMES, 1)}
@@ -121,9 +121,9 @@ def guard():
 
 @contextlib.contextmanager
 def guarded():
-    """Makes the streams safe for a block: where no :func:`guard` was, or others have been put in their place.
+    """A context with safe streams, if :func:`guard` was not called, or the streams were replaced.
 
-    What is lost there is said in a block of :func:`view` or :func:`raising` only.
+    Lost output is reported only inside of :func:`view` or :func:`raising`.
     """
     before = {attribute: getattr(sys, attribute) for attribute in _NAMES}
     safe = {attribute: _safe(attribute) for attribute in _NAMES}
@@ -141,8 +141,8 @@ def guarded():
 def run(main):
     """Calls the main function of a command whose streams are guarded; returns its exit code.
 
-    If standard output could not be written, one line on standard error says so, and 0 becomes 1. It says nothing of a
-    reader that has gone, as after ``| head``.
+    If standard output could not be written, one line on standard error says so, and 0 becomes 1. A reader that has
+    ended, as with ``| head``, is not reported.
     """
     try:
         code = main()
@@ -160,12 +160,12 @@ def run(main):
 
 @contextlib.contextmanager
 def view(rest):
-    """In the block output is only a view of the work, which goes on if a stream cannot be written.
+    """A context in which output is secondary: work continues if a stream cannot be written.
 
     One line on the other stream says so, once.
 
     Args:
-        rest: the end of that line: what goes on, and where the rest is.
+        rest: the end of that line: what continues, and where the rest of the output is.
     """
     with guarded():
         before, _Block.rest = _Block.rest, rest
@@ -180,13 +180,13 @@ def view(rest):
 
 @contextlib.contextmanager
 def raising(when):
-    """In the block a print raises if standard output cannot be written.
+    """A context in which a print raises if standard output cannot be written.
 
     Args:
-        when: called without arguments when it fails; whether to raise.
+        when: function without arguments that is called at a failure, and returns whether to raise.
 
     Raises:
-        PrintError: in the block, or at its end.
+        PrintError: inside of the context, or at its end.
     """
     with guarded():
         before, _Block.is_raised = _Block.is_raised, when
@@ -198,7 +198,7 @@ def raising(when):
 
 
 def say(text):
-    """Prints a text on standard output at once.
+    """Prints a text on standard output, and flushes it.
 
     Raises:
         PrintError: it cannot be printed.
@@ -208,15 +208,15 @@ def say(text):
 
 
 def bars_are_off():
-    """Returns what the ``disable`` of a ``tqdm`` is to be: ``None``, for off unless standard error is a terminal.
+    """Returns the argument ``disable`` of ``tqdm``: ``None``, for off unless standard error is a terminal.
 
-    ``tqdm`` takes a ``sys.stderr`` that is ``None``, as in a service, for a terminal, and fails.
+    ``tqdm`` fails if ``sys.stderr`` is ``None``, as in a service.
     """
     return True if sys.stderr is None else None
 
 
 def _safe(attribute, closed=None):
-    """Returns a stream that takes everything, in the place of one of ``sys``. ``closed``: its number, if it was."""
+    """Returns a safe stream to replace a stream of ``sys``. ``closed``: its descriptor, if it was closed."""
     stream, is_closed = getattr(sys, attribute), closed is not None
     settings = {"encoding": "utf-8", "errors": "backslashreplace"}
     if stream is None or getattr(stream, "closed", False):
@@ -225,7 +225,7 @@ def _safe(attribute, closed=None):
         return stream
     try:
         number = stream.fileno()
-    except OSError:  # it is in memory, and nothing fails
+    except OSError:  # it is in memory, and cannot fail
         return stream
     with contextlib.suppress(OSError):
         stream.flush()
@@ -252,7 +252,7 @@ def _descriptor(attribute):
 
 
 def _pending_error():
-    """Returns what has kept standard output from being written and has not been said yet, or ``None``."""
+    """Returns the error of standard output that was not reported yet, or ``None``."""
     _flush()
     raw = _descriptor("stdout")
     return None if raw is None else raw.error

@@ -1,4 +1,4 @@
-"""The environment variables of mixprec, and what each may be. One that is empty counts as one that is not set."""
+"""The environment variables of mixprec, and their allowed values. An empty variable counts as not set."""
 
 import os
 import sys
@@ -10,11 +10,11 @@ _PREFIX = "MIXPREC_"
 
 
 class Variable(NamedTuple):
-    """One of them.
+    """An environment variable.
 
     Attributes:
         allowed: tuple of str; the first is the default.
-        about: what it decides, for the report of ``mixprec info``.
+        about: its purpose, for the report of ``mixprec info``.
     """
 
     allowed: tuple
@@ -27,7 +27,7 @@ VARIABLES = {
     f"{_PREFIX}OLD_CODE": Variable(("0", "1"), "names for old code that NumPy and Python have removed"),
 }
 
-MONITOR_TOKEN = f"{_PREFIX}MONITOR_TOKEN"  # any text; mixprec.app.monitor.access_token takes it, and nothing shows it
+MONITOR_TOKEN = f"{_PREFIX}MONITOR_TOKEN"  # any text, for mixprec.app.monitor.access_token; it is never shown
 
 
 class VariableError(OneLineError):
@@ -50,13 +50,13 @@ def value(name):
 
 
 def check():
-    """Raises :class:`VariableError` if a variable has no allowed value; the import of Chainer calls it."""
+    """Raises :class:`VariableError` if a variable has an invalid value; called when Chainer is imported."""
     for name in VARIABLES:
         value(name)
 
 
 def check_for_command():
-    """For the top of a script: ends the process with one line and exit code 2 if a variable has no allowed value."""
+    """For the top of a script: ends the process with one line and exit code 2 if a variable has an invalid value."""
     try:
         check()
     except VariableError as error:
@@ -65,7 +65,7 @@ def check_for_command():
 
 
 def described():
-    """Returns what is set, as a list of ``"NAME=VALUE (what it decides)"``; an unknown name is said to be unknown."""
+    """Returns the variables that are set, a list of ``"NAME=VALUE (purpose)"``; unknown names are marked."""
     found = []
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX) and os.environ[name]):
         if name == MONITOR_TOKEN:

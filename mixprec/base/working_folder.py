@@ -1,4 +1,4 @@
-"""The working directory, which may have been removed while a shell was in it: absolute paths do not need it."""
+"""Paths without a working directory, which may have been removed: absolute paths still work."""
 
 import os
 import pathlib
@@ -7,7 +7,7 @@ from mixprec.base.messages import OneLineError
 
 
 class WorkingFolderError(OneLineError):
-    """A relative path, and no working directory that it is relative to; the message is one line and names the path."""
+    """A relative path cannot be resolved, as the working directory is gone; the message is one line with the path."""
 
 
 def path():
@@ -19,13 +19,13 @@ def path():
 
 
 def absolute(name):
-    """Returns a path as an absolute one, without ``..`` and the like.
+    """Returns the absolute, normalized form of a path.
 
     Args:
         name: path.
 
     Raises:
-        WorkingFolderError: it is relative, and the working directory is gone.
+        WorkingFolderError: the path is relative, and the working directory is gone.
     """
     try:
         return os.path.abspath(name)
@@ -35,12 +35,12 @@ def absolute(name):
 
 
 def real(name):
-    """Returns a path as an absolute one without links; otherwise as :func:`absolute`."""
+    """Returns the absolute form of a path with links resolved; otherwise as :func:`absolute`."""
     absolute(name)
     return os.path.realpath(name)
 
 
 def shown(name):
-    """Returns a path for messages: relative to the working directory if it lies in there."""
+    """Returns a path for messages: relative to the working directory if it is inside."""
     here, found = path(), pathlib.Path(name)
     return str(found.relative_to(here) if here is not None and found.is_relative_to(here) else found)

@@ -2,8 +2,8 @@
 
 x is (N, C, H, W) with ``is_for_conv2d``, or (N, H, W, C) with ``d_layout=CUDNN_TENSOR_NHWC`` too; otherwise channels
 are the last axis. gamma, beta and statistics have the shape (C,) and any dtype; the functions compute in float32, and
-return mean and inv_std in it. All modes are computed in the same way. The fast one overflows as little as the others,
-so that ``debug``, with which CuPy looked for overflows, has nothing to find.
+return mean and inv_std in float32. All modes are computed in the same way. The fast mode overflows as rarely as the
+others, so ``debug``, with which CuPy checked for overflows, has no effect.
 """
 
 from mixprec import backends
@@ -32,13 +32,13 @@ def batch_normalization_forward_training_ex(
     debug,
     d_layout=_NCHW,
 ):
-    """Normalizes, and moves the running statistics in place, with the unbiased variance.
+    """Normalizes, and updates the running statistics in place, with the unbiased variance.
 
     Args:
-        mean: where to write the batch's mean; ``None`` for a new array.
-        inv_std: the same for the inverse standard deviation.
+        mean: array for the batch's mean; ``None`` for a new array.
+        inv_std: array for the inverse standard deviation; ``None`` for a new array.
         eps: added to the variance.
-        decay: what is kept of the running statistics.
+        decay: decay of the running statistics.
 
     Returns:
         ``(None, y, mean, inv_std)``; cuDNN's reserve space, the first, is not needed.
@@ -72,7 +72,7 @@ def batch_normalization_forward_inference(x, gamma, beta, mean, var, eps, is_for
 def batch_normalization_backward(
     x, gamma, gy, mean, inv_std, eps, is_for_conv2d, cudnn_mode, debug, d_layout=_NCHW, reserve_space=None
 ):
-    """Returns the gradients with respect to x, gamma and beta; those of gamma and beta are float32."""
+    """Returns the gradients with respect to x, gamma and beta; the last two are float32."""
     _not_empty(x)
     x, gy, gamma, mean, inv_std = contiguous(x), contiguous(gy), *map(floating, (gamma, mean, inv_std))
     if gy.dtype != x.dtype:
@@ -103,7 +103,7 @@ def _forward(x, gamma, beta, running, eps, decay, in_planes):
 
 
 def _put(array, target):
-    """Returns an array, or the one that it is to be written into."""
+    """Returns an array, or if ``target`` is given, writes it there and returns the target."""
     if target is None:
         return array
     target[...] = array.reshape(target.shape)

@@ -1,4 +1,4 @@
-"""Chainer's branches that stay without cuDNN where the bridge stands in for CuPy's: it has no RNN and no sampler."""
+"""Turns cuDNN off in Chainer's branches for RNNs and spatial samplers, which the bridge does not have."""
 
 import functools
 import logging
@@ -34,7 +34,7 @@ def spatial_transformer(method):
 
 
 def _on_its_own(function, what):
-    """Returns a copy for which ``chainer.should_use_cudnn`` is False, whatever the configuration says."""
+    """Returns a copy for which ``chainer.should_use_cudnn`` is False, whatever the configuration."""
     if not placing.is_bridged():
         return LEAVE
     chainer = function.__globals__["chainer"]

@@ -1,4 +1,4 @@
-"""Helpers of all functions of the bridge: their arrays, and the way to Chainer's own code where cuDNN has no engine."""
+"""Helpers of all functions of the bridge: arrays, and the fallback to Chainer's own code if cuDNN has no engine."""
 
 import contextlib
 import functools
@@ -15,17 +15,17 @@ _STORED = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32)))
 
 
 class NotBridged(RuntimeError):
-    """A function of CuPy's cuDNN that mixprec does not have; Chainer never calls it: ``branches.py``."""
+    """A function of ``cupy.cudnn`` that mixprec does not have; Chainer never calls it, see ``branches.py``."""
 
 
 def or_chainers_own(own, name=None):
-    """Decorates a function of the bridge with a function that is called in its place where it cannot compute.
+    """Decorates a function of the bridge with a fallback for cases that it cannot compute.
 
-    That is where cuDNN has no engine, or an array is of float64. A line of the log says so, once.
+    In these cases cuDNN has no engine, or an array is in float64. They are logged once.
 
     Args:
         own: function with the same arguments, computed by Chainer without cuDNN.
-        name: of the function in ``cupy.cudnn``; ``None`` for its own name.
+        name: name of the function in ``cupy.cudnn``; ``None`` for its own name.
     """
 
     def decorate(function):
@@ -58,11 +58,11 @@ def floating(array):
 
 @contextlib.contextmanager
 def writing(array, dtype=None):
-    """Yields an array to write into whose result is in ``array`` afterwards: that itself if it can be.
+    """Yields an array to write into, and afterwards copies it to ``array``; yields ``array`` itself if possible.
 
     Args:
-        array: of any layout.
-        dtype: that the yielded array has to have; ``None`` for the one it has.
+        array: array of any layout.
+        dtype: required dtype of the yielded array; ``None`` for the dtype of ``array``.
     """
     fits = array.flags.c_contiguous and dtype in (None, array.dtype)
     target = array if fits else array.astype(dtype or array.dtype, order="C")
@@ -73,7 +73,7 @@ def writing(array, dtype=None):
 
 @contextlib.contextmanager
 def configured(**wanted):
-    """In the block Chainer's configuration has these values, which Chainer read from it and passed on."""
+    """A context in which Chainer's configuration has these values, which Chainer has read and passed as arguments."""
     with contextlib.ExitStack() as stack:
         for name, value in wanted.items():
             if getattr(chainer.config, name) != value:

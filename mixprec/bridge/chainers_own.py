@@ -1,7 +1,7 @@
 """Chainer's own computations without cuDNN, with the arguments of ``cupy.cudnn``'s functions.
 
-:func:`mixprec.bridge.calls.or_chainers_own` calls them, slow as they are, in rare cases: for arrays of float64, and for
-convolutions that cuDNN has no engine for.
+:func:`mixprec.bridge.calls.or_chainers_own` calls them in rare cases, as they are slow: for float64 arrays, and for
+convolutions for which cuDNN has no engine.
 """
 
 import chainer
@@ -154,5 +154,5 @@ def _axes(x, is_for_conv2d, d_layout):
 
 
 def _gradient(y, x, gy):
-    """Returns the gradient of a variable with respect to another one, from that with respect to the first."""
+    """Returns the gradient with respect to x from the gradient ``gy`` with respect to y."""
     return chainer.grad([y], [x], [chainer.Variable(gy)])[0].array

@@ -1,4 +1,4 @@
-"""The module at ``cupy.cuda.cudnn``: the values of cudnn.h that Chainer hands to ``cupy.cudnn``, and the version.
+"""The module at ``cupy.cuda.cudnn``: the values of cudnn.h that Chainer passes to ``cupy.cudnn``, and the version.
 
 Imports nothing: Chainer's modules read it while Chainer is being imported.
 """
@@ -49,7 +49,7 @@ CUDNN_SAMPLER_BILINEAR = 0
 
 
 def getVersion():
-    """Returns the version of cuDNN as an int, e.g. 92800 for 9.28.0; Chainer asks whether it is 7000 at least.
+    """Returns the version of cuDNN as an int, e.g. 92800 for 9.28.0; Chainer checks whether it is at least 7000.
 
     Raises:
         CudnnMissing: cuDNN or its frontend is not installed.
@@ -60,4 +60,4 @@ def getVersion():
 
 
 def __getattr__(name):
-    raise AttributeError(f"cupy.cuda.cudnn has mixprec's constants and getVersion() of cuDNN 9, and no {name!r}")
+    raise AttributeError(f"cupy.cuda.cudnn has mixprec's constants and getVersion() of cuDNN 9, but no {name!r}")

@@ -2,7 +2,7 @@
 
 Arrays are (N, C, ...) and (K, C / groups, ...), or with ``CUDNN_TENSOR_NHWC`` (N, H, W, C) and (K, R, S, C / groups).
 ``auto_tune``, ``deterministic`` and ``tensor_core`` are ``chainer.config.autotune``, ``cudnn_deterministic`` and
-``use_cudnn_tensor_core``; see :func:`mixprec.backends.cudnn.settings.current` for what they mean.
+``use_cudnn_tensor_core``; see :func:`mixprec.backends.cudnn.settings.current` for their meaning.
 """
 
 from mixprec.backends.cudnn.errors import NoEngine
@@ -19,7 +19,7 @@ _LAYOUTS = {_NCHW: "NCHW", constants.CUDNN_TENSOR_NHWC: "NHWC"}
 def convolution_forward(
     x, W, b, y, pad, stride, dilation, groups, *, auto_tune, tensor_core, d_layout=_NCHW, w_layout=_NCHW
 ):
-    """Writes the convolution of ``x`` with ``W``, plus ``b`` if that is not ``None``, into ``y``."""
+    """Writes the convolution of ``x`` with ``W``, plus ``b`` if it is not ``None``, into ``y``."""
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)
     b = None if b is None else contiguous(b)
     with configured(autotune=auto_tune, use_cudnn_tensor_core=tensor_core), writing(y) as target:
@@ -43,7 +43,7 @@ def convolution_backward_filter(
 def convolution_backward_data(
     W, x, b, y, pad, stride, dilation, groups, *, deterministic, auto_tune, tensor_core, d_layout=_NCHW, w_layout=_NCHW
 ):
-    """Writes the transposed convolution of ``x`` with ``W``, plus ``b`` if that is not ``None``, into ``y``."""
+    """Writes the transposed convolution of ``x`` with ``W``, plus ``b`` if it is not ``None``, into ``y``."""
     layout, convolution = _layout(d_layout, w_layout), _convolution(pad, stride, dilation, groups)
     b = None if b is None else contiguous(b)
     with (
@@ -62,5 +62,5 @@ def _layout(d_layout, w_layout):
 
 def _convolution(pad, stride, dilation, groups):
     if len(stride) > 3:
-        raise NoEngine(f"cuDNN has no convolutions of {len(stride)} axes in space")
+        raise NoEngine(f"cuDNN has no convolutions with {len(stride)} spatial axes")
     return Convolution(*(tuple(map(int, numbers)) for numbers in (stride, pad, dilation)), int(groups))

@@ -1,7 +1,7 @@
-"""``cupy.cudnn.DropoutStates``: random numbers that are not kept but made once more for the gradient.
+"""``cupy.cudnn.DropoutStates``: random numbers that are not stored but generated again for the gradient.
 
-They come from the random state of :func:`mixprec.functions.dropout`, which lies on the device and moves there: a
-captured step drops other elements in each replay, and a snapshot of a ``MixedPrecisionOptimizer`` has it.
+They come from the random state of :func:`mixprec.functions.dropout`, which is kept and advanced on the device: a
+captured step drops other elements in each replay, and a snapshot of a ``MixedPrecisionOptimizer`` includes the state.
 """
 
 from mixprec.backends import primitives_of
@@ -14,17 +14,17 @@ class DropoutStates:
     """The random numbers of a device. The arguments ``handle`` are not used.
 
     Args:
-        seed: of the random numbers if this is the first dropout on the device; an unsigned int of 64 bits.
+        seed: seed of the random numbers if this is the first dropout on the device; an unsigned 64-bit integer.
     """
 
     def __init__(self, handle, seed):
         self._seed = int(seed)
 
     def set_dropout_ratio(self, dropout_ratio):
-        """Does nothing: only cuDNN's RNN takes a ratio from here, and that is not bridged."""
+        """Does nothing: only cuDNN's RNN reads the ratio from here, and it is not bridged."""
 
     def forward(self, handle, x, dropout_ratio):
-        """Returns ``(reserve_space, y)``: what :meth:`backward` needs to drop the same elements, and the result."""
+        """Returns ``(reserve_space, y)``: the data for :meth:`backward` to drop the same elements, and the result."""
         return _forward(x, dropout_ratio, self._seed)
 
     def backward(self, handle, dy, dropout_ratio, reserve_space):

@@ -1,6 +1,6 @@
 """The functions of ``cupy.cudnn`` that Chainer 7.8.1 and ChainerMN use, with the signatures of CuPy 7 to 13.
 
-They are all public names that the modules below define: each is told once, where it is written.
+They are all public names of the modules below, each defined once.
 """
 
 from mixprec.bridge import batch_norm, constants, convolution, dropout, not_bridged, pooling_activation, switches

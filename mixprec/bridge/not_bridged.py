@@ -1,6 +1,6 @@
-"""Names of ``cupy.cudnn`` that Chainer's source has and never reaches: of RNN and spatial transformer.
+"""Names of ``cupy.cudnn`` in Chainer's source that are never reached: for RNNs and the spatial transformer.
 
-:mod:`mixprec.bridge.branches` has Chainer take its own branches there.
+:mod:`mixprec.bridge.branches` makes Chainer take its own branches there.
 """
 
 from mixprec.bridge.calls import NotBridged

@@ -1,7 +1,7 @@
-"""Plain Chainer's cuDNN: where CuPy has none, as CuPy 14, Chainer finds :mod:`mixprec.bridge` in its place.
+"""Installs the bridge: if CuPy has no cuDNN, as CuPy 14, Chainer finds :mod:`mixprec.bridge` instead.
 
-Chainer decides while ``chainer.backends.cuda`` is imported whether there is a cuDNN; :mod:`mixprec.startup` has the two
-patches here applied just before.
+Chainer decides during the import of ``chainer.backends.cuda`` whether there is a cuDNN; :mod:`mixprec.startup` applies
+the two patches of this module just before.
 """
 
 import logging
@@ -24,7 +24,7 @@ def is_bridged():
 
 
 def why_not():
-    """Returns why Chainer needs no bridge here, though nothing is broken, in one line; empty if it needs one.
+    """Returns why Chainer needs no bridge here, in one line; empty if it needs one.
 
     Initializes no CUDA.
     """
@@ -40,7 +40,7 @@ def why_not():
 
 
 def what_is_missing():
-    """Returns which part of cuDNN 9 the bridge needs and does not find, in one line; empty if all is there."""
+    """Returns the missing part of cuDNN 9 that the bridge needs, in one line; empty if everything is there."""
     try:
         cudnn_library.load()
     except cudnn_library.CudnnMissing as error:
@@ -74,7 +74,7 @@ def functions_of_cudnn(original):
 
 
 def _cupy_has_its_own():
-    """Whether CuPy has the modules that Chainer imports: CuPy 13 and older, with the cuDNN that they were built for."""
+    """Whether CuPy has the modules that Chainer imports: CuPy 13 and older, with the cuDNN they were built for."""
     try:
         import cupy.cuda.cudnn
         import cupy.cudnn  # noqa: F401

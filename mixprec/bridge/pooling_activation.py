@@ -1,4 +1,4 @@
-"""``cupy.cudnn``'s poolings, activations and softmax, as Chainer calls them: kernels of our own."""
+"""``cupy.cudnn``'s poolings, activations and softmax, as Chainer calls them, with mixprec's own kernels."""
 
 from mixprec.backends.nchw import nchw_of
 from mixprec.bridge import chainers_own, constants
@@ -25,7 +25,7 @@ _SOFTMAXES = {
 
 @or_chainers_own(chainers_own.pooling_forward)
 def pooling_forward(x, y, ksize, stride, pad, mode):
-    """Pools x (N, C, ...), of two or three axes in space, into y, whose shape says how many windows there are.
+    """Pools x (N, C, ...), with two or three spatial axes, into y, whose shape gives the number of windows.
 
     Returns:
         y
@@ -37,14 +37,14 @@ def pooling_forward(x, y, ksize, stride, pad, mode):
 
 @or_chainers_own(chainers_own.pooling_backward)
 def pooling_backward(x, y, gy, ksize, stride, pad, mode):
-    """Returns the gradient with respect to x; of a maximum it goes to the first of the largest elements."""
+    """Returns the gradient with respect to x; for max pooling it goes to the first of the largest elements."""
     arrays = map(contiguous, (x, y, gy))
     return nchw_of(x).pool_backward(*arrays, _one_of(_POOLINGS, mode), tuple(ksize), tuple(stride), tuple(pad))
 
 
 @or_chainers_own(chainers_own.activation_forward)
 def activation_forward(x, mode, coef=0.0):
-    """Returns an activation of x; ``coef`` is the ceiling of a clipped ReLU."""
+    """Returns an activation of x; ``coef`` is the upper limit of a clipped ReLU."""
     return nchw_of(x).activation(contiguous(x), _one_of(_ACTIVATIONS, mode), coef)
 
 

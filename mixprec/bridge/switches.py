@@ -1,4 +1,4 @@
-"""``cupy.cudnn``'s switches, which are those of all of mixprec: see :mod:`mixprec.backends.cudnn.settings`."""
+"""``cupy.cudnn``'s switches, shared with all of mixprec: see :mod:`mixprec.backends.cudnn.settings`."""
 
 import numpy as np
 
@@ -8,12 +8,12 @@ _VOLTA = 70  # compute capability of the first GPU with Tensor cores
 
 
 def get_max_workspace_size():
-    """Returns how many bytes of temporary memory a convolution may need."""
+    """Returns the largest number of bytes of temporary memory for a convolution."""
     return settings.current().workspace
 
 
 def set_max_workspace_size(size):
-    """Sets how many bytes of temporary memory a convolution may need, as ``cudnn.workspace_mib`` of a config does."""
+    """Sets the largest number of bytes of temporary memory for a convolution, as ``cudnn.workspace_mib`` does."""
     settings.configure(workspace=int(size))
 
 

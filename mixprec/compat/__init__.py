@@ -1,8 +1,8 @@
 """Chainer 7.8.1 on NumPy 2, Python 3.10 to 3.13 and CuPy 14.
 
-The ground floor: it imports nothing else of mixprec. Each submodule declares the patches of one concern, in
-:mod:`~mixprec.compat.registry`, with what breaks without them. :mod:`mixprec.startup` calls
-:mod:`~mixprec.compat.hooks` around the import of each module of Chainer.
+It imports nothing else of mixprec. Read ``registry`` (the list of patches) and ``hooks`` (patches at import) first;
+:mod:`mixprec.startup` calls ``hooks`` around the import of each module of Chainer. ``rebind``, ``wrapped``, ``half``
+and ``gpu_presence`` are helpers. Each other module declares the patches of one concern, with what breaks without them.
 """
 
 # Importing the modules declares their patches.

@@ -54,7 +54,7 @@ def _cuda():
 
 
 class _MissingCudnn:
-    """Takes the place of ``cupy.cuda.cudnn``."""
+    """Replaces ``cupy.cuda.cudnn``."""
 
     def __getattr__(self, name):
         raise AttributeError(_NO_CUDNN.format(name=f"libcudnn.{name}"))

@@ -16,7 +16,7 @@ def deconvolution_2d_weight_gradient(original, self, x, w):
 def second_derivatives_of_mixed_batch_normalization(original, self, indexes, grad_outputs):
     """Without it gradients of gradients through a float16 batch normalization with float32 gamma are an AttributeError.
 
-    They are computed in float32 and rounded, as the first ones are.
+    They are computed in float32 and rounded, like the first gradients.
     """
     from chainer import functions as F
 
@@ -71,7 +71,7 @@ def msvag_bias_correction(original, self, serializer):
     original(self, serializer)
     try:
         self.beta_power = float(serializer("beta_power", self.beta_power))
-    except KeyError:  # a snapshot of plain Chainer; right to the last bit or so
+    except KeyError:  # a snapshot of plain Chainer; correct to about the last bit
         self.beta_power = self.hyperparam.beta ** (self.t + 1)
 
 

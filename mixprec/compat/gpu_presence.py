@@ -21,13 +21,13 @@ def gpu_is_there():
 
 
 def _all_hidden():
-    """Whether ``CUDA_VISIBLE_DEVICES`` begins with something that is no device; CUDA stops reading there."""
+    """Whether ``CUDA_VISIBLE_DEVICES`` begins with an invalid device, at which CUDA stops reading."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return first in ("", "NoDevFiles") or first.startswith("-")
 
 
 def _count_of_nvml():
-    """Number of GPUs that NVIDIA's management library sees; ``None`` where it is not there or fails.
+    """Number of GPUs that NVIDIA's management library sees; ``None`` if it is missing or fails.
 
     Containers may lack it: they get it with the driver capability ``utility``.
     """
@@ -45,7 +45,7 @@ def _count_of_nvml():
 
 
 def _driver_is_there():
-    """Whether the driver's library can be opened, which initializes nothing, and there is a file of a device."""
+    """Whether the driver's library can be opened, which initializes nothing, and there is a device file."""
     if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
         return False
     try:

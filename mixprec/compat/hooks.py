@@ -1,6 +1,6 @@
-"""Patches that are applied when Chainer is imported: each when the module that it concerns is, and no sooner.
+"""Patches that are applied when Chainer is imported: each when its module is imported, and no sooner.
 
-A function that is replaced right after its own module ran is the new one in every ``from ... import`` that follows.
+A function that is replaced right after its module was executed is the new one in every later ``from ... import``.
 :mod:`mixprec.startup` calls :func:`enter` and :func:`mend` around the import of each module in :func:`names`.
 """
 
@@ -11,11 +11,11 @@ from mixprec.compat.registry import Patch, expanded, first_line, replacing
 
 IMPORT = "import chainer"
 
-_BEFORE, _WHILE, _AFTER = {}, {}, {}  # name of a module -> what is called, or entered, around its import
+_BEFORE, _WHILE, _AFTER = {}, {}, {}  # name of a module -> functions to call, or contexts to enter, around its import
 
 
 def before_import(module, target):
-    """Decorates the function ``make`` of a patch that is applied before a module is executed, and stays.
+    """Decorates the function ``make`` of a permanent patch that is applied before a module is executed.
 
     Args:
         module: name of the module.
@@ -31,7 +31,7 @@ def before_import(module, target):
 
 
 def while_importing(*modules, target):
-    """Decorates the function ``make`` of a patch that is there while these modules are executed, and not longer."""
+    """Decorates the function ``make`` of a patch that is applied only while these modules are executed."""
 
     def declare(make):
         patch = Patch(target, make, first_line(make), f"while {modules[0]} is imported")
@@ -43,7 +43,7 @@ def while_importing(*modules, target):
 
 
 def inside(context, *modules):
-    """Has these modules executed inside of a context manager, which a function returns."""
+    """Makes these modules be executed inside of the context manager that ``context()`` returns."""
     for module in modules:
         _WHILE.setdefault(module, []).append(context)
 
@@ -66,7 +66,7 @@ def after_import(*targets, why=None):
 
 
 def around(*targets, why=None):
-    """Decorates a function that runs in the place of each target, and gets what it replaces as its first argument.
+    """Decorates a function that replaces each target, and gets the original as its first argument.
 
     It takes the arguments of :func:`after_import`.
     """
@@ -79,12 +79,12 @@ def around(*targets, why=None):
 
 
 def names():
-    """Names of all modules around whose import something is done."""
+    """Names of all modules with hooks around their import."""
     return _BEFORE.keys() | _WHILE.keys() | _AFTER.keys()
 
 
 def enter(name):
-    """Does what comes before the import of ``name``; closing the returned ``ExitStack`` ends what lasts as long."""
+    """Runs the hooks before the import of ``name``; closing the returned ``ExitStack`` ends temporary patches."""
     with contextlib.ExitStack() as stack:
         for apply in _BEFORE.get(name, ()):
             apply()

@@ -1,8 +1,8 @@
-"""Link hooks of Chainer that keep or compute something of a weight, on layers that get their shape in the first pass.
+"""Chainer's link hooks that compute something from a weight, on layers that get their shape in the first pass.
 
-``SpectralNormalization`` draws a vector, and computes a factor ``gamma``, as soon as there is a weight. For a layer of
-a given shape that is when the hook is added. For a layer without a shape it is the first pass, which is too late for a
-file that is loaded before it (https://github.com/chainer/chainer/issues/8453).
+``SpectralNormalization`` draws a vector, and computes a factor ``gamma``, as soon as there is a weight. For a layer
+with a given shape that is when the hook is added. For a layer without a shape it is in the first pass, too late for a
+file that is loaded before (https://github.com/chainer/chainer/issues/8453).
 """
 
 from mixprec.compat.hooks import around
@@ -20,14 +20,14 @@ def vectors_of_a_file(original, self, serializer):
 
 
 def _load_vectors(link, serializer):
-    from chainer import Deserializer, link_hooks  # which Chainer does not import by itself
+    from chainer import Deserializer, link_hooks  # Chainer does not import link_hooks by itself
 
     if not isinstance(serializer, Deserializer):
         return
     for hook in link.local_link_hooks.values():
         if not isinstance(hook, link_hooks.SpectralNormalization) or _is_prepared(hook, link):
             continue
-        if getattr(link, hook.weight_name).array is None:  # nor has it one in the file
+        if getattr(link, hook.weight_name).array is None:  # the file has no array either
             continue
         known = link._params | link._persistent
         hook._prepare_parameters(link)
@@ -35,7 +35,7 @@ def _load_vectors(link, serializer):
             value = link.__dict__[name]
             try:
                 loaded = serializer(name, value.array if name in link._params else value)
-            except KeyError:  # weights of a network without the hook: what was drawn stays, as after a first pass
+            except KeyError:  # weights of a network without the hook: drawn values stay, as after a first pass
                 continue
             if name in link._persistent:
                 link.__dict__[name] = loaded
@@ -67,7 +67,7 @@ def after_a_pass(original, self, cb_args):
     """Without it a layer with two of these hooks loses its weight: the second brings back what the first made."""
     import chainer  # is complete by now
 
-    if isinstance(self.original_weight, chainer.Parameter):  # and not what another hook has made of it
+    if isinstance(self.original_weight, chainer.Parameter):  # not the result of another hook
         original(self, cb_args)
 
 

@@ -1,4 +1,4 @@
-"""ChainerMN on NumPy 2, around a loss scale, and with arrays in 16 bits or not in the order of their axes."""
+"""ChainerMN on NumPy 2, with a loss scale, and with arrays in 16 bits or not in the order of their axes."""
 
 from collections.abc import Iterator
 
@@ -30,15 +30,14 @@ def size_of_the_dataset(init):
 def one_mean_of_this_step(original, actual_optimizer, communicator, double_buffering=False, zero_fill=True):
     """Without it ``double_buffering`` and a second communicator around MixedPrecisionOptimizer go wrong in silence.
 
-    A step of double buffering has the gradients of the step before: a dynamic loss scale and the running statistics of
-    a skipped step do not go with them.
+    A step of double buffering uses the gradients of the previous step, but not its loss scale and running statistics.
     """
     if getattr(actual_optimizer, "communicator", None) is not None:
         kind = type(actual_optimizer).__name__
         raise ValueError(f"{kind} has a communicator and averages gradients: leave out create_multi_node_optimizer")
     if double_buffering and hasattr(actual_optimizer, "_multi_node_step"):
         raise ValueError(
-            "double_buffering updates with the gradients of the step before, which a loss scale and skipped steps "
+            "double_buffering updates with the gradients of the previous step, which a loss scale and skipped steps "
             "do not fit: use MixedPrecisionOptimizer(optimizer, communicator=communicator), which sums gradients "
             "during the backward pass"
         )
@@ -80,12 +79,13 @@ def hooks_of_links(original, self, *args, **kwargs):
 
 @around("chainermn.communicators.mpi_communicator_base:MpiCommunicatorBase._multi_node_mean")
 def means_of_gradients(original, self, sendbuf, recvbuf):
-    """Without it the mean of 60000 and 60000 in float16 is inf, and that of what is not C-contiguous goes into a copy.
+    """Without it the mean of 60000 and 60000 in float16 is inf, and means of non-contiguous arrays go into a copy.
 
     ChainerMN sums in float32, but rounds the sum to float16 before it divides; a dynamic loss scale settles log2(N)
     steps lower then. Here the sum is divided in float32, and rounded once: no mean is inf unless a gradient is, and no
-    bit of small gradients is lost, as it would be if float16 were divided before the sum. What is sent is the same.
-    Nor does MPI know bfloat16. Filters of converted models are not C-contiguous: each process would train for itself.
+    bit of small gradients is lost, as it would be if float16 were divided before the sum. The messages are the same.
+    MPI does not know bfloat16 either. Filters of converted models are not C-contiguous: each process would train
+    separately.
     """
     mean = _sendable(recvbuf)
     original(self, None if sendbuf is None else _sendable(sendbuf), mean)
@@ -95,7 +95,7 @@ def means_of_gradients(original, self, sendbuf, recvbuf):
 
 @after_import("chainermn.communicators.mpi_communicator_base:_dtype_mpi_type")
 def size_of_float16(types):
-    """Without it ``allgather``, ``gather`` and their like move float16 arrays as if they had 4 bytes for an element.
+    """Without it ``allgather``, ``gather`` and similar functions send float16 arrays as if elements had 4 bytes.
 
     The arrays of other processes are then zeros, or the process ends.
     """
@@ -117,7 +117,7 @@ def sums_of_float16(allreduce, self, x):
 def variables_that_are_observed(compute_summary, self, trainer):
     """Without it ObservationAggregator and MultiNodeEarlyStoppingTrigger fail: a loss goes to a device of ChainerX.
 
-    Means of 16 bits are those of float32.
+    Means of 16-bit values are computed in float32.
     """
     import chainer  # is complete by now
 
@@ -129,7 +129,7 @@ def variables_that_are_observed(compute_summary, self, trainer):
 
 
 def _sendable(array):
-    """Returns an array C-contiguous, and in float32 if it has 16 bits; itself if it is so already."""
+    """Returns an array that is C-contiguous, and float32 instead of 16 bits; the same array if it is so already."""
     if _has_16_bits(array):
         array = array.astype(np.float32)
     return array if array.flags.c_contiguous else array.copy(order="C")
@@ -140,7 +140,7 @@ def _has_16_bits(array):
 
 
 def send_in_place_of_parameters(exact):
-    """Lets processes send each other the exact values of a model's parameters when it is broadcast.
+    """Makes broadcasts of a model send the exact values of its parameters.
 
     Args:
         exact: function from a parameter to its exact value, a float32 array, or ``None`` if it has no other value.
@@ -158,11 +158,11 @@ def _exact(param):
     "chainermn.communicators.pure_nccl_communicator:PureNcclCommunicator.bcast_data",
 )
 def memory_that_is_broadcast(bcast_data, self, model):
-    """Without it processes whose parameters have other orders of axes in memory get each other's wrongly.
+    """Without it processes whose parameters differ in their memory order receive wrong values.
 
-    What has 16 bits is sent in float32.
+    16-bit parameters are sent in float32.
     """
-    others = []  # parameters, their arrays, and what these are copies of
+    others = []  # parameters, their arrays, and the originals of these arrays
     for param in model.params():
         if param.array is not None:
             exact = _exact(param) if _has_16_bits(param.array) else None
@@ -188,7 +188,7 @@ def _one_loss_of(lossfun):
 
 
 class _Losses:
-    """An iterator of losses in the shape of one: ``backward`` of each is run before the next one is asked for."""
+    """An iterator of losses as a single loss: ``backward`` of each runs before the next one is requested."""
 
     def __init__(self, losses):
         self._losses = losses
@@ -196,4 +196,4 @@ class _Losses:
     def backward(self, loss_scale=None):
         for loss in self._losses:
             loss.backward(loss_scale=loss_scale)
-            del loss  # before the next one, for which there is to be memory
+            del loss  # to free memory for the next one

@@ -1,4 +1,4 @@
-"""Functions and classes of Chainer that call what NumPy 2 lacks, or does differently, on the CPU."""
+"""Functions and classes of Chainer that use features that NumPy 2 has removed or changed, on the CPU."""
 
 import functools
 

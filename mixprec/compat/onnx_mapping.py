@@ -10,7 +10,7 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_STORED_AS_NUMBERS = ("float32", "int32", "int64")  # other constants keep their bytes, which is right as well
+_STORED_AS_NUMBERS = ("float32", "int32", "int64")  # other constants keep their bytes, which is correct as well
 
 
 @before_import("onnx_chainer", target="onnx.mapping")

@@ -1,7 +1,7 @@
 """The part of ``pkg_resources`` that ``chainer.testing`` and old libraries use at run time.
 
-Versions, requirements, entry points, namespaces, and files of a package that lies in a folder. :mod:`mixprec.old_code`
-gives it to all programs where setuptools has none.
+Versions, requirements, entry points, namespaces, and files of a package in a folder. :mod:`mixprec.old_code` provides
+it to all programs if setuptools does not have it.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class Distribution:
     Attributes:
         project_name: its name.
         version: its version, a string.
-        location: the folder in which it lies.
+        location: its folder.
     """
 
     def __init__(self, found):
@@ -77,12 +77,12 @@ working_set = WorkingSet()
 
 
 def iter_entry_points(group, name=None):
-    """Yields the entry points of a group, or those of one name."""
+    """Yields the entry points of a group, all of them or only those with a given name."""
     yield from metadata.entry_points(group=group, **({} if name is None else {"name": name}))
 
 
 def declare_namespace(packageName):
-    """Lets a package, such as protobuf's ``google``, have folders at several places; called by its ``__init__``."""
+    """Makes a package, such as protobuf's ``google``, span several folders; called by its ``__init__``."""
     package = sys.modules[packageName]
     package.__path__ = pkgutil.extend_path(package.__path__, packageName)
     _namespaces.add(packageName)
@@ -95,7 +95,7 @@ def fixup_namespace_packages(path_item, parent=None):
 
 
 def resource_filename(package_or_requirement, resource_name):
-    """Returns the path of a file that lies in a package, or beside a module."""
+    """Returns the path of a file in a package, or beside a module."""
     module = importlib.import_module(package_or_requirement)
     return str(pathlib.Path(module.__file__).parent / resource_name)
 

@@ -2,15 +2,15 @@
 
 Each entry is a :class:`Patch`, declared where its replacement is written. The import hook of :mod:`mixprec.startup`,
 ``mixprec.convert``, ``MixedPrecisionOptimizer.setup`` and ``mixprec.capture`` apply them; ``mixprec info --patches``
-prints them (:mod:`mixprec.patches`). This module knows nothing of Chainer.
+prints them (:mod:`mixprec.patches`). This module does not depend on Chainer.
 
-An attribute may have several patches: ``Link.serialize`` has one of ``convert`` and one of ``setup``. They lie on top
-of each other in the order in which they were applied, and each can be taken back alone.
+An attribute may have several patches: ``Link.serialize`` has one of ``convert`` and one of ``setup``. They are stacked
+in the order in which they were applied, and each can be undone alone.
 
-Other code replaces attributes, too: a spy, a profiler, ``mock.patch``, ``importlib.reload``. What an attribute holds
-counts, therefore: replacements that are gone from it are put back when a patch of it is applied the next time, and a
-wrapper around one is left where it is. A wrapper that hides what it calls gets a second replacement on top of it, so
-each replacement must do no harm inside of another one.
+Other code replaces attributes, too: a spy, a profiler, ``mock.patch``, ``importlib.reload``. Therefore the current
+value of an attribute decides: missing replacements are restored when a patch of it is applied the next time, and a
+wrapper around a replacement stays. A wrapper that hides the function that it calls gets a second replacement on top of
+it, so replacements must be harmless when nested.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from typing import NamedTuple
 
 from mixprec.compat.wrapped import behind
 
-LEAVE = object()  # returned by a patch: the attribute stays as it is, since nothing is wrong with it here
-MISSING = object()  # handed to a patch: there is no such attribute yet
+LEAVE = object()  # returned by a patch: the attribute stays as it is, since it works here
+MISSING = object()  # passed to a patch: there is no such attribute yet
 
-_patches = []  # all, in the order of their declaration
-_layers = {}  # place -> tuple of _Layer, the last one outermost; other code may have replaced some of them since
-_former = {}  # place -> such tuples that were there before, the latest first: mock.patch puts one back at its end
-_FORMER = 8  # mock.patch in mock.patch in ...: how many of these are kept
+_patches = []  # all patches, in the order of their declaration
+_layers = {}  # attribute -> tuple of _Layer, the last one outermost; other code may have replaced some of them since
+_former = {}  # attribute -> earlier tuples, the latest first: mock.patch restores one at its end
+_FORMER = 8  # number of these, for nested mock.patch
 _lock = threading.RLock()
 
 
@@ -41,10 +41,10 @@ class Patch:
 
     Args:
         targets: ``"package.module:Class.attribute"``, or a tuple of these; ``"package.module"`` is a module. ``{a,b}``
-            stands for a and b. A target with ``*`` is a pattern: what it stands for is given to :meth:`apply_to`.
-        make: function from the attribute, or :data:`MISSING`, to what replaces it, or :data:`LEAVE`.
+            means a and b. A target with ``*`` is a pattern: its attributes are given to :meth:`apply_to`.
+        make: function from the attribute, or :data:`MISSING`, to its replacement, or :data:`LEAVE`.
         why: what goes wrong without it, in one line.
-        when: what applies it, such as ``"import chainer"``.
+        when: the event at which it is applied, such as ``"import chainer"``.
 
     Example:
         >>> import string
@@ -65,7 +65,7 @@ class Patch:
         _patches.append(self)
 
     def apply(self, module=None):
-        """Replaces all targets, but those that still have the replacement.
+        """Replaces all targets, except the ones that still have the replacement.
 
         Args:
             module: name of the only module whose attributes are replaced, which has just been imported; ``None`` for
@@ -74,25 +74,25 @@ class Patch:
         with _lock:
             for target in self._names():
                 if module in (None, target.partition(":")[0]):
-                    self._put(_place(target))
+                    self._put(_attribute(target))
 
     def apply_to(self, owner, name):
-        """Replaces one of the attributes that a pattern stands for, unless that still has the replacement."""
+        """Replaces one of the attributes of a pattern, unless it still has the replacement."""
         with _lock:
             self._put(_Attribute(owner, name))
 
     def undo(self):
-        """Takes this patch off all attributes that have it; those of other patches stay on them.
+        """Removes this patch from all attributes that have it; other patches on them stay.
 
-        It stays under a wrapper that other code has put around it, and where other code has replaced it, that stays.
+        It stays inside of wrappers of other code; attributes that other code has replaced are not changed.
         """
         with _lock:
-            for place in dict.fromkeys([*_layers, *_former]):
-                self._take_off(place)
+            for attribute in dict.fromkeys([*_layers, *_former]):
+                self._take_off(attribute)
 
     @contextlib.contextmanager
     def applied(self):
-        """Returns a context inside of which the patch is applied; contexts may overlap, also in several threads."""
+        """Returns a context in which the patch is applied; contexts may overlap, also in several threads."""
         with _lock:
             self.apply()
             self._uses += 1
@@ -107,66 +107,66 @@ class Patch:
     def _names(self):
         return [name for target in self.targets if "*" not in target for name in expanded(target)]
 
-    def _put(self, place):
-        """Applies this patch to a place, on top of the others there."""
-        before, layers = _layers.get(place, ()), _standing(place)
+    def _put(self, attribute):
+        """Applies this patch to an attribute, on top of other patches."""
+        before, layers = _layers.get(attribute, ()), _standing(attribute)
         for layer in before[len(layers) :]:
-            # Back to what was there before: the same replacements again, which other modules have imported.
-            if layer.before is place.own() and all(layer.patch is not each.patch for each in layers):
-                place.set(layer.replacement)
+            # Restored by other code: use the same replacements again, which other modules have imported.
+            if layer.before is attribute.own() and all(layer.patch is not each.patch for each in layers):
+                attribute.set(layer.replacement)
                 layers = (*layers, layer)
         if all(layer.patch is not self for layer in layers):
-            own, replacement = place.own(), self.make(place.value())
+            own, replacement = attribute.own(), self.make(attribute.value())
             if replacement is not LEAVE:
-                place.set(replacement)
+                attribute.set(replacement)
                 layers = (*layers, _Layer(self, own, replacement))
-        _keep(place, layers)
+        _keep(attribute, layers)
 
-    def _take_off(self, place):
-        before, layers = _layers.get(place, ()), _standing(place)
+    def _take_off(self, attribute):
+        before, layers = _layers.get(attribute, ()), _standing(attribute)
         index = next((index for index, layer in enumerate(layers) if layer.patch is self), None)
         if index is None:
             if any(layer.patch is self for layer in before):
-                _keep(place, tuple(layer for layer in before if layer.patch is not self))
+                _keep(attribute, tuple(layer for layer in before if layer.patch is not self))
             return
         above = layers[index + 1 :]
-        on_top = [*(layer.before for layer in above), place.own()]
+        on_top = [*(layer.before for layer in above), attribute.own()]
         if any(layer.replacement is not value for layer, value in zip(layers[index:], on_top, strict=True)):
             return  # other code's wrapper is around it
-        place.set(layers[index].before)
-        _keep(place, layers[:index])
+        attribute.set(layers[index].before)
+        _keep(attribute, layers[:index])
         if not index:
-            _former.pop(place, None)
+            _former.pop(attribute, None)
         for layer in above:
-            layer.patch._put(place)
+            layer.patch._put(attribute)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Layer:
-    """A patch on one attribute: what was there before it, or :data:`MISSING`, and what it has put there."""
+    """A patch on one attribute: the value before it, or :data:`MISSING`, and its replacement."""
 
     patch: Patch
     before: object
     replacement: object
 
 
-def _standing(place):
-    """Returns the layers that are on a place now, a tuple: those that other code has taken off are not among them."""
-    layers, now = _layers.get(place, ()), place.own()
+def _standing(attribute):
+    """Returns a tuple of the current layers of an attribute, without layers that other code has removed."""
+    layers, now = _layers.get(attribute, ()), attribute.own()
     if layers and layers[-1].replacement is now:
         return layers
-    stacks = [layers, *_former.get(place, ())]
-    places = {id(layer.replacement): stack[: i + 1] for stack in reversed(stacks) for i, layer in enumerate(stack)}
-    return next((places[id(value)] for value in behind(now) if id(value) in places), ())
+    stacks = [layers, *_former.get(attribute, ())]
+    by_id = {id(layer.replacement): stack[: i + 1] for stack in reversed(stacks) for i, layer in enumerate(stack)}
+    return next((by_id[id(value)] for value in behind(now) if id(value) in by_id), ())
 
 
-def _keep(place, layers):
-    """Notes the layers of a place; what was there before is kept, if it is not under them or a part of them."""
-    before = _layers.pop(place, ())
+def _keep(attribute, layers):
+    """Stores the layers of an attribute; keeps the former ones if the new ones do not include them."""
+    before = _layers.pop(attribute, ())
     if layers:
-        _layers[place] = layers
+        _layers[attribute] = layers
     if before[: len(layers)] != layers[: len(before)] or (before and not layers):
-        _former[place] = [before, *_former.get(place, ())][:_FORMER]
+        _former[attribute] = [before, *_former.get(attribute, ())][:_FORMER]
 
 
 def patch(*targets, when):
@@ -179,7 +179,7 @@ def patch(*targets, when):
 
 
 def replacing(run):
-    """Returns the ``make`` of a patch, given what runs in the place of an attribute and gets that as first argument."""
+    """Returns the ``make`` of a patch for a function that replaces an attribute, and gets it as first argument."""
 
     @functools.wraps(run)
     def make(original):
@@ -193,7 +193,7 @@ def replacing(run):
 
 
 def patch_around(*targets, when):
-    """Decorates what runs in the place of each target, see :func:`replacing`; otherwise as :func:`patch`."""
+    """Decorates a function that replaces each target, see :func:`replacing`; otherwise as :func:`patch`."""
     return lambda run: patch(*targets, when=when)(replacing(run))
 
 
@@ -203,7 +203,7 @@ def patches():
 
 
 def replaced():
-    """Returns what is replaced now: ``{(owner, name): patches}``, outermost last.
+    """Returns the currently replaced attributes: ``{(owner, name): patches}``, outermost last.
 
     The owner is a module, a class or a function; for a module that is replaced it is ``None``.
 
@@ -216,14 +216,14 @@ def replaced():
         >>> (string, "digits") in replaced()
         False
     """
-    places = {place: tuple(layer.patch for layer in _standing(place)) for place in list(_layers)}
-    return {(getattr(place, "owner", None), place.name): patches for place, patches in places.items() if patches}
+    standing = {each: tuple(layer.patch for layer in _standing(each)) for each in list(_layers)}
+    return {(getattr(each, "owner", None), each.name): patches for each, patches in standing.items() if patches}
 
 
 def undo():
-    """Takes back all patches: every library is as it was imported, and converted models do not run any more.
+    """Undoes all patches: every library is as after its import, and converted models no longer run.
 
-    A wrapper that other code has put around a replacement stays, and the replacement with it.
+    Wrappers of other code around a replacement stay, together with the replacement.
 
     Example:
         >>> from mixprec import patches
@@ -242,7 +242,7 @@ def first_line(function):
 
 
 def expanded(target):
-    """Returns the names that a target stands for.
+    """Returns the expanded names of a target.
 
     Example:
         >>> expanded("m:{A,B}.f{,_cpu}")
@@ -252,7 +252,7 @@ def expanded(target):
     return ["".join(names) for names in itertools.product(*parts)]
 
 
-def _place(target):
+def _attribute(target):
     module, colon, path = target.partition(":")
     if not colon:
         return _Module(module)
@@ -283,7 +283,7 @@ class _Attribute(NamedTuple):
 
 
 class _Module(NamedTuple):
-    """A module, as ``import`` finds it."""
+    """A module in ``sys.modules``."""
 
     name: str
 

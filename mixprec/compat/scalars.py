@@ -1,4 +1,4 @@
-"""NumPy scalars, which from NumPy 2 on (NEP 50) no longer yield to the dtype of the array they meet."""
+"""NumPy scalars, which from NumPy 2 on (NEP 50) affect the dtype of operations with arrays."""
 
 import functools
 

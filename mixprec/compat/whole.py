@@ -1,7 +1,7 @@
-"""Functions of Chainer that are made of several nodes, and may have to be computed as a whole.
+"""Functions of Chainer that consist of several nodes, and may have to be computed as a whole.
 
-A node does not know that it belongs to a loss: ``F.gaussian_nll`` squares a difference by ``x * x``. Each time such a
-function is called, it asks the function given to :func:`compute_by`, if there is one.
+A node does not know that it belongs to a loss: ``F.gaussian_nll`` squares a difference by ``x * x``. Each call of such
+a function goes through the function given to :func:`compute_by`, if there is one.
 """
 
 from mixprec.compat.hooks import around
@@ -12,7 +12,7 @@ _instead = None
 
 
 def compute_by(instead):
-    """Has these functions computed by ``instead(function, args, kwargs)`` from now on."""
+    """Makes ``instead(function, args, kwargs)`` compute these functions from now on."""
     global _instead
     _instead = instead
 

@@ -1,14 +1,14 @@
-"""Functions inside of wrappers: the registry asks here whether other code's wrapper calls a replacement of its own."""
+"""Finds functions inside of wrappers, so that the registry knows whether a wrapper calls one of its replacements."""
 
 import functools
 import types
 
 
 def behind(value):
-    """Yields a value and, from outside to inside, what it wraps: what it holds, as far as that can be seen.
+    """Yields a value and, from outside to inside, the objects that it wraps, as far as they can be found.
 
-    That is ``__wrapped__``, closures, defaults, attributes of callable objects, base classes, and the global variables
-    that the outermost function names.
+    They are found in ``__wrapped__``, closures, defaults, attributes of callable objects, base classes, and the global
+    variables that the outermost function uses.
 
     Example:
         >>> plain = lambda: 1
@@ -51,7 +51,7 @@ def _closure(function):
     for cell in function.__closure__ or ():
         try:
             cells.append(cell.cell_contents)
-        except ValueError:  # it is empty
+        except ValueError:  # an empty cell
             continue
     return cells
 

@@ -1,4 +1,4 @@
-"""The memory of gradients of one dtype: what is summed over ranks, and what parameters then have as gradients.
+"""The memory of gradients of one dtype: sums over ranks, and the arrays that become the parameters' gradients.
 
 :mod:`~mixprec.distributed.exchange` makes an arena for each dtype of a model's parameters: :class:`Arena` on NumPy,
 :class:`~mixprec.distributed.device_arena.DeviceArena` on a device.
@@ -10,17 +10,17 @@ from mixprec.backends.memory import shaped
 
 
 class Arena:
-    """Two flat arrays, or one: gradients in the dtype of the sum, and in that of the parameters. Those of NumPy.
+    """Two flat NumPy arrays: gradients in the dtype of the sum, and in the parameters' dtype; one if the dtypes match.
 
     Args:
         size: number of elements.
-        dtype: of the parameters.
-        dtype_of_sum: in which gradients are added.
+        dtype: dtype of the parameters.
+        dtype_of_sum: dtype in which gradients are added.
         transport: :class:`~mixprec.distributed.transport.Transport`.
 
     Attributes:
         sums: flat array in which gradients are packed, and summed.
-        gradients: flat array in the dtype of the parameters; the same one if the dtypes are the same.
+        gradients: flat array in the dtype of the parameters; the same array as ``sums`` if the dtypes are the same.
     """
 
     def __init__(self, size, dtype, dtype_of_sum, transport):
@@ -35,11 +35,11 @@ class Arena:
         """Whether sums are rounded into another array."""
         return self.gradients is not self.sums
 
-    def place(self, name, slot, model):
+    def add(self, name, slot, model):
         """Gives a parameter its parts of :attr:`sums` and :attr:`gradients`, in its shape and order of axes.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             slot: :class:`~mixprec.distributed.buckets.Slot`.
             model: array of the parameter.
         """
@@ -48,20 +48,20 @@ class Arena:
         self._views[name] = sums, gradients
 
     def mean(self, name):
-        """Returns the array that a parameter has as its gradient, a view of :attr:`gradients`."""
+        """Returns the gradient array of a parameter, a view of :attr:`gradients`."""
         return self._views[name][1]
 
     def put(self, name, gradient):
-        """Packs a gradient, now or when its bucket starts.
+        """Packs a gradient, immediately or when its bucket starts.
 
         Args:
-            name: of the parameter.
+            name: name of the parameter.
             gradient: array of its shape; ``None`` for zeros.
         """
         pack(gradient, self.share, self._views[name][0])
 
     def start(self, bucket):
-        """Starts the sum of a :class:`~mixprec.distributed.buckets.Bucket` whose gradients were all put here.
+        """Starts the sum of a :class:`~mixprec.distributed.buckets.Bucket` whose gradients are all packed.
 
         Returns:
             :class:`~mixprec.distributed.transport.Work`.
@@ -69,9 +69,9 @@ class Arena:
         return self._transport.start(self.sums[bucket.start : bucket.stop])
 
     def end(self, bucket):
-        """To be called for one bucket after the other when its sum is joined: leaves it in :attr:`gradients`."""
+        """Called for each bucket in order when its sum is joined: writes the result to :attr:`gradients`."""
         if self.rounds:
-            with np.errstate(over="ignore"):  # that of others may not be finite
+            with np.errstate(over="ignore"):  # gradients of other ranks may not be finite
                 self.gradients[bucket.start : bucket.stop] = self.sums[bucket.start : bucket.stop]
 
     def _zeros(self, size, dtype):
@@ -83,12 +83,12 @@ def pack(gradient, share, out):
 
     Args:
         gradient: array of the shape of ``out``, or ``None`` for zeros.
-        share: one over the number of ranks. Multiplied before the sum, no sum of float16 overflows unless a gradient
-            does, or is within a rounding of it; a power of two changes no bit of a mantissa.
+        share: one over the number of ranks. As it is applied before the sum, no sum in float16 overflows unless a
+            gradient does, or is within a rounding of it; a power of two changes no bit of a mantissa.
         out: array.
     """
     if gradient is None:
         out[...] = 0
     else:
-        with np.errstate(all="ignore"):  # what is not finite is looked for after the sum
+        with np.errstate(all="ignore"):  # the check for inf and NaN comes after the sum
             np.multiply(gradient, share, out=out, dtype=np.result_type(out.dtype, np.float32), casting="unsafe")

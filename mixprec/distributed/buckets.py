@@ -1,23 +1,23 @@
-"""Which gradients travel together: from sizes to places in memory, computed alike by all ranks.
+"""Divides gradients into buckets that are sent together, with their positions in memory; the same on all ranks.
 
-Gradients of one dtype lie behind one another in the order in which the backward pass finishes them. A bucket is a part
-of that memory, and is sent as soon as all of it is there. :mod:`~mixprec.distributed.exchange` asks for a
-:class:`Layout` when parameters are new.
+Gradients of one dtype are contiguous in memory, in the order in which the backward pass finishes them. A bucket is a
+part of that memory, and is sent as soon as it is complete. :mod:`~mixprec.distributed.exchange` makes a new
+:class:`Layout` when parameters change.
 """
 
 from typing import NamedTuple
 
-# Bytes of a bucket. Small models have PARTS of them, as most is to be sent before the backward pass is over; but a
-# message has a price of its own.
+# Bytes of a bucket. Small models have PARTS buckets, as most data should be sent before the backward pass ends; but
+# each message has a cost.
 MOST = 4 * 2**20
 LEAST = 2**16
 PARTS = 8
-ALIGNED = 8  # on a device each gradient begins at a multiple of so many elements: 16 bytes of 16-bit numbers
-LAST = 4  # by what the last bucket is smaller: nothing of the backward pass is left to hide it behind
+ALIGNED = 8  # on a device each gradient begins at a multiple of this many elements: 16 bytes of 16-bit numbers
+LAST = 4  # factor by which the last bucket is smaller: it cannot overlap with the backward pass
 
 
 class Slot(NamedTuple):
-    """The place of a parameter's gradient.
+    """The position of a parameter's gradient in memory.
 
     Attributes:
         dtype: name of the parameter's dtype.
@@ -36,7 +36,7 @@ class Bucket(NamedTuple):
 
     Attributes:
         dtype, start, stop: as in :class:`Slot`.
-        names: of its parameters, in the order of their gradients in memory.
+        names: names of its parameters, in the order of their gradients in memory.
     """
 
     dtype: str
@@ -46,12 +46,12 @@ class Bucket(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Places of all gradients.
+    """The positions of all gradients.
 
     Attributes:
-        slots: dict of names and :class:`Slot`.
+        slots: dict from names to :class:`Slot`.
         buckets: list of :class:`Bucket`, in the order in which they are sent.
-        sizes: dict of dtypes and their numbers of elements.
+        sizes: dict from dtypes to numbers of elements.
     """
 
     slots: dict[str, Slot]
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 
 def limit_of(total):
-    """Returns the bytes of a bucket of gradients that have ``total`` bytes together."""
+    """Returns the size of a bucket in bytes, for gradients with ``total`` bytes."""
     return min(MOST, max(LEAST, total // PARTS))
 
 
@@ -69,16 +69,16 @@ def layout(members, itemsizes, limit, aligned=1):
 
     Args:
         members: ``[(name, dtype, size)]`` in the order in which gradients become ready.
-        itemsizes: dict of dtypes and the bytes of an element while it travels.
-        limit: bytes of a bucket. One with a single gradient may have more, the last one of a dtype has a part of it.
-        aligned: each gradient begins at a multiple of so many elements; a bucket ends at one.
+        itemsizes: dict from dtypes to the bytes of an element in a message.
+        limit: bytes of a bucket. A bucket with a single gradient may be larger; the last bucket of a dtype is smaller.
+        aligned: each gradient begins at a multiple of this many elements, and each bucket ends at one.
 
     Example:
         >>> plan = layout([("c", "float32", 6), ("b", "float32", 2), ("a", "float32", 1)], {"float32": 4}, limit=32)
         >>> [(bucket.names, bucket.start, bucket.stop) for bucket in plan.buckets]
         [(('c', 'b'), 0, 8), (('a',), 8, 9)]
     """
-    places = {name: place for place, (name, _, _) in enumerate(members)}
+    positions = {name: position for position, (name, _, _) in enumerate(members)}
     lengths = {name: size for name, _, size in members}
     members = [(name, dtype, -(-size // aligned) * aligned) for name, dtype, size in members]
     sizes, buckets = {}, []
@@ -90,7 +90,7 @@ def layout(members, itemsizes, limit, aligned=1):
             buckets.append(Bucket(dtype, start, stop, tuple(name for name, _ in part)))
             start = stop
         sizes[dtype] = start
-    buckets.sort(key=lambda bucket: places[bucket.names[-1]])
+    buckets.sort(key=lambda bucket: positions[bucket.names[-1]])
     rooms = {name: size for name, _, size in members}
     slots = {}
     for number, bucket in enumerate(buckets):
@@ -102,7 +102,7 @@ def layout(members, itemsizes, limit, aligned=1):
 
 
 def _parts(members, room):
-    """Splits ``[(name, size)]`` into lists of at most ``room`` elements from the end on: the last one is smaller."""
+    """Splits ``[(name, size)]`` into lists of at most ``room`` elements, starting at the end; the last is smaller."""
     parts, left = [[]], room // LAST
     for member in reversed(members):
         if parts[-1] and member[1] > left:

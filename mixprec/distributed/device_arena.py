@@ -1,4 +1,4 @@
-"""The memory of gradients of one dtype on a device: a bucket is packed by one launch when all of it is there.
+"""The memory of gradients of one dtype on a device: a bucket is packed by one launch when it is complete.
 
 :mod:`~mixprec.distributed.exchange` makes a :class:`DeviceArena` for each dtype of a model whose parameters are on a
 device.
@@ -12,7 +12,7 @@ from mixprec.backends.nccl import ANOTHER_COMMUNICATOR
 from mixprec.distributed.arena import Arena
 from mixprec.distributed.buckets import ALIGNED
 
-# As in mixprec/backends/kernels/pack.cu: gradients of a launch, and 64-bit numbers for each.
+# As in mixprec/backends/kernels/pack.cu: gradients per launch, and 64-bit numbers for each.
 ROWS, NUMBERS = 160, 3
 
 
@@ -29,14 +29,14 @@ class DeviceArena(Arena):
         self._launcher, self._kernels = launcher, Kernels(launcher)
         super().__init__(size, dtype, dtype_of_sum, transport)
         self._put = {}  # name -> gradient, until its bucket starts
-        self._places = {}  # name -> (slot, array of the parameter)
+        self._slots = {}  # name -> (slot, array of the parameter)
 
-    def place(self, name, slot, model):
-        """See :meth:`Arena.place`."""
+    def add(self, name, slot, model):
+        """See :meth:`Arena.add`."""
         if not self._launcher.holds(model):
-            raise ValueError(f"{name} has moved to another GPU, and NCCL has not: {ANOTHER_COMMUNICATOR}")
-        super().place(name, slot, model)
-        self._places[name] = slot, model
+            raise ValueError(f"{name} has moved to another GPU than NCCL's: {ANOTHER_COMMUNICATOR}")
+        super().add(name, slot, model)
+        self._slots[name] = slot, model
 
     def put(self, name, gradient):
         """See :meth:`Arena.put`."""
@@ -51,26 +51,26 @@ class DeviceArena(Arena):
         )
 
     def end(self, bucket):
-        """See :meth:`Arena.end`; rounds all of it in one launch, as one join is that of all buckets."""
+        """See :meth:`Arena.end`; rounds everything in one launch, as joining one bucket joins all."""
         if self.rounds and bucket.stop == self.sums.size:
             self._launch([(self.sums, self.sums.size, 0)], self.sums.dtype, 1.0, self.gradients)
 
     def _pack(self, names, gradients):
-        """Packs gradients on the current stream, on which those are turned that do not lie as their parameters do."""
+        """Packs gradients on the current stream, where it first copies them into the parameters' memory order."""
         rows = []
         for name, gradient in zip(names, gradients, strict=True):
-            slot, model = self._places[name]
+            slot, model = self._slots[name]
             if gradient is not None and not (same_order(gradient, model) and is_dense(gradient)):
                 gradient = self._launcher.contiguous(gradient.transpose(axes(model)))
             rows.append((gradient, slot.stop - slot.start, slot.start))
         self._launch(rows, self.gradients.dtype, self.share, self.sums)
 
     def _launch(self, rows, dtype, share, target):
-        """Writes arrays, times ``share``, into an array, in one launch for ``ROWS`` of them.
+        """Writes arrays, times ``share``, into an array, in one launch per ``ROWS`` arrays.
 
         Args:
             rows: ``[(array of dtype or None for zeros, its size, first element in the target)]``.
-            dtype: of the arrays.
+            dtype: dtype of the arrays.
             share: factor.
             target: flat array.
         """

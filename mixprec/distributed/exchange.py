@@ -1,21 +1,21 @@
-"""What happens when in a step: gradients are packed as they become ready, sent in buckets, and joined.
+"""The exchange of gradients in a step: they are packed as they become ready, sent in buckets, and joined.
 
 :class:`~mixprec.optimizer.ranks.Ranks` calls a :class:`GradientExchange` in every update:
 
-1. :meth:`~GradientExchange.begin`: a sum of two numbers starts, by which all ranks learn that they have the same
-   parameters. No gradient is sent before that.
-2. The last backward pass, inside of :meth:`~GradientExchange.overlapped`: each gradient is packed when it is final. A
-   bucket starts when all of it is packed, and all buckets before it have started: in the same order on all ranks.
-3. :meth:`~GradientExchange.finish`: packs what is left, zeros where there is no gradient, starts what is left, joins.
+1. :meth:`~GradientExchange.begin`: a sum of two numbers starts, which tells all ranks whether they have the same
+parameters. No gradient is sent before that. 2. The last backward pass, inside of :meth:`~GradientExchange.overlapped`:
+each gradient is packed when it is final. A bucket starts when it is complete and all buckets before it have started: in
+the same order on all ranks. 3. :meth:`~GradientExchange.finish`: packs the remaining gradients, or zeros, starts the
+remaining buckets, joins.
 
-Gradients lie in memory in the order in which they became ready on rank 0 in the first step; that step packs after its
-pass. When parameters change, the next step is a first one again.
+Gradients are in memory in the order in which they became ready on rank 0 in the first step; that step packs after its
+pass. When parameters change, the next step counts as the first again.
 
-On a device no number is read, and the host waits for MPI only. A bucket then starts where it is complete, on all ranks
-at the same place of the backward pass: batch normalizations over several processes ask for sums in between.
+On a device no number is read, and the host waits for MPI only. A bucket then starts when it is complete, on all ranks
+at the same point of the backward pass, as batch normalizations over several processes start sums in between.
 
-The steps of a call of a captured step are inside of :meth:`~GradientExchange.called`, which has the sum of ``begin``
-already. That which a graph captures is inside of :meth:`~GradientExchange.capturing`, too.
+A call of a captured step runs its steps inside of :meth:`~GradientExchange.called`, which replaces the sum of
+``begin``. A step that a graph captures also runs inside of :meth:`~GradientExchange.capturing`.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ class GradientExchange:
 
     Args:
         transport: :class:`~mixprec.distributed.transport.Transport` for the arrays of the parameters.
-        dtype_of_sum: in which gradients in float16 and bfloat16 are added; others are added in their own dtype.
-            ``None`` for float32 on NumPy, and for their own on a device, where bytes count.
-        named: as for :meth:`begin`, of the model as it is now.
+        dtype_of_sum: dtype in which float16 and bfloat16 gradients are added; others are added in their own dtype.
+            ``None`` for float32 on NumPy, and for the gradients' own dtype on a device, where bandwidth matters.
+        named: the current parameters of the model, as for :meth:`begin`.
 
     Attributes:
-        transport: the same.
+        transport: the transport.
         members: :class:`~mixprec.distributed.same_models.Members` of the step.
         started: number of buckets of the step that have started.
-        memory: object that is replaced when gradients get other places.
-        updates: how many updates are over: as many on all ranks, or one has failed after :meth:`finish` on some.
+        memory: object that is replaced when gradients move in memory.
+        updates: number of finished updates; it differs between ranks only if an update has failed after :meth:`finish`.
     """
 
     def __init__(self, transport, dtype_of_sum, named):
@@ -59,14 +59,14 @@ class GradientExchange:
         self.members = Members(named)
         self.updates = 0
         self._is_open = False  # between begin() and the end of finish() or leave()
-        self._is_announced = False  # whether the next begin() finds all ranks agreed
+        self._is_announced = False  # whether called() has already started the check of the next begin()
         self._is_captured = False
         self._layout = None
         self._arenas = {}  # dtype of parameters -> Arena
         self._check = StepCheck()
         self._numbers = StepNumbers()
-        self._sums = []  # under way, of the buckets that have started
-        self._to_pack = []  # for each bucket the names of what is not packed yet
+        self._sums = []  # sums of started buckets
+        self._to_pack = []  # for each bucket the names of gradients that are not packed yet
         self._order = []  # names in the order of readiness
 
     @property
@@ -86,18 +86,18 @@ class GradientExchange:
             named: ``[(name, parameter)]``, each parameter once, in the same order on all ranks.
 
         Raises:
-            RuntimeError: the step before failed, and other ranks may wait for its gradients.
+            RuntimeError: the previous step failed, and other ranks may wait for its gradients.
         """
         if self._is_captured:
             if self._layout is None or not self.members.are(named):
-                raise CaptureError("a captured step has other parameters than the step before")
+                raise CaptureError("a captured step has other parameters than the step before it")
         elif not self._is_announced:
             self._announce(named, 0, None)
         self._is_announced, self._is_open = False, True
         self._order = []
         self._to_pack = [] if self._layout is None else [set(bucket.names) for bucket in self._layout.buckets]
 
-    def _announce(self, named, number, wish):
+    def _announce(self, named, number, vote):
         if self._is_open:
             self._recover()
         if not self.members.are(named):
@@ -105,75 +105,75 @@ class GradientExchange:
             if self.members.description != before:
                 self._layout = None
             elif self._layout is not None:
-                self._place()
-        self._check.start(self.transport, self.members, self.updates, number, wish)
+                self._fill_arenas()
+        self._check.start(self.transport, self.members, self.updates, number, vote)
 
     def agree(self):
-        """Waits until it is known that all ranks have the same parameters.
+        """Waits for the check that all ranks have the same parameters.
 
         Returns:
-            see :meth:`~mixprec.distributed.step_check.StepCheck.agree`, as for what is raised.
+            See :meth:`~mixprec.distributed.step_check.StepCheck.agree`, also for errors.
         """
         try:
             return self._check.agree()
         except (ValueError, RuntimeError):
             self.leave()
-            self._layout = None  # on all ranks, as on the one that has other parameters
+            self._layout = None  # on all ranks, as on the rank whose parameters differ
             raise
 
     def leave(self):
-        """Ends a step without gradients; all ranks do, at the same time."""
+        """Ends a step without gradients; all ranks must do so in the same step."""
         self._is_open = False
 
     @contextlib.contextmanager
-    def called(self, named, number, wish):
-        """A context for a call of a captured step, which counts as one update, however many are run or launched.
+    def called(self, named, number, vote):
+        """A context for a call of a captured step, which counts as one update, however many steps it runs or launches.
 
         Args:
             named: as for :meth:`begin`.
-            number, wish: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
+            number, vote: as for :meth:`~mixprec.distributed.step_check.StepCheck.start`.
 
-        Gives:
-            What :meth:`agree` returns.
+        Yields:
+            The result of :meth:`agree`.
         """
         updates = self.updates
-        self._announce(named, number, wish)
-        wishes = self.agree()
+        self._announce(named, number, vote)
+        votes = self.agree()
         with scoped(self, _is_announced=True):
-            yield wishes
+            yield votes
         self.updates = updates + 1
 
     @contextlib.contextmanager
     def capturing(self):
-        """A context for a step that a graph captures: no other rank is asked, as one may fail where others do not.
+        """A context for a step that a graph captures: without communication on the host, as ranks may fail separately.
 
-        What all ranks have found out in the step before holds for this one. The stream of sums is joined at the end.
+        The results of the checks in the previous step are used again. The stream of sums is joined at the end.
         """
         self._is_captured = True
         try:
             yield
         finally:
-            with contextlib.suppress(Exception):  # of a capture that has failed
+            with contextlib.suppress(Exception):  # the capture may have failed
                 self.transport.join()
-            self.transport.places()  # of a step that was not finished
+            self.transport.take_log()  # clears the log of an unfinished step
             self._is_captured = self._is_open = False
             self._sums = []
 
     def overlapped(self, sends=True):
-        """Returns a context for the last backward pass of a step: gradients are sent during it.
+        """Returns a context for the last backward pass of a step, during which gradients are sent.
 
         Args:
-            sends: whether they are; otherwise it is only seen in which order they become ready.
+            sends: whether gradients are sent; otherwise only the order in which they become ready is recorded.
         """
         return readiness.watching(functools.partial(self._take, sends=sends))
 
     def finish(self, numbers):
-        """Ends a step: leaves in all parameters the mean of their gradients, ``None`` where no rank has any.
+        """Ends a step: gives all parameters the mean of their gradients, ``None`` if no rank has a gradient.
 
-        The arrays are the same ones in each step: what a parameter had as a gradient before is overwritten.
+        The arrays are the same in each step: earlier gradients are overwritten.
 
         Args:
-            numbers: float64 array (n, number of initialized parameters), to be added up as well.
+            numbers: float64 array (n, number of initialized parameters), to be summed as well.
 
         Returns:
             The sums of the numbers.
@@ -205,10 +205,10 @@ class GradientExchange:
         return numbers[1:]
 
     def _recover(self):
-        """Ends a step that failed, if there are no other ranks."""
+        """Ends a failed step, if there are no other ranks."""
         if self.transport.size > 1:
             raise RuntimeError(
-                f"the step before failed on rank {self.transport.rank}, for whose gradients others may wait, and "
+                f"the previous step failed on rank {self.transport.rank}, whose gradients others may wait for, and "
                 "ranks are out of step: end the program"
             )
         self._check.forget()
@@ -236,13 +236,13 @@ class GradientExchange:
         return self._arena(name).mean(name)
 
     def _apart(self, name, gradient):
-        """Returns a gradient; a copy if it lies where another one may be packed, as after ``one.grad = other.grad``."""
+        """Returns a gradient; copied if packing may overwrite its memory, as after ``one.grad = other.grad``."""
         if gradient is None or gradient is self._mean(name):
             return gradient
         shares = chainer.backend.get_array_module(gradient).may_share_memory
         if not any(shares(gradient, arena.sums) for arena in self._arenas.values()):
             return gradient
-        for work in self._sums:  # one of them may be writing there
+        for work in self._sums:  # a sum may be writing to it
             work.join()
         return gradient.copy()
 
@@ -251,7 +251,7 @@ class GradientExchange:
         self._to_pack[self._layout.slots[name].bucket].discard(name)
 
     def _start_packed(self):
-        """Starts the buckets that may."""
+        """Starts the complete buckets, in order."""
         while self.started < len(self._to_pack) and not self._to_pack[self.started]:
             if self.transport.shares_order:
                 self.agree()
@@ -261,9 +261,9 @@ class GradientExchange:
             self._sums.append(self._arenas[bucket.dtype].start(bucket))
 
     def _lay_out(self):
-        """Makes places in memory for the gradients, in the order of rank 0."""
+        """Lays out the memory of the gradients, in the order of rank 0."""
         params = dict(self.members.initialized)
-        # What has not become ready while it was watched: first the layers that come last, by their names.
+        # Then gradients that were not seen to become ready: in reverse order of names, as the last layers come first.
         order = list(dict.fromkeys([*self._order, *reversed(params)]))
         order = self.transport.gather(order if self.transport.rank == 0 else None)[0]
         members = [(name, params[name].dtype.name, params[name].size) for name in order]
@@ -279,8 +279,8 @@ class GradientExchange:
             name: new(size, dtypes[name], of_sums[name], self.transport) for name, size in self._layout.sizes.items()
         }
         self._to_pack = [set(bucket.names) for bucket in self._layout.buckets]
-        self._place()
+        self._fill_arenas()
 
-    def _place(self):
+    def _fill_arenas(self):
         for name, param in self.members.initialized:
-            self._arena(name).place(name, self._layout.slots[name], param.array)
+            self._arena(name).add(name, self._layout.slots[name], param.array)

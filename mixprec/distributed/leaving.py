@@ -1,9 +1,8 @@
-"""Ranks that have left: in MPI a process that ends waits for all others, and they wait for it without a word.
+"""Detects ranks that have ended: in MPI an ending process waits for all others, and these silently wait for it.
 
-So each process tells all others at its end how often it has taken part in what they do together. Where one waits for a
-rank that takes part no more, that is an error. What a rank has begun and not ended does not count: MPI does not go on
-with it when the program has ended. Launchers see for themselves what ends without a message: ``os._exit``
-and signals.
+So each process tells all others at its end how many collective operations it has taken part in. Waiting for a rank that
+takes part in no more is an error. Operations that a rank has begun and not finished do not count: MPI does not continue
+them when the program has ended. Launchers detect ends without a message: ``os._exit`` and signals.
 """
 
 import atexit
@@ -12,50 +11,50 @@ import sys
 import numpy as np
 
 _TAG = 4321
-_all = {}  # identity of a communicator -> its Turns, which outlive what they count for
+_all = {}  # identity of a communicator -> its Turns, which outlive the communicator's users
 _sent = []  # messages of this process at its end, and their requests
 
 
 class RankLeft(RuntimeError):
-    """This rank waits for one whose program has ended."""
+    """This rank waits for a rank whose program has ended."""
 
 
 class Turns:
-    """How often this rank has taken part in what all ranks of a communicator do, in the same order.
+    """Counts the collective operations of this rank on a communicator, which are in the same order on all ranks.
 
     Args:
-        comm: ``mpi4py.MPI.Intracomm`` that nothing else uses at this time. All of its ranks begin to count together.
+        comm: ``mpi4py.MPI.Intracomm`` that nothing else uses at this time. All of its ranks start counting together.
     """
 
     def __init__(self, comm):
         self._comm = comm
-        self._left = {}  # ranks that have left, and how many turns they took
+        self._left = {}  # ranks that have left -> number of their turns
         self._taken, self._open = 0, set()
         _all[id(comm)] = self
 
     def take(self):
-        """Returns the number of the turn that begins, from 1 on."""
+        """Begins a turn and returns its number, from 1."""
         self._taken += 1
         self._open.add(self._taken)
         return self._taken
 
     def end(self, turn):
-        """Notes that a turn is over on this rank."""
+        """Marks a turn as finished on this rank."""
         self._open.discard(turn)
 
     @property
     def ended(self):
-        """How many turns are over, with all before them."""
+        """Number of turns that are finished together with all turns before them."""
         return min(self._open, default=self._taken + 1) - 1
 
     def check(self, turn):
-        """Makes sure that no rank has left before that turn.
+        """Checks that no rank has left before a turn.
 
         Args:
-            turn: number of what this rank waits for.
+            turn: number of the turn that this rank waits for.
 
         Raises:
-            RankLeft: one has; it is named.
+            RankLeft: a rank has left; the message names it.
         """
         from mpi4py import MPI
 
@@ -72,7 +71,7 @@ class Turns:
                 )
 
     def leave(self):
-        """Tells all other ranks."""
+        """Tells all other ranks that this one leaves."""
         taken = np.array([self.ended], np.int64)
         others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
         _sent.append((taken, [self._comm.Isend(taken, rank, _TAG) for rank in others]))

@@ -1,9 +1,9 @@
-"""Arrays of NumPy over MPI, while the process computes.
+"""NumPy arrays over MPI, while the process computes.
 
-MPI libraries work on a collective operation only while the program calls them. :meth:`MpiTransport.progress` does so:
-the backward pass calls it at each gradient. A thread that asked MPI instead would take the processor and the
-interpreter from the computation; measured on two cores, that costs more than it hides.
-:class:`~mixprec.optimizer.ranks.Ranks` makes a transport in ``MixedPrecisionOptimizer.setup``.
+MPI libraries advance a collective operation only while the program calls them. :meth:`MpiTransport.progress` does so:
+the backward pass calls it at each gradient. A separate thread would take the processor and the interpreter from the
+computation; measured on two cores, that costs more than it hides. :class:`~mixprec.optimizer.ranks.Ranks` makes a
+transport in ``MixedPrecisionOptimizer.setup``.
 """
 
 import ctypes
@@ -18,17 +18,17 @@ from mixprec.base.dtypes import is_half
 from mixprec.distributed.leaving import Turns
 from mixprec.distributed.transport import Transport, Work
 
-# Seconds between two questions of a process that waits: a rank that is late may need the processor.
+# Polling interval of a waiting process in seconds: a late rank may need the processor.
 SHORTEST, LONGEST = 2e-5, 1e-3
 
 
 class MpiTransport(Transport):
     """MPI on a communicator that no other transport uses at the same time.
 
-    If a step fails, some ranks may have started more sums than others. These sums never meet those of other transports.
+    If a step fails, some ranks may have started more sums than others. These sums never match sums of other transports.
 
     Args:
-        mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks make a transport at the same time.
+        mpi_comm: ``mpi4py.MPI.Intracomm``. All of its ranks must make a transport at the same time.
     """
 
     def __init__(self, mpi_comm):
@@ -40,14 +40,14 @@ class MpiTransport(Transport):
 
     def start(self, array):
         """See :meth:`~mixprec.distributed.transport.Transport.start`."""
-        self.progress()  # forgets those that are done, also where no backward pass asks
+        self.progress()  # removes finished sums, also without a backward pass
         work = _Sum(self._turns, self._comm, array)
         self._under_way.append(work)
         return work
 
     def progress(self):
         """See :meth:`~mixprec.distributed.transport.Transport.progress`."""
-        while self._under_way and self._under_way[0].done:  # a question about one of them is a turn for all
+        while self._under_way and self._under_way[0].done:  # testing one sum advances all
             del self._under_way[0]
 
     def broadcast(self, array):
@@ -61,17 +61,17 @@ class MpiTransport(Transport):
         return self._comm.allgather(value)
 
     def _meet(self):
-        """Waits until all ranks are here: what follows does not look whether one has left."""
+        """Waits for all ranks, as the following operation does not check whether one has left."""
         work, soon = _Request(self._turns, self._comm.Ibarrier()), time.perf_counter() + LONGEST
         while not work.done and time.perf_counter() < soon:
-            pass  # as MPI itself waits
+            pass  # busy waiting, as in MPI itself
         work.join()
 
 
 class _Request(Work):
     def __init__(self, turns, request):
         self._turns, self._turn = turns, turns.take()
-        self._request = request  # None when it is done
+        self._request = request  # None when done
 
     @property
     def done(self):
@@ -92,11 +92,11 @@ class _Request(Work):
 class _Sum(_Request):
     def __init__(self, turns, comm, array):
         super().__init__(turns, _post(comm, array))
-        self._array = array  # held: mpi4py does not, for a sum in place
+        self._array = array  # mpi4py does not hold it for a sum in place
 
 
 def _leave(sums, give_back):
-    """Gives the communicator back, or keeps what is under way to the end of the process: MPI may write into arrays."""
+    """Frees the communicator, or keeps running sums until the process ends, as MPI may write into their arrays."""
     left = [work for work in sums if not work.done]
     for work in left:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
@@ -114,7 +114,7 @@ def _post(comm, array):
 
 @functools.cache
 def _half_sum(dtype):
-    """Returns the operation that adds numbers of a half dtype, which MPI takes for integers, in float32."""
+    """Returns the operation that adds numbers of a 16-bit dtype, which MPI treats as integers, in float32."""
     from mpi4py import MPI
 
     def add(some, others, _):

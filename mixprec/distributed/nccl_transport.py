@@ -1,7 +1,7 @@
-"""Arrays of a GPU over NCCL, those of NumPy and Python objects over MPI.
+"""GPU arrays over NCCL; NumPy arrays and Python objects over MPI.
 
-:class:`~mixprec.optimizer.ranks.Ranks` makes one when parameters are on a device. The host waits for MPI only: what the
-device is asked after :meth:`Work.join <mixprec.distributed.transport.Work.join>` comes after the sum.
+:class:`~mixprec.optimizer.ranks.Ranks` makes one when parameters are on a device. The host waits for MPI only: device
+work that is launched after :meth:`Work.join <mixprec.distributed.transport.Work.join>` runs after the sum.
 """
 
 from mixprec.backends import is_of_numpy
@@ -9,21 +9,21 @@ from mixprec.distributed.transport import Transport, Work
 
 
 class NcclTransport(Transport):
-    """NCCL beside another transport.
+    """NCCL for arrays on a device, combined with another transport.
 
     Args:
         of_host: :class:`~mixprec.distributed.mpi_transport.MpiTransport`.
         nccl: :class:`~mixprec.backends.nccl.Nccl` of the same processes.
     """
 
-    shares_order = True  # with batch normalizations over several processes
+    shares_order = True  # batch normalizations over several processes also use NCCL
 
     def __init__(self, of_host, nccl):
         self._of_host, self._nccl = of_host, nccl
         self.rank, self.size = of_host.rank, of_host.size
 
-    def places(self):
-        """See :meth:`~mixprec.distributed.transport.Transport.places`."""
+    def take_log(self):
+        """See :meth:`~mixprec.distributed.transport.Transport.take_log`."""
         return self._nccl.asked.taken()
 
     def join(self):
@@ -34,9 +34,9 @@ class NcclTransport(Transport):
         """See :meth:`~mixprec.distributed.transport.Transport.start`.
 
         Args:
-            array: of NumPy or of the device.
-            fill: of an array of the device: callable without arguments that first writes into it, on NCCL's stream.
-            held: list of arrays that it reads.
+            array: array on the host or on the device.
+            fill: for an array on the device: function without arguments that first writes into it, on NCCL's stream.
+            held: list of arrays that ``fill`` reads.
         """
         if is_of_numpy(array):
             return self._of_host.start(array)
@@ -66,7 +66,7 @@ class NcclTransport(Transport):
 
 
 class _Sum(Work):
-    """A sum on NCCL's stream. Whether it is there only the device knows."""
+    """A sum on NCCL's stream. Only the device knows when it is done."""
 
     done = True
 

@@ -1,7 +1,7 @@
-"""The processes that train together, one a rank: which one this is, and how they agree.
+"""The processes that train together, one per rank: which rank this is, and how ranks agree.
 
-The training command asks :func:`find` first of all, and hands the answer on. Without a launcher of MPI, or with one
-process, it is :class:`Alone`, and mpi4py is not imported.
+The training command calls :func:`find` first, and passes the result on. Without an MPI launcher, or with one process,
+it is :class:`Alone`, and mpi4py is not imported.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from mixprec.backends.mpi_duplicates import duplicate
 from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError, one_line
 from mixprec.distributed import rank_watch
-from mixprec.distributed.launched import ARRIVAL, place_in, stay_at_exit
+from mixprec.distributed.launched import ARRIVAL, rank_in, stay_at_exit
 
-_MOMENT = 1.0  # seconds in which rank 0 says what all ranks would
+_MOMENT = 1.0  # seconds for rank 0 to print the message of all ranks
 
 
 class RanksError(OneLineError):
@@ -29,10 +29,10 @@ class RanksError(OneLineError):
 
 
 class Refused(Exception):
-    """All ranks know that the run cannot begin.
+    """The run cannot begin; raised on all ranks.
 
     Attributes:
-        line: what this rank is to print, or ``None``.
+        line: the line that this rank must print, or ``None``.
     """
 
     def __init__(self, line):
@@ -41,47 +41,50 @@ class Refused(Exception):
 
 
 def find(environment=None):
-    """Returns :class:`Alone`, or :class:`Together` if a launcher of MPI has started several processes.
+    """Returns :class:`Alone`, or :class:`Together` if an MPI launcher has started several processes.
 
     Args:
-        environment: dict of environment variables; ``None`` for those of this process.
+        environment: dict of environment variables; ``None`` for the environment of this process.
 
     Raises:
-        Refused: they cannot talk to each other.
+        Refused: the processes cannot communicate.
     """
     stay_at_exit()
-    place = place_in(os.environ if environment is None else environment)
-    if place is None or place.size == 1:
+    launched = rank_in(os.environ if environment is None else environment)
+    if launched is None or launched.size == 1:
         return Alone()
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # the latter without a library of MPI
-        problem = f"{place.size} processes were started, and mpi4py cannot be imported ({error}): {install_hint('mpi')}"
+    except (ImportError, RuntimeError) as error:  # RuntimeError without an MPI library
+        started = f"{launched.size} processes were started"
+        problem = f"{started}, and mpi4py cannot be imported ({error}): {install_hint('mpi')}"
     else:
-        if MPI.COMM_WORLD.size == place.size:
+        if MPI.COMM_WORLD.size == launched.size:
             try:
                 return Together(MPI)
-            except BaseException:  # the others wait for this one
-                print(f"rank {place.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
+            except BaseException:  # other ranks wait for this one
+                print(f"rank {launched.rank}: {traceback.format_exc()}", file=sys.stderr, flush=True)
                 time.sleep(ARRIVAL)
                 MPI.COMM_WORLD.Abort(1)
         problem = (
-            f"{place.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
+            f"{launched.size} processes were started, and mpi4py's MPI knows {MPI.COMM_WORLD.size}: start them by the "
             "mpiexec of that MPI"
         )
-    # One on each machine says so: its processes share what is installed.
-    raise Refused(None if place.local_rank else f"{f'rank {place.rank}: ' if place.rank else ''}error: {problem}")
+    # One process per machine prints it: processes of a machine share the installation.
+    raise Refused(
+        None if launched.local_rank else f"{f'rank {launched.rank}: ' if launched.rank else ''}error: {problem}"
+    )
 
 
 def refusal(error):
-    """Returns in one line why a run cannot begin, for an error of bad input or a ``MemoryError``."""
+    """Returns in one line why a run cannot begin, for an input error or a ``MemoryError``."""
     if isinstance(error, MemoryError):
         error = f"out of memory before training began ({error}); --dry-run says what a run needs"
     return one_line(error)
 
 
 class Alone:
-    """A run of one process. :class:`Together` has the same methods; here they do next to nothing."""
+    """A run of one process. :class:`Together` has the same methods; here they do almost nothing."""
 
     rank, local_rank = 0, 0
     is_first = True
@@ -92,29 +95,29 @@ class Alone:
         self.size, self.local_size = size, local_size
 
     def together(self):
-        """Returns a context for what may be refused by some ranks and not by others. See :class:`Together`."""
+        """Returns a context for checks that may fail on some ranks only. See :class:`Together`."""
         return contextlib.nullcontext()
 
     def apart(self):
-        """Returns what says the same of this rank, and talks to no other one."""
+        """Returns an object with the same data for this rank that does not communicate."""
         return self
 
     def quietly(self, parse, argv):
-        """Returns what a command-line parser returns. Of several ranks one speaks, and ``--help`` returns ``None``."""
+        """Returns the result of a command-line parser. Only one rank prints; ``--help`` returns ``None``."""
         return parse(argv)
 
     def first(self, function, *args):
-        """Returns what a function returns, which is called on rank 0 only, and may refuse the run."""
+        """Returns the result of a function that is called on rank 0 only, and may refuse the run."""
         return function(*args)
 
     def compare(self, facts):
         """Refuses the run if facts, a dict, differ between ranks."""
 
     def connect(self):
-        """Makes ``communicator``, ChainerMN's."""
+        """Makes ``communicator``, a ChainerMN communicator."""
 
     def works_in(self, out):
-        """To be called when the run has the lock of its results folder, which is then cleared if rank 0 is killed."""
+        """Must be called when the run has locked its results folder: a watch unlocks it if rank 0 is killed."""
 
     def gather(self, value):
         """Returns the values of all ranks, on all ranks, in their order."""
@@ -129,14 +132,14 @@ class Alone:
         return flag
 
     def mean(self, array):
-        """Returns the mean over ranks of a float64 array of the host; the same bits on all ranks."""
+        """Returns the mean over ranks of a float64 NumPy array; bitwise equal on all ranks."""
         return array
 
     def leave(self):
-        """To be called at the end: this rank has not been killed."""
+        """Must be called at the end, so that this rank does not count as killed."""
 
     def fail(self, line, code):
-        """Prints why the run has failed; returns the exit code, or ends all ranks with it."""
+        """Prints why the run has failed; returns the exit code, or ends all ranks with this code."""
         print(line, file=sys.stderr)
         return code
 
@@ -148,10 +151,10 @@ class Together:
         mpi: the module ``mpi4py.MPI``.
 
     Attributes:
-        rank, size: of this process, and number of all.
+        rank, size: rank of this process, and number of processes.
         local_rank, local_size: the same on this machine.
         is_first: whether this is rank 0, which writes and prints.
-        communicator: ChainerMN's, after :meth:`connect`.
+        communicator: ChainerMN communicator, after :meth:`connect`.
         described: text that names all ranks, their hosts and processes.
     """
 
@@ -166,14 +169,14 @@ class Together:
         self.local_rank, self.local_size = list(self._here).index(self.rank), len(self._here)
         if self.rank == min(self._here):
             rank_watch.start(self._here)
-        self._comm.allgather(None)  # there is a watch now
+        self._comm.allgather(None)  # now every machine has a watch
         rank_watch.tie(self._here, self.rank)
         self.described = "; ".join(f"{rank} on {host}, process {process}" for rank, (host, process) in enumerate(hosts))
         if not self.is_first:
-            logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 says the same
+            logging.getLogger("mixprec").setLevel(logging.ERROR)  # rank 0 logs the same
 
     def apart(self):
-        """See :class:`Alone`; of rank 0."""
+        """See :class:`Alone`; for rank 0."""
         return Alone(self.size, self.local_size)
 
     def quietly(self, parse, argv):
@@ -193,10 +196,10 @@ class Together:
 
     @contextlib.contextmanager
     def together(self):
-        """Around what may raise on some ranks, or on all: then all raise :class:`Refused`. No rank may talk in it.
+        """A context for code that may raise on some ranks; then all raise :class:`Refused`. It must not communicate.
 
-        If all have failed, rank 0 is to print its error; if not, the first one that has, with its rank. Errors that are
-        no bad input are not caught: they end all ranks, by :meth:`fail`.
+        If all ranks have failed, rank 0 prints its error; otherwise the first failed rank, with its number. Errors
+        other than input errors are not caught: they end all ranks, by :meth:`fail`.
         """
         problem = None
         try:
@@ -221,7 +224,7 @@ class Together:
         """See :class:`Alone`.
 
         Raises:
-            Refused: rank 0 is to print the first fact, and the first rank, that differ from those of rank 0.
+            Refused: a fact differs from rank 0's; rank 0 prints the first such fact and rank.
         """
         first, *others = self._comm.allgather(facts)
         for rank, other in enumerate(others, 1):
@@ -262,7 +265,7 @@ class Together:
         """See :class:`Alone`."""
         total = np.empty_like(array)
         self._comm.Reduce(array, total)
-        self._comm.Bcast(total)  # MPI does not promise the same bits of a sum on all ranks
+        self._comm.Bcast(total)  # MPI does not guarantee bitwise equal sums on all ranks
         return total / self.size
 
     def leave(self):
@@ -270,16 +273,16 @@ class Together:
         rank_watch.leave(self._here, [self.rank])
 
     def fail(self, line, code):
-        """See :class:`Alone`. Other ranks, which may wait for this one, are ended; of those that fail, one says why."""
+        """See :class:`Alone`. Ends other ranks, which may wait for this one; one failing rank prints why."""
         try:
             if not self.is_first:
                 time.sleep(_MOMENT)
             if rank_watch.is_first_to_fail(self._here):
                 print(f"rank {self.rank}: {line}", file=sys.stderr, flush=True)
             else:
-                time.sleep(_MOMENT)  # that one ends this rank
+                time.sleep(_MOMENT)  # the first rank to fail ends this one
             sys.stdout.flush()
             time.sleep(ARRIVAL)
-        finally:  # also if nothing can be printed
+        finally:  # even if printing fails
             rank_watch.leave(self._here, self._here)
             self._mpi.COMM_WORLD.Abort(code)

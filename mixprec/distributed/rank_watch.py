@@ -1,8 +1,8 @@
-"""Says which rank was killed: launchers end the others at once, and may name one of those.
+"""Reports which rank was killed: launchers end the others at once, and may name one of these instead.
 
-The first rank of each machine calls :func:`start`, which makes a process that imports nothing of mixprec. It runs as
-long as the ranks of this machine, and prints one line if one of them ends without :func:`leave`. Where rank 0 did not
-end by itself, but by what happened to another rank, the results folder then says that the run has failed.
+The first rank of each machine calls :func:`start`, which starts a process that imports nothing of mixprec. It runs as
+long as the ranks of this machine, and prints one line if one of them ends without :func:`leave`. If rank 0 was ended
+because of another rank, it also records in the results folder that the run has failed.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ import subprocess
 import sys
 import time
 
-_kept = []  # descriptors that are open until the process ends
-# Of a file that is gone, or is or holds something else.
+_kept = []  # descriptors that stay open until the process ends
+# Errors for a file that is gone, or has another type or content.
 _NOT_OURS = OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError
-_folders = {}  # pipes to watches that this process has started, by the number of their first rank's process
+_folders = {}  # PID of the first rank -> pipe to its watch, which this process has started
 _LEAVE, _TIE = b"leave", b"tie"  # messages
 _HIGH = 128  # the kernel closes high descriptors of a process that ends before low ones
 
 
 def start(ranks):
-    """Watches the ranks of this machine; to be called before any of them calls :func:`leave`.
+    """Watches the ranks of this machine; must be called before any of them calls :func:`leave`.
 
     Args:
-        ranks: dict of ranks and their process numbers, this process among them.
+        ranks: dict from ranks to their process numbers, including this process.
     """
-    with contextlib.ExitStack() as files, contextlib.suppress(AttributeError, OSError):  # there may be no pidfd_open
+    with contextlib.ExitStack() as files, contextlib.suppress(AttributeError, OSError):  # pidfd_open may be missing
         messages, words = files.enter_context(_socket()), []
         messages.bind(_address(ranks))
         descriptors = [messages.fileno()]
@@ -40,7 +40,7 @@ def start(ranks):
             words.append(f"{descriptors[-1]}:{rank}:{process}")
         folder, _folders[min(ranks.values())] = os.pipe()
         files.callback(os.close, folder)
-        # In a session of its own it is left alone when the launcher ends the ranks.
+        # In its own session it survives when the launcher ends the ranks.
         watch = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(messages.fileno()), *words],
             stdin=folder,
@@ -52,17 +52,17 @@ def start(ranks):
 
 
 def tie(ranks, rank):
-    """Lets the watch see the end of a rank, which calls this, before the launcher does, and ends the others.
+    """Lets the watch detect the end of the calling rank before the launcher does and ends the others.
 
-    A process closes its files, the launcher's among them, before it is gone. On a loaded machine others may be gone by
-    then. So the watch sees a file of each rank as well, or its process alone where a process may not have many files.
+    A process closes its files, including the launcher's, before it is gone. On a loaded machine other ranks may be gone
+    by then. So the watch also monitors a file of each rank, or only its process if the limit of open files is low.
 
     Args:
         ranks: as for :func:`start`, which the first rank has called.
-        rank: of this process.
+        rank: rank of this process.
     """
     with contextlib.suppress(OSError), _socket() as messages:
-        messages.connect(_address(ranks))  # Python 3.11's send_fds leaves an address out
+        messages.connect(_address(ranks))  # Python 3.11's send_fds ignores its address
         ours, of_watch = socket.socketpair()
         with ours, of_watch:
             _kept.append(fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, _HIGH))
@@ -70,7 +70,7 @@ def tie(ranks, rank):
 
 
 def leave(ranks, which):
-    """Says that ranks of this machine are about to end, and that it is known why.
+    """Tells the watch that ranks of this machine are about to end for a known reason.
 
     Args:
         ranks: as for :func:`start`.
@@ -81,7 +81,7 @@ def leave(ranks, which):
 
 
 def works_in(ranks, out):
-    """Says where rank 0, which calls this, writes what :func:`_clear` looks after.
+    """Tells the watch the results folder, for :func:`_clear`; called by rank 0.
 
     Args:
         ranks: as for :func:`start`.
@@ -92,7 +92,7 @@ def works_in(ranks, out):
 
 
 def is_first_to_fail(ranks):
-    """Returns whether no other rank of this machine has called this: the one that then says why all of them end.
+    """Returns whether this is the first rank of this machine to call this; it then prints why all ranks end.
 
     Args:
         ranks: as for :func:`start`.
@@ -111,12 +111,12 @@ def _socket():
 
 
 def _address(ranks):
-    return f"\0mixprec-ranks-{min(ranks.values())}"  # of no file
+    return f"\0mixprec-ranks-{min(ranks.values())}"  # an abstract address, without a file
 
 
 def _watch(messages, words):
-    """Waits for the end of all ranks; names the first one that has not said why. The launcher ends those after it."""
-    processes, ends, ties = {}, select.epoll(), {}  # which gives ends in their order, also if they are long ago
+    """Waits for the end of all ranks; reports the first one without a reason. The launcher ends the others."""
+    processes, ends, ties = {}, select.epoll(), {}  # epoll reports ends in order, even late
     for descriptor, rank, process in (map(int, word.split(":")) for word in words):
         processes[descriptor] = rank, process
         ends.register(descriptor, select.EPOLLIN)
@@ -144,7 +144,7 @@ def _watch(messages, words):
         lost = [rank for rank in ended if rank not in left]
         if lost and not is_named:
             who = f"rank {lost[0]}: process {numbers[lost[0]]} on {os.uname().nodename}"
-            with contextlib.suppress(OSError):  # nothing reads it
+            with contextlib.suppress(OSError):  # standard error may be closed
                 os.write(2, f"{who} was killed, or has crashed; all ranks end\n".encode())
             is_named = True
         if rank == 0:
@@ -159,24 +159,24 @@ def _message(messages):
 
 
 def _clear(out, process):
-    """Does what rank 0 could not do at its end: it gives the lock up, and says that the run has failed.
+    """Does what rank 0 could not do at its end: releases the lock, and records that the run has failed.
 
     Args:
         out: results folder, bytes.
-        process: number of rank 0's, which is gone. A file of another run is left alone.
+        process: process number of rank 0, which is gone. Files of other runs are not touched.
     """
     path, here = os.path.join(out, b"run.lock"), {"pid": process, "host": os.uname().nodename}
     with open(path, "r+b", opener=_no_link) as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):  # a run that has begun since; others: there are no locks
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # held by a newer run; else: no lock support
                 raise
         if not here.items() <= json.loads(lock.read()).items():
             return
         for name in os.listdir(out):
             if name.startswith(b".tmp-"):
-                with contextlib.suppress(OSError):  # a folder
+                with contextlib.suppress(OSError):  # it may be a folder
                     os.remove(os.path.join(out, name))
         with contextlib.suppress(*_NOT_OURS):
             _fail(out, here)

@@ -1,8 +1,8 @@
-"""When is a gradient final? As soon as all functions that use the parameter have had their turn in the backward pass.
+"""Detects final gradients: all functions that use the parameter have run in the backward pass.
 
-Chainer's pass keeps gradients of parameters in its table to the end. Inside of :func:`watching` the functions that use
-each parameter are counted before the pass, and each is ticked off after its step. A second stream of a GPU
-(:mod:`mixprec.backends.wgrad_stream`) may then still be at work on the gradient; who packs there has to wait for it.
+Chainer's pass keeps gradients of parameters in its table until the end. Inside of :func:`watching` the functions that
+use each parameter are counted before the pass, and each is ticked off after its step. A second stream of a GPU
+(:mod:`mixprec.backends.wgrad_stream`) may then still be computing the gradient; packing there must wait for it.
 """
 
 import functools
@@ -16,11 +16,11 @@ from mixprec.compat.registry import Patch
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
-        ready: what the next pass is to call, or ``None``.
-        uses: :class:`_Uses` of the pass under way, or ``None``.
+        ready: callback of the next pass, or ``None``.
+        uses: :class:`_Uses` of the current pass, or ``None``.
     """
 
     ready = None
@@ -31,29 +31,30 @@ _now = _Now()
 
 
 def watching(ready):
-    """Inside of the block the first backward pass of this thread says when gradients of parameters are final.
+    """A context in which the first backward pass of this thread reports when gradients of parameters are final.
 
-    Not in debug mode, nor in a pass that is recorded for gradients of gradients. Passes within the pass, as
-    ``F.forget`` has them, are none of it.
+    This does not work in debug mode, or in a pass with double backprop. Nested passes, as in ``F.forget``, are not
+    watched.
 
     Args:
         ready: ``ready(param, gradient)`` is called once for each parameter that gets a gradient, in the order in which
-            these are final. ``gradient`` is an array. It may return another one, which the parameter then gets.
+            these are final. ``gradient`` is an array. It may return another array, which then becomes the parameter's
+            gradient.
     """
     return scoped(_now, ready=ready)
 
 
 def install():
-    """Makes backward passes of Chainer's watchable; called by ``setup`` with a communicator."""
+    """Patches Chainer's backward passes so that they can be watched; called by ``setup`` with a communicator."""
     for patch in _PATCHES:
         patch.apply()
 
 
 class _Uses:
-    """How many functions of a pass have still to add to the gradient of each parameter.
+    """Counts the functions of a pass that have not yet added to the gradient of each parameter.
 
     Args:
-        outputs: of the pass, ``[(variable node, gradient)]``.
+        outputs: outputs of the pass, ``[(variable node, gradient)]``.
         ready: see :func:`watching`.
     """
 
@@ -75,7 +76,7 @@ class _Uses:
     def tick(self, function, gradients):
         """Ticks off a function that has added to ``gradients``, ``{variable node: list of variables}``."""
         if function not in self._functions:
-            return  # of another graph
+            return  # a function of another graph
         self._functions.discard(function)
         for node in gradients:
             left = self._left.get(node)
@@ -84,11 +85,11 @@ class _Uses:
             self._left[node] = left - 1
             param = node.get_variable_or_none() if left == 1 else None
             gradient = _backprop_utils._reduce(gradients[node]) if isinstance(param, chainer.Parameter) else None
-            if gradient is None or (gradient.shape, gradient.dtype) != (param.shape, param.dtype):  # refused by Chainer
+            if gradient is None or (gradient.shape, gradient.dtype) != (param.shape, param.dtype):  # Chainer raises
                 continue
             now = self._ready(param, gradient.array)
             if now is not None:
-                # Chainer leaves in the parameter what is in its table at the end of the pass.
+                # At the end of the pass Chainer gives the parameter the gradient in its table.
                 gradients[node][:] = [
                     chainer.Variable._init_unchecked(now, requires_grad=False, is_chainerx_array=False)
                 ]
@@ -112,7 +113,7 @@ def _watchable(backprop_to_all):
 def _ticking(backprop_step):
     @functools.wraps(backprop_step)
     def run(func, target_input_indexes, grad_outputs, grad_inputs, is_debug):
-        uses, _now.uses = _now.uses, None  # steps of chainer.grad within the step are of another graph
+        uses, _now.uses = _now.uses, None  # nested steps of chainer.grad belong to another graph
         try:
             backprop_step(func, target_input_indexes, grad_outputs, grad_inputs, is_debug)
         finally:

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same parameters: sums of arrays of different sizes would hang, or be sums of anything.
+"""Checks that all ranks have the same parameters: sums of arrays of different sizes would hang, or be wrong.
 
 :mod:`~mixprec.distributed.exchange` has the parameters compared in every step, by a sum of two numbers, and
 :mod:`~mixprec.optimizer.ranks` at ``setup``.
@@ -14,22 +14,22 @@ import numpy as np
 from mixprec.backends import is_of_numpy
 from mixprec.backends.memory import axes
 
-_WHAT = "shape", "dtype", "order of axes in memory", "place", "number of replacements"
+_WHAT = "shape", "dtype", "order of axes in memory", "device", "number of replacements"
 
 
 class Members:
     """The parameters whose gradients are averaged.
 
     Args:
-        named: ``[(name, parameter)]``, each parameter once, those that are not initialized among them.
-        before: :class:`Members` before those, or ``None``.
+        named: ``[(name, parameter)]``, each parameter once, including uninitialized ones.
+        before: the previous :class:`Members`, or ``None``.
 
     Attributes:
-        initialized: ``[(name, parameter)]`` of those that are.
-        names: dict of their ids and names.
-        keys: for each of them its name, shape, and how often another parameter has taken the place of that name.
-        description: what must be the same on all ranks: a tuple of ``(name, shape, dtype, order of axes in memory,
-            NumPy or which of the devices of this rank, how often it was replaced)``.
+        initialized: ``[(name, parameter)]`` of the initialized parameters.
+        names: dict from ids of the initialized parameters to names.
+        keys: for each of them its name, shape, and number of replacements by another parameter with this name.
+        description: the properties that must be equal on all ranks: a tuple of ``(name, shape, dtype, order of axes in
+            memory, NumPy or which of the rank's devices, number of replacements)``.
     """
 
     def __init__(self, named, before=None):
@@ -43,11 +43,11 @@ class Members:
             if known() is not param:
                 self._replaced[name] = weakref.ref(param), number + 1
         self.keys = [(name, param.shape, self._replaced[name][1]) for name, param in self.initialized]
-        place = _Places()
+        devices = _DeviceNames()
         self.description = tuple(
             (
                 name,
-                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), place.of(a))),
+                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), devices.of(a))),
                 self._replaced[name][1],
             )
             for (name, _), a in zip(named, self._arrays, strict=True)
@@ -55,33 +55,33 @@ class Members:
         self._number = zlib.crc32(repr(self.description).encode())
 
     def fingerprint(self, updates=0):
-        """Returns two numbers for the description, and for how many updates are over; see :func:`fingerprint`."""
+        """Returns two numbers for the description and the number of updates; see :func:`fingerprint`."""
         return fingerprint(self._number + updates)
 
-    def check_place(self):
-        """Makes sure that all parameters are in one place; of ranks with the same description all raise, or none.
+    def check_device(self):
+        """Checks that all parameters are on one device; ranks with the same description all raise, or none.
 
         Raises:
-            ValueError: naming two parameters that are not.
+            ValueError: two parameters are on different devices; the message names them.
         """
-        places = {place: name for name, *_, place, _ in reversed(self.description) if place}
-        if len(places) > 1:
-            (one, first), (other, second) = list(places.items())[:2]
+        devices = {device: name for name, *_, device, _ in reversed(self.description) if device}
+        if len(devices) > 1:
+            (one, first), (other, second) = list(devices.items())[:2]
             raise ValueError(
                 f"{first} is on {one} and {second} on {other}: with a communicator all parameters of a process must be "
                 "on one device: call model.to_device(...)"
             )
 
     def are(self, named):
-        """Whether these are the same names, parameters and arrays."""
+        """Whether names, parameters and arrays are the same."""
         return len(named) == len(self._named) and all(
             name == before and param is known and param.array is array
             for (name, param), (before, known), array in zip(named, self._named, self._arrays, strict=True)
         )
 
 
-class _Places:
-    """Names of places: devices by numbers in the order in which they come, as each rank has another GPU."""
+class _DeviceNames:
+    """Names of devices, comparable between ranks: numbered by first occurrence, as each rank has another GPU."""
 
     def __init__(self):
         self._devices = []
@@ -96,20 +96,20 @@ class _Places:
 
 
 def fingerprint(number):
-    """Returns two numbers in float64 for an integer, to be added up over ranks.
+    """Returns two float64 numbers for an integer, to be summed over ranks.
 
-    If their sums are the number of ranks times themselves, all ranks have the same: the mean of squares is the square
-    of the mean for equal numbers only.
+    If each sum is the number of ranks times the rank's own number, all ranks have the same integer: the mean of squares
+    equals the square of the mean only for equal numbers.
     """
-    number %= 2**20  # 8,192 squares of it add up exactly
+    number %= 2**20  # the sum of 8,192 squares is exact
     return np.array([number, number * number], np.float64)
 
 
 def check_same(descriptions):
-    """Makes sure that the descriptions of all ranks are the same.
+    """Checks that the descriptions of all ranks are the same.
 
     Raises:
-        ValueError: naming the first parameter, and the first rank, that differ from those of rank 0.
+        ValueError: a description differs from rank 0's; the message names the first such parameter and rank.
     """
     first, *others = ({name: rest for name, *rest in description} for description in descriptions)
     for rank, other in enumerate(others, 1):
@@ -125,13 +125,13 @@ def check_same(descriptions):
 
 
 def check_updates(numbers):
-    """Makes sure that as many updates are over on all ranks.
+    """Checks that all ranks have finished the same number of updates.
 
     Args:
-        numbers: of updates, one for each rank.
+        numbers: numbers of updates, one for each rank.
 
     Raises:
-        RuntimeError: naming the first rank that has another number than rank 0.
+        RuntimeError: a number differs from rank 0's; the message names the first such rank.
     """
     for rank, number in enumerate(numbers):
         if number != numbers[0]:
@@ -142,31 +142,31 @@ def check_updates(numbers):
 
 
 def check_order(of_ranks):
-    """Makes sure that all ranks have asked for the same sums, in the same order.
+    """Checks that all ranks have started the same sums, in the same order.
 
     Args:
-        of_ranks: lists of str, what each of them has asked for.
+        of_ranks: lists of str, the sums that each rank has started.
 
     Raises:
-        RuntimeError: naming the first difference from rank 0.
+        RuntimeError: the lists differ; the message names the first difference from rank 0.
     """
-    for rank, places in enumerate(of_ranks):
-        for one, other in itertools.zip_longest(of_ranks[0], places, fillvalue="nothing more"):
+    for rank, sums in enumerate(of_ranks):
+        for one, other in itertools.zip_longest(of_ranks[0], sums, fillvalue="nothing more"):
             if one != other:
                 raise RuntimeError(
-                    f"ranks do not add up in one order: rank 0 asked for {one}, rank {rank} for {other}. If only one "
+                    f"ranks sum in different orders: rank 0 asked for {one}, rank {rank} for {other}. If only one "
                     "rank looks at results or has function hooks, let all do so, or use convert(fuse=False)"
                 )
 
 
 def check_settings(settings):
-    """Makes sure that the settings of all ranks are the same.
+    """Checks that the settings of all ranks are the same.
 
     Args:
-        settings: dicts with the same names on all ranks, or not.
+        settings: dicts of settings, one for each rank; their names may differ.
 
     Raises:
-        ValueError: naming the first setting, and the first rank, that differ from those of rank 0.
+        ValueError: a setting differs from rank 0's; the message names the first such setting and rank.
     """
     first, *others = settings
     for rank, other in enumerate(others, 1):

@@ -1,4 +1,4 @@
-"""Numbers about gradients that ranks add up at the end of a step, and whether all have added up gradients in one order.
+"""Sums numbers about gradients at the end of a step, and checks that all ranks have summed in the same order.
 
 :class:`~mixprec.distributed.exchange.GradientExchange` has a :class:`StepNumbers`.
 """
@@ -12,25 +12,25 @@ from mixprec.distributed.same_models import check_order, fingerprint
 
 
 class StepNumbers:
-    """Sums of numbers, of the step under way and of the one before."""
+    """Sums of numbers over ranks, for the current and for the previous step."""
 
     def __init__(self):
-        self._last = None  # numbers, sums of gradients that were asked for, sums of the numbers
+        self._last = None  # numbers, log of gradient sums, sums of the numbers
 
     def start(self, transport, numbers):
-        """Starts to add up numbers over ranks.
+        """Starts to sum numbers over ranks.
 
         Args:
             transport: :class:`~mixprec.distributed.transport.Transport`.
             numbers: float64 array.
 
         Returns:
-            Callable without arguments that waits for the sums, and returns them. It raises a ``RuntimeError`` on all
-            ranks if they have asked for sums in other orders.
+            Function without arguments that waits for the sums and returns them. It raises ``RuntimeError`` on all ranks
+            if they have summed gradients in different orders.
         """
-        own, places = numbers.copy(), transport.places()
+        own, log = numbers.copy(), transport.take_log()
         last = transport.start(numbers)
-        of_order = fingerprint(zlib.crc32(repr(places).encode()))
+        of_order = fingerprint(zlib.crc32(repr(log).encode()))
         orders = of_order.copy()
         work = transport.start(orders) if transport.shares_order else None
 
@@ -39,22 +39,22 @@ class StepNumbers:
             if work is not None:
                 work.join()
                 if (orders != transport.size * of_order).any():
-                    check_order(transport.gather(places))
-            self._last = own, places, numbers.copy()
+                    check_order(transport.gather(log))
+            self._last = own, log, numbers.copy()
             return numbers
 
         return joined
 
     def repeated(self, transport, numbers):
-        """Returns the sums of the step before for a step that is captured, in which nothing can be asked.
+        """Returns the sums of the previous step for a step that is captured, in which the host cannot communicate.
 
         Args:
             transport, numbers: as for :meth:`start`.
 
         Raises:
-            CaptureError: the numbers are others, or sums of gradients were asked for in another order.
+            CaptureError: the numbers, or the order of gradient sums, differ from the previous step.
         """
-        own, places, sums = self._last
-        if transport.places() != places or not np.array_equal(numbers, own, equal_nan=True):
-            raise CaptureError("a captured step has other gradients, or sums over processes, than the step before")
+        own, log, sums = self._last
+        if transport.take_log() != log or not np.array_equal(numbers, own, equal_nan=True):
+            raise CaptureError("a captured step has other gradients, or sums over processes, than the step before it")
         return sums.copy()

@@ -1,7 +1,7 @@
-"""What carries arrays between ranks, as :mod:`~mixprec.distributed.exchange` sees it.
+"""The interface for sending arrays between ranks, which :mod:`~mixprec.distributed.exchange` uses.
 
-:class:`~mixprec.distributed.mpi_transport.MpiTransport` implements it for arrays of NumPy,
-:class:`~mixprec.distributed.nccl_transport.NcclTransport` for those of a device as well.
+:class:`~mixprec.distributed.mpi_transport.MpiTransport` implements it for NumPy arrays,
+:class:`~mixprec.distributed.nccl_transport.NcclTransport` also for arrays on a device.
 """
 
 import abc
@@ -15,51 +15,51 @@ class Transport(abc.ABC):
     Attributes:
         rank: number of this process.
         size: number of processes.
-        shares_order: whether others ask for sums in the same order, in the middle of a step: all ranks then have to
-            start sums at the same places of the program, and wait until they may.
+        shares_order: whether other code also starts sums in the middle of a step, which must be in the same order: all
+            ranks must then start sums at the same points of the program.
     """
 
     rank: int
     size: int
     shares_order = False
 
-    def places(self):
-        """Returns what was asked for since the last call, a list of str, where :attr:`shares_order`."""
+    def take_log(self):
+        """Returns the log of sums since the last call, a list of str, if :attr:`shares_order`."""
         return []
 
     def join(self):  # noqa: B027
-        """What the current stream is asked from now on comes after all sums of arrays of a device."""
+        """Makes later work on the current stream wait for all sums of device arrays."""
 
     @abc.abstractmethod
     def start(self, array):
-        """Starts to add up an array over all ranks, in place; returns a :class:`Work` at once.
+        """Starts to sum an array over all ranks, in place; returns a :class:`Work` at once.
 
         Until that is joined, nothing may read or write the array.
 
         Args:
-            array: contiguous, of float16, bfloat16, float32 or float64. The sum has the same bits on all ranks.
+            array: contiguous array in float16, bfloat16, float32 or float64. The sum is bitwise equal on all ranks.
         """
 
     def progress(self):  # noqa: B027
-        """Lets sums that are under way go on, if they do so only when they are asked; called in the backward pass."""
+        """Advances running sums, if they need it; called in the backward pass."""
 
     @abc.abstractmethod
     def broadcast(self, array):
-        """Writes the array of rank 0 into those of all ranks, contiguous ones."""
+        """Copies a contiguous array from rank 0 to all ranks, in place."""
 
     @abc.abstractmethod
     def gather(self, value):
-        """Returns the values of all ranks, a list in their order. They are small Python objects."""
+        """Returns a list of the values of all ranks, small Python objects, in their order."""
 
 
 class Work(abc.ABC):
-    """A sum that is under way."""
+    """A running sum."""
 
     @property
     @abc.abstractmethod
     def done(self):
-        """Whether the sum is there, or has failed; does not wait."""
+        """Whether the sum is done, or has failed; does not wait."""
 
     @abc.abstractmethod
     def join(self):
-        """Waits until the sum is there. Raises what has happened to it meanwhile."""
+        """Waits for the sum. Raises the error if it has failed."""

@@ -1,4 +1,4 @@
-"""Capturing work that is done again and again as CUDA graphs: the training step, and the evaluation of a model.
+"""Captures repeated work as CUDA graphs: the training step, and the evaluation of a model.
 
 In the order in which to read:
 
@@ -6,9 +6,9 @@ In the order in which to read:
 :mod:`~mixprec.graph_capture.captured`                            :func:`capture`, and the choice of a graph
 :mod:`~mixprec.graph_capture.step_arguments`                      its key; buffers for the arguments
 :mod:`~mixprec.graph_capture.specialization`                      eager, watched, compared and launched calls
-:mod:`~mixprec.graph_capture.wishes`                              which of them all ranks agree on
-:mod:`~mixprec.graph_capture.watch`, ``origin``                   two eager calls ask for the same; the user's line
-:mod:`~mixprec.graph_capture.verification`, ``doubts``            the graph computes the same; differences by chance
+:mod:`~mixprec.graph_capture.rank_agreement`                      how all ranks agree on one of them
+:mod:`~mixprec.graph_capture.watch`, ``origin``                   compares two eager calls; finds the user's line
+:mod:`~mixprec.graph_capture.verification`, ``doubts``            compares the graph with eager steps; chance
 :mod:`~mixprec.graph_capture.reports`                             ``chainer.report`` in a graph
 :mod:`~mixprec.graph_capture.capturable`                          the interface of work: ``graph_step``, and
                                                                   ``captured_evaluation``

@@ -1,4 +1,4 @@
-"""Links that captured work calls: those of its model with their hooks, and others."""
+"""The links that captured work calls: its model's links with their hooks, and other links."""
 
 import contextlib
 import functools
@@ -11,12 +11,12 @@ import chainer
 from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
 
-_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # work on the device, which the graph has
+_KNOWN_HOOKS = ("SpectralNormalization", "WeightStandardization")  # they work on the device, so the graph includes them
 _HOOKS = operator.attrgetter("_local_link_hooks")  # None if the link never had one
 
 
 def array_of(model):
-    """Returns the array of a parameter of a model, or an empty one on its device if there is none yet."""
+    """Returns the array of some parameter of a model, or an empty array on its device if none is initialized."""
     for param in model.params(include_uninit=False):
         return param.array
     with chainer.using_device(model.device):
@@ -24,7 +24,7 @@ def array_of(model):
 
 
 def hook_left_out(model):
-    """Returns a sentence about the first hook of a link that would not run in a graph, or ``None``."""
+    """Returns a sentence about the first link hook that would not run in a graph, or ``None``."""
     for name, link in model.namedlinks():
         for hook in link.local_link_hooks.values():
             if not type(hook).__module__.startswith("mixprec.") and type(hook).__name__ not in _KNOWN_HOOKS:
@@ -33,13 +33,13 @@ def hook_left_out(model):
 
 
 def local_hooks(links):
-    """Returns the hooks that were added to these links themselves, a list."""
+    """Returns a list of the hooks that were added to these links themselves."""
     return list(itertools.chain.from_iterable(map(dict.values, filter(None, map(_HOOKS, links)))))
 
 
 @contextlib.contextmanager
 def called():
-    """A context that gives a dict: the links that are called inside of it, by their ids."""
+    """A context that yields a dict of the links that are called inside of it, by their ids."""
     with scoped(_calls, found={}), _collecting.applied():
         yield _calls.found
 
@@ -70,9 +70,9 @@ def are_same(objects, others):
 
 
 class OtherLinks:
-    """Links that a step calls and that do not belong to its model, such as the generator where a discriminator learns.
+    """Links outside of the model that a step calls, such as the generator in a discriminator's step.
 
-    A step may move their running statistics, and the user may replace their arrays.
+    A step may change their running statistics, and the user may replace their arrays.
 
     Args:
         links: dict from :func:`called`.
@@ -85,7 +85,7 @@ class OtherLinks:
         self._held = self._objects()
 
     def state(self):
-        """Returns their persistent arrays, which a step may move in place, by a name for messages."""
+        """Returns a dict of their persistent arrays, which a step may change in place, by names for messages."""
         return {
             f"{name} of another link, {type(link).__name__} {number}": value
             for number, link in enumerate(self._links)
@@ -94,7 +94,7 @@ class OtherLinks:
         }
 
     def hold(self):
-        """Whether they still have the arrays that they had in the beginning."""
+        """Whether they still have their original arrays."""
         if not self._links:
             return True
         return are_same(self._objects(), self._held)

@@ -1,4 +1,4 @@
-"""The interface of work that can be captured, and of what the host does around a CUDA graph of it.
+"""Interfaces: :class:`Capturable` for work that can be captured, :class:`GraphSession` for the host side of a graph.
 
 Two classes implement it: :class:`~mixprec.graph_capture.graph_step.TrainingStep` and
 :class:`~mixprec.graph_capture.captured_evaluation.Evaluation`. :class:`~mixprec.graph_capture.captured.Captured` and
@@ -14,40 +14,40 @@ from mixprec.graph_capture.called_links import hook_left_out
 
 
 class Capturable(abc.ABC):
-    """Work that is done again and again, each time with the same launches.
+    """Work that is repeated, each time with the same launches.
 
-    A call asks :meth:`is_under_way`, and is then inside of :meth:`agreed`. An eager call calls :meth:`run` and
-    :meth:`finish`. The call that captures a graph asks :meth:`why_not`, calls :meth:`settle` and :meth:`run` (eagerly,
-    once or some times from the same state, and while the graph is captured), and compares what the work returns and the
-    arrays of :meth:`state`. A call that launches the graph calls the methods of the :class:`GraphSession` and
-    :meth:`finish`; :meth:`run` is not called any more.
+    A call checks :meth:`is_under_way`, and then runs inside of :meth:`agreed`. An eager call uses :meth:`run` and
+    :meth:`finish`. The call that captures a graph checks :meth:`why_not`, calls :meth:`settle` and :meth:`run`
+    (eagerly, one or more times from the same state, and during the capture), and compares the results and the arrays of
+    :meth:`state`. A call that launches the graph uses the methods of the :class:`GraphSession` and :meth:`finish`, not
+    :meth:`run`.
 
-    The methods that are not abstract are those of work that moves nothing.
+    The defaults of the other methods are for work that changes no state.
 
     Attributes:
         name: for messages, such as ``"the training step"``.
-        model: the :class:`chainer.Link` whose arrays the work reads and moves.
+        model: the :class:`chainer.Link` whose arrays the work reads and changes.
         second_stream: whether the work may use a second stream of the device.
-        course: names of arrays of :meth:`state` that say which of several ways the work has gone.
-        is_alone: whether there are no other ranks that do the same work at the same time.
-        variant: what the next call does that others do not, hashable: each variant has graphs of its own.
+        branches: names of arrays of :meth:`state` that tell which of several branches the work has taken.
+        is_alone: whether no other ranks do the same work at the same time.
+        variant: a hashable value that distinguishes kinds of calls: each variant has graphs of its own.
     """
 
     name: str
     model: chainer.Link
     second_stream = False
-    course = ()
+    branches = ()
     is_alone = True
     variant = None
 
     @abc.abstractmethod
     def run(self, args, kwargs, *, unchains=False):
-        """Does the work once, eagerly or while a graph is captured. Where memory is short, all is left as it was.
+        """Does the work once, eagerly or during a capture. If memory runs out, nothing has changed.
 
         Args:
             args: tuple of positional arguments, with all arrays on the device.
-            kwargs: dict of keyword arguments, likewise.
-            unchains: whether to cut the computational graph behind the result, whose activations need memory.
+            kwargs: dict of keyword arguments, with all arrays on the device.
+            unchains: whether to cut the computational graph behind the result, to free the memory of its activations.
 
         Returns:
             Variables, arrays and numbers, also in tuples, lists and dicts.
@@ -55,89 +55,89 @@ class Capturable(abc.ABC):
 
     @abc.abstractmethod
     def session(self):
-        """Returns a new :class:`GraphSession`, for a graph that is captured next."""
+        """Returns a new :class:`GraphSession` for the next graph."""
 
     def is_under_way(self):
-        """Whether a part of the next call was done already, outside of :meth:`run`: a graph would not contain it."""
+        """Whether a part of the next call has already run outside of :meth:`run`: a graph would not contain it."""
         return False
 
     @contextlib.contextmanager
-    def agreed(self, wish):
+    def agreed(self, vote):
         """A context for a call, in which all ranks do the same.
 
         Args:
-            wish: :class:`~mixprec.graph_capture.wishes.Wish` of this rank.
+            vote: :class:`~mixprec.graph_capture.rank_agreement.RankVote` of this rank.
 
-        Gives:
-            what :func:`~mixprec.graph_capture.wishes.agreed` returns.
+        Yields:
+            The result of :func:`~mixprec.graph_capture.rank_agreement.resolve`.
         """
-        yield wish
+        yield vote
 
     def becomes_alike(self):  # noqa: B027
-        """Called before calls that have to ask the device for the same: those that are watched, and all later ones."""
+        """Called before calls that must make the same requests to the device: watched calls, and all later ones."""
 
     def first_of_ranks(self, reason):
-        """Returns the reason of the first rank that has one: a text, or ``None``; all ranks ask at the same time."""
+        """Returns the reason of the first rank that has one, a string, or ``None``; a collective call."""
         return reason
 
     def version(self):  # noqa: B027
-        """Returns an object that is replaced when the next call is not expected to do the same as the last one."""
+        """Returns an object that is replaced when the next call may differ from the last one."""
 
     def why_not(self):
-        """Returns why the work cannot be captured, as text, or ``None``; asked before a graph is captured."""
+        """Returns why the work cannot be captured, as text, or ``None``; called before a capture."""
         return hook_left_out(self.model)
 
     def settle(self):  # noqa: B027
-        """Brings to the host what earlier calls have left to count on the device; the host may wait for the device."""
+        """Brings counts that earlier calls left on the device to the host; the host may wait for the device."""
 
     def state(self):
-        """Returns the arrays that the work moves, in a dict by names for messages."""
+        """Returns a dict of the arrays that the work changes, by names for messages."""
         return {}
 
     def outputs(self):  # noqa: B027
-        """Returns what the last call has left in the model beside :meth:`state`, for :meth:`restore`."""
+        """Returns the objects that the last call has left in the model, beside :meth:`state`, for :meth:`restore`."""
 
     def restore(self, outputs):  # noqa: B027
-        """Puts what :meth:`outputs` returned back into the model; another call may have replaced it."""
+        """Puts the result of :meth:`outputs` back into the model; another call may have replaced it."""
 
     def applied(self):
-        """Whether the last call has moved the state: not if it was skipped. The host may wait for the device."""
+        """Whether the last call has changed the state, and was not skipped. The host may wait for the device."""
         return True
 
     def finish(self, arguments, *, wait):  # noqa: B027
-        """Ends every call, also one that launched a graph.
+        """Ends a call, also a call that launched a graph.
 
         Args:
-            arguments: callable that returns ``(args, kwargs)`` of the call.
+            arguments: function that returns ``(args, kwargs)`` of the call.
             wait: whether the host may wait for the device.
         """
 
 
 class GraphSession(abc.ABC):
-    """What the host does around one CUDA graph: while it is captured, and before and after each launch.
+    """The host's part of one CUDA graph: during its capture, and before and after each launch.
 
-    The methods that are not abstract are those of work that moves nothing.
+    The defaults of the other methods are for work that changes no state.
 
     Attributes:
-        number: of the capture, as all ranks count.
+        number: number of the capture, the same on all ranks.
     """
 
     number = 0
 
     @contextlib.contextmanager
     def capturing(self):
-        """A context in which the work is run while the graph is captured; all streams are joined at its end."""
+        """A context in which the work runs during the capture; all streams are joined at its end."""
         yield
 
     @abc.abstractmethod
     def holds(self):
-        """Whether everything that the graph was captured with is still there; asked before each launch."""
+        """Whether all objects that the graph uses are still in use; checked before each launch."""
 
     def before_launch(self):  # noqa: B027
-        """Brings to the device what the graph reads from fixed addresses, such as hyperparameters."""
+        """Uploads values that the graph reads from fixed addresses, such as hyperparameters."""
 
     def after_launch(self):  # noqa: B027
-        """Leaves the objects of the host as an eager call would."""
+        """Updates the objects on the host as an eager call would."""
 
     def release(self):  # noqa: B027
-        """Drops references to memory of the graph; called before an eager call is compared with it."""
+        """Drops references to the graph's memory; called before an eager call is compared with the graph."""

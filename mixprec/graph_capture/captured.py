@@ -1,7 +1,6 @@
-"""``mixprec.capture``: a training step that is run eagerly at first, then as CUDA graphs.
+"""``mixprec.capture``: a training step that runs eagerly at first, then as CUDA graphs.
 
-The user calls :func:`capture` or :func:`capture_evaluation` once, and the :class:`Captured` that they return in each
-step.
+The user calls :func:`capture` or :func:`capture_evaluation` once, and the returned :class:`Captured` in each step.
 """
 
 import collections
@@ -21,9 +20,9 @@ from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.graph_capture.rank_agreement import EAGER, REFUSED, RankVote
 from mixprec.graph_capture.specialization import UNDER_WAY, Specialization
 from mixprec.graph_capture.step_arguments import Arguments
-from mixprec.graph_capture.wishes import EAGER, REFUSED, Wish
 from mixprec.optimizer import MixedPrecisionOptimizer
 
 _OTHER_SHAPES = ("capture", "eager")
@@ -41,35 +40,34 @@ def capture(
     required: bool = False,
     second_stream: bool = False,
 ) -> "Captured":
-    """Returns a function that runs training steps, on a CUDA device each by one launch of a CUDA graph.
+    """Returns a function that runs training steps; on a CUDA device each is one launch of a CUDA graph.
 
-    ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does. On NumPy it is that. On a device the first
-    ``warmup`` calls are eager steps. If the last two of them asked the device for the same, the next step is captured,
-    compared with an eager step, and launched from then on. Arguments of other shapes or dtypes get a graph of their
-    own. The graph holds forward pass, loss, backward pass, the check for overflows, the update, the loss scale and the
-    running statistics, and with a communicator the sums over processes by NCCL: all of them then launch, or none.
-    ``docs/capture.md`` says what it cannot hold.
+    ``loss = step(x, t)`` does what ``optimizer.update(lossfun, x, t)`` does; on NumPy it calls that. On a device the
+    first ``warmup`` calls are eager steps. If the last two of them made the same requests to the device, the next step
+    is captured, compared with an eager step, and launched from then on. Arguments of other shapes or dtypes get a graph
+    of their own. The graph contains forward pass, loss, backward pass, the check for overflows, the update, the loss
+    scale and the running statistics, and with a communicator the sums over processes by NCCL: then either all processes
+    launch, or none. ``docs/capture.md`` says what a graph cannot contain.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
         lossfun: as for :meth:`~mixprec.MixedPrecisionOptimizer.update`; ``None`` for the model.
         warmup: number of eager steps before a graph, at least 2.
-        graphs: number of graphs that are kept, at least 1. Another one takes the place of the one that was launched
-            least recently.
-        other_shapes: ``"capture"`` for a graph of each combination of shapes, ``"eager"`` for one graph only, that of
-            the first call's.
-        required: whether a step that cannot be captured is an error. Otherwise mixprec logs one warning with the
-            reason to the logger ``"mixprec"``, and steps with such arguments are eager from then on.
-        second_stream: whether gradients of convolution filters are computed on a second stream, beside the rest of the
-            backward pass. Results are the same bit for bit.
+        graphs: number of graphs that are kept, at least 1. A new graph replaces the least recently launched one.
+        other_shapes: ``"capture"`` for a graph for each combination of shapes, ``"eager"`` for a single graph, for the
+            shapes of the first call.
+        required: whether a step that cannot be captured is an error. Otherwise mixprec logs one warning with the reason
+            to the logger ``"mixprec"``, and steps with such arguments stay eager.
+        second_stream: whether gradients of convolution filters are computed on a second stream, in parallel with the
+            rest of the backward pass. Results are the same bit for bit.
 
     Returns:
         :class:`Captured`. A call takes the arguments of ``lossfun``, arrays on the host or the device, and returns the
         loss, or the sum of the losses, a :class:`chainer.Variable` without a graph.
 
     Raises:
-        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``lossfun`` no function, or
-            ``required`` or ``second_stream`` no bool.
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``lossfun`` is not a function, or
+            ``required`` or ``second_stream`` is not a bool.
         ValueError: another argument is out of its range.
 
     Example:
@@ -108,23 +106,23 @@ def capture_evaluation(
     other_shapes: Literal["capture", "eager"] = "capture",
     required: bool = False,
 ) -> "Captured":
-    """Returns a function that calls a model to evaluate it, on a CUDA device each time by one launch of a CUDA graph.
+    """Returns a function that evaluates a model; on a CUDA device each call is one launch of a CUDA graph.
 
     ``evaluate(x, t)`` does what ``model(x, t)`` does with ``chainer.config.train`` off and without backprop, and
-    reports what the model reports.
+    reports the same values.
 
     Args:
         model: a link.
-        warmup: as for :func:`capture`, as are all that follow.
-        graphs: likewise.
-        other_shapes: likewise.
-        required: likewise.
+        warmup: as for :func:`capture`.
+        graphs: as for :func:`capture`.
+        other_shapes: as for :func:`capture`.
+        required: as for :func:`capture`.
 
     Returns:
         :class:`Captured`. A call returns the model's result in new arrays.
 
     Raises:
-        TypeError: ``model`` is not a link, or ``required`` no bool.
+        TypeError: ``model`` is not a link, or ``required`` is not a bool.
         ValueError: another argument is out of its range.
 
     Example:
@@ -144,25 +142,24 @@ def capture_evaluation(
 
 
 class Captured:
-    """Calls work eagerly at first, then launches CUDA graphs of it.
+    """Runs work eagerly at first, then launches CUDA graphs of it.
 
-    Each combination of shapes, dtypes and settings that it is called with has a graph of its own, and a
+    Each combination of shapes, dtypes and settings has a graph of its own, and a
     :class:`~mixprec.graph_capture.specialization.Specialization` that captures it.
 
     Args:
         capturable: :class:`~mixprec.graph_capture.capturable.Capturable`.
-        warmup: as for :func:`capture`, as are all that follow.
-        graphs: likewise.
-        other_shapes: likewise.
-        required: likewise.
+        warmup: as for :func:`capture`.
+        graphs: as for :func:`capture`.
+        other_shapes: as for :func:`capture`.
+        required: as for :func:`capture`.
 
     Attributes:
-        why_not: why calls with the arguments of the last one are not captured, as text; ``None`` if they are, or may
-            still be.
+        why_not: why calls like the last one are not captured, as text; ``None`` if they are, or may still be.
         replays: number of calls that launched a graph.
 
     Raises:
-        TypeError: ``required`` is no bool.
+        TypeError: ``required`` is not a bool.
         ValueError: another argument is out of its range.
     """
 
@@ -172,8 +169,8 @@ class Captured:
         self._graphs = arguments.whole("graphs", graphs, 1)
         self._other_shapes = arguments.choice("other_shapes", other_shapes, _OTHER_SHAPES)
         self._required = arguments.flag("required", required)
-        self._specializations = collections.OrderedDict()  # by key, the one that was called last at the end
-        self._first_key = None  # with other_shapes="eager": of the only specialization
+        self._specializations = collections.OrderedDict()  # by key, the last called at the end
+        self._first_key = None  # with other_shapes="eager": the key of the only specialization
         self._failures = {}  # shapes and reasons, as texts, by key
         self.why_not: str | None = None
         self.replays: int = 0
@@ -182,16 +179,16 @@ class Captured:
         """Does the work once.
 
         Args:
-            args: arrays or variables of the host or the device, also in tuples, lists and dicts. A graph is for one
+            args: arrays or variables on the host or the device, also in tuples, lists and dicts. A graph is for one
                 value of everything else.
-            kwargs: likewise.
+            kwargs: keyword arguments, as ``args``.
 
         Returns:
-            What the work returns, in new arrays.
+            The result of the work, in new arrays.
 
         Raises:
-            CaptureError: the work cannot be captured, on one of all ranks, and that is required. The call that finds it
-                out does the work, once and eagerly; the next ones do nothing.
+            CaptureError: the work cannot be captured, on any rank, and capture is required. The call that detects this
+                does the work, once and eagerly; later calls do nothing.
         """
         graphs = graphs_of(array_of(self._capturable.model))
         if graphs is None:
@@ -201,18 +198,18 @@ class Captured:
         given = Arguments(args, kwargs)
         with graphs.on_stream():
             key, specialization, own = self._look(given, graphs)
-            with self._capturable.agreed(own) as wish:
-                if wish.kind == EAGER and wish is not own:
-                    announce("%s runs eagerly in calls in which ranks differ: %s", self._name, wish.reason)
-                if wish.kind == REFUSED:
-                    raise self._error(wish.reason)
+            with self._capturable.agreed(own) as vote:
+                if vote.kind == EAGER and vote is not own:
+                    announce("%s runs eagerly in calls in which ranks differ: %s", self._name, vote.reason)
+                if vote.kind == REFUSED:
+                    raise self._error(vote.reason)
                 try:
-                    result = self._called(specialization, given, wish, graphs)
+                    result = self._called(specialization, given, vote, graphs)
                 except Exception as error:
-                    can_repeat = self._capturable.is_alone and wish.reason is not UNDER_WAY
+                    can_repeat = self._capturable.is_alone and vote.reason is not UNDER_WAY
                     if not (lacks_memory(error) and can_repeat and self._drop_others(key)):
                         raise
-                    result = self._called(specialization, given, wish, graphs)
+                    result = self._called(specialization, given, vote, graphs)
                 failure = None if specialization is None else self._failure(key, specialization)
         if failure is not None:
             self.why_not = failure
@@ -221,18 +218,18 @@ class Captured:
             announce("%s runs eagerly, it cannot be captured: %s", self._name, failure)
         return result
 
-    def _called(self, specialization, given, wish, graphs):
+    def _called(self, specialization, given, vote, graphs):
         """Does the work, eagerly if there is no specialization for the call."""
         if specialization is None:
             return self._eager(*given.on_device(graphs), wait=False)
         launches = specialization.launches
-        result = specialization.call(given, wish)
+        result = specialization.call(given, vote)
         self.replays += specialization.launches - launches
         specialization.finish()
         return result
 
     def _failure(self, key, specialization):
-        """Returns why calls of this key cannot be captured from now on, as text, or ``None``."""
+        """Returns why calls with this key cannot be captured from now on, as text, or ``None``."""
         failure = specialization.failure
         if failure is None:
             return None
@@ -245,9 +242,9 @@ class Captured:
         return failure
 
     def reset(self) -> None:
-        """Drops all graphs; to be called when code or numbers that a graph has frozen have changed.
+        """Drops all graphs; call it when code or numbers that a graph has frozen have changed.
 
-        The next calls are eager, and capture another graph, also if nothing could be captured before.
+        The next calls are eager, and then capture new graphs, even if nothing could be captured before.
         """
         for specialization in self._specializations.values():
             specialization.drop()
@@ -256,7 +253,7 @@ class Captured:
         self.why_not = self._first_key = None
 
     def report(self) -> str:
-        """Returns what is captured, and why something is not, as text."""
+        """Returns a text that says what is captured, and why other calls are not."""
         lines = [f"{shapes}: {self._name} is not captured: {reason}" for shapes, reason in self._failures.values()]
         for each in self._specializations.values():
             state = f"{each.calls} eager calls"
@@ -271,7 +268,7 @@ class Captured:
         return result
 
     def _look(self, given, graphs):
-        """Returns a key, the :class:`Specialization` for it, ``None`` if a call is eager, and a :class:`Wish`."""
+        """Returns a key, the :class:`Specialization` for it, ``None`` if a call is eager, and a :class:`RankVote`."""
         self.why_not = None
         hook = self._hook()
         if hook is not None:
@@ -290,35 +287,35 @@ class Captured:
         if self._other_shapes == "eager":
             self._first_key = self._first_key or key[:-1]
             if key[:-1] != self._first_key:
-                return None, None, Wish(EAGER, "other_shapes is eager, and its arguments are others")
+                return None, None, RankVote(EAGER, "other_shapes is eager, and its arguments have other shapes")
         if key not in self._specializations:
             self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()
         specialization = self._specializations[key]
-        return key, specialization, specialization.wish()
+        return key, specialization, specialization.vote()
 
     def _no_graph(self, reason):
-        """The :class:`Wish` of a call that cannot be captured."""
-        return Wish(REFUSED if self._required else EAGER, reason)
+        """The :class:`RankVote` of a call that cannot be captured."""
+        return RankVote(REFUSED if self._required else EAGER, reason)
 
     def _make_room(self):
-        """Drops the specialization that was called least recently, so that the current one may have a graph."""
+        """Drops the least recently called specialization, so that the current one may have a graph."""
         *others, (current_key, current) = self._specializations.items()
-        others = [(key, each) for key, each in others if key[-1] == current_key[-1]]  # of the same variant
+        others = [(key, each) for key, each in others if key[-1] == current_key[-1]]  # with the same variant
         with_graph = [key for key, each in others if each.graph is not None]
         without = [key for key, each in others if each.graph is None]
         room = self._graphs - current.wants_graph
         if len(with_graph) > room:
-            announce("%s: a graph makes room for that of other arguments, graphs=%d", self._name, self._graphs)
+            announce("%s: a graph was dropped for a graph of other arguments, graphs=%d", self._name, self._graphs)
         if len(without) > _WAITING:
-            announce("%s runs eagerly for many combinations of shapes, none of which comes often", self._name)
+            announce("%s runs eagerly for many combinations of shapes, none of which is frequent", self._name)
         for key in [*with_graph[: max(0, len(with_graph) - room)], *without[:-_WAITING]]:
             self._specializations.pop(key).drop()
 
     def _hook(self):
-        """Returns the name of a hook for all functions or links: a graph would not run it, and the call is eager."""
+        """Returns the name of an active hook for all functions or links, which a graph would not run, or ``None``."""
         for hook in (*chainer.get_function_hooks().values(), *chainer._get_link_hooks().values()):
             if not self._required:
                 announce("%s runs eagerly while the hook %s is active", self._name, type(hook).__name__)
@@ -326,10 +323,10 @@ class Captured:
         return None
 
     def _drop_others(self, key):
-        """Drops the graphs of all other keys, as there was no memory; returns whether there was one."""
+        """Drops the graphs of all other keys to free memory; returns whether there were any."""
         with_graph = [each for name, each in self._specializations.items() if name != key and each.graph is not None]
         if with_graph:
-            announce("%s: graphs of other arguments make room for what did not fit into memory", self._name)
+            announce("%s: graphs of other arguments were dropped, as memory ran out", self._name)
         for each in with_graph:
             each.drop()
         return bool(with_graph)

@@ -8,7 +8,7 @@ from mixprec.optimizer.model_index import ModelIndex
 
 
 class Evaluation(Capturable):
-    """A call of a model with ``chainer.config.train`` off and without backprop, which moves nothing.
+    """A call of a model with ``chainer.config.train`` off and without backprop; it changes no state.
 
     Args:
         model: the link.
@@ -30,7 +30,7 @@ class Evaluation(Capturable):
 
 
 class EvaluationSession(GraphSession):
-    """Compares the arrays of a model with those that its graph reads.
+    """Compares the arrays of a model with the arrays that its graph reads.
 
     Args:
         model: the link.

@@ -1,6 +1,6 @@
-"""CUDA graphs of one device, through CuPy: work is captured once, and then launched as a whole again and again.
+"""CUDA graphs of one device, through CuPy: work is captured once, and then launched repeatedly as a whole.
 
-:class:`~mixprec.graph_capture.captured.Captured` asks :func:`graphs_of` in each call.
+:class:`~mixprec.graph_capture.captured.Captured` calls :func:`graphs_of` in each call.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from mixprec.backends.wgrad_stream import AHEAD, SideStream
 
 
 def graphs_of(array):
-    """Returns what captures work on the device of an array, or ``None`` if NumPy computes with it.
+    """Returns the object that captures work on the device of an array, or ``None`` for NumPy arrays.
 
-    That is the :class:`CupyGraphs` of its device, always the same one. For an array of a stand-in it is the attribute
-    ``graphs`` of the primitives that :func:`mixprec.backends.register` was given.
+    This is the only :class:`CupyGraphs` of its device. For an array of a simulated device it is the attribute
+    ``graphs`` of the primitives that were given to :func:`mixprec.backends.register`.
     """
     stand_in = registered(array)
     if stand_in is not None:
@@ -39,17 +39,17 @@ def _graphs(device_id):
 
 
 class CupyGraphs:
-    """Captures on a stream of its own. All graphs of a device share it, so that no two of them run at the same time.
+    """Captures graphs on a stream of its own. All graphs of a device share it, so they never run concurrently.
 
     Args:
         device_id: number of the CUDA device.
 
     Attributes:
-        side_stream: :class:`~mixprec.backends.wgrad_stream.SideStream` with that stream as the first one.
+        side_stream: :class:`~mixprec.backends.wgrad_stream.SideStream` with this stream as the first one.
     """
 
     def __init__(self, device_id):
-        import cupy  # not at the top: mixprec runs without it
+        import cupy  # not at the top: mixprec also runs without CuPy
 
         self._cupy = cupy
         self._device = cupy.cuda.Device(device_id)
@@ -59,17 +59,17 @@ class CupyGraphs:
             self._before, self._after = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
             self.side_stream = SideStream(_Streams(cupy, self._stream))
         self._graphs = weakref.WeakSet()
-        self._pools = []  # of graphs, also of those that are gone, as long as there is something in them
+        self._pools = []  # pools of graphs; a pool outlives its graph while arrays use it
 
     @property
     def pool_bytes(self):
-        """Bytes of memory that all graphs on the device have, whether an array holds it or not."""
+        """Bytes of memory that all graphs on the device own, in use or not."""
         with self._device:
             return sum(pool.total_bytes() for pool in self._pools)
 
     @contextlib.contextmanager
     def on_stream(self):
-        """Inside of the block work goes to the stream on which graphs are captured and launched.
+        """A context in which work goes to the stream on which graphs are captured and launched.
 
         It waits for earlier work on the caller's current stream, and later work there waits for it; the host does not
         wait.
@@ -89,17 +89,17 @@ class CupyGraphs:
                 outer.wait_event(self._after)
 
     def capture(self, function):
-        """Captures what a function asks of the device; inside of :meth:`on_stream`.
+        """Captures the device work of a function; called inside of :meth:`on_stream`.
 
-        The device runs nothing of it. Garbage is not collected meanwhile, as that might destroy objects of other
-        streams. New memory belongs to the graph alone: what is freed on the way must not be used for anything else, as
-        each launch writes there.
+        The device runs none of it. Garbage collection is off meanwhile, as it might destroy objects of other streams.
+        New memory belongs to the graph alone: memory that is freed during the capture must not be used for anything
+        else, as each launch writes to it.
 
         Args:
-            function: callable without arguments.
+            function: function without arguments.
 
         Returns:
-            ``(graph, result)``: an object whose ``launch()`` runs everything, and what the function has returned.
+            ``(graph, result)``: an object whose ``launch()`` runs everything, and the result of the function.
 
         Raises:
             RuntimeError: something cannot be captured. Exceptions of the function are passed on.
@@ -115,7 +115,7 @@ class CupyGraphs:
                 try:
                     result = function()
                 except BaseException:
-                    with contextlib.suppress(Exception):  # that the capture is broken is known
+                    with contextlib.suppress(Exception):  # the capture is known to be broken
                         self._stream.end_capture()
                     raise
                 captured = self._stream.end_capture()
@@ -130,16 +130,16 @@ class CupyGraphs:
     def _new_pool(self):
         pool = self._cupy.cuda.MemoryPool(self._allocate)
         with self._device:
-            pool.set_limit(size=0)  # where there is one, the pool would give back what the graph writes into later
+            pool.set_limit(size=0)  # with a limit, the pool would free memory that the graph writes to later
         self._pools.append(pool)
         return pool
 
     def _allocate(self, size):
-        """Returns memory for the pool of a graph.
+        """Allocates memory for the pool of a graph.
 
         Raises:
-            CaptureError: there is none left. Of CuPy's own exception for that the pool would give back what the graph
-                has freed so far, and writes into later.
+            CaptureError: memory has run out. On CuPy's own exception the pool would free memory that the graph has
+                released, but writes to later.
         """
         cuda = self._cupy.cuda
         try:
@@ -149,7 +149,7 @@ class CupyGraphs:
 
     @contextlib.contextmanager
     def watching(self):
-        """Inside of the block new memory of this thread is recorded in the device log."""
+        """A context in which new memory of this thread is recorded in the device log."""
         cuda = self._cupy.cuda
         allocate = cuda.get_allocator()
 
@@ -158,22 +158,22 @@ class CupyGraphs:
             record("memory", "new", memory.ptr, size)
             return memory
 
-        with cuda.using_allocator(recorded):  # a hook would see memory from pools only
+        with cuda.using_allocator(recorded):  # a memory hook would see only memory from pools
             yield
 
     def empty_like(self, array):
-        """Returns a new array on the device, with anything in it, that lies in memory as another one does.
+        """Returns a new uninitialized array on the device with the shape, dtype and memory order of another array.
 
         Args:
-            array: of NumPy or CuPy.
+            array: NumPy or CuPy array.
         """
         with self._device:
             return shaped(self._cupy.empty(array.size, array.dtype), array)
 
     def copy(self, source, target):
-        """Copies an array of NumPy or CuPy into one of :meth:`empty_like`; the host does not wait for the device.
+        """Copies a NumPy or CuPy array into an array from :meth:`empty_like`; the host does not wait for the device.
 
-        From an array of the device without gaps that is one copy of memory, whatever the order of its axes.
+        For a dense array on the device this is a single copy, whatever the order of its axes.
         """
         if isinstance(source, np.ndarray):
             if source.nbytes:
@@ -187,13 +187,13 @@ class CupyGraphs:
                     target[...] = source
 
     def sync(self):
-        """Waits until all graphs that were launched are done."""
+        """Waits until all launched graphs are done."""
         self._stream.synchronize()
 
     def release(self):
-        """Gives memory back to the device: what eager work has left in CuPy's pool, and graphs that are gone.
+        """Frees device memory: unused memory of eager work in CuPy's pool, and memory of dropped graphs.
 
-        The host waits for the graphs. What arrays still hold stays until the next time.
+        The host waits for the graphs. Memory that arrays still use stays until the next call.
         """
         self.sync()
         used = {id(graph.pool) for graph in self._graphs}
@@ -201,7 +201,7 @@ class CupyGraphs:
             self._cupy.get_default_memory_pool().free_all_blocks()
             for pool in self._pools:
                 if id(pool) not in used:
-                    pool.free_all_blocks()  # CuPy 14 does not, and loses the memory, if a pool is dropped
+                    pool.free_all_blocks()  # CuPy 14 leaks the memory if a pool is dropped without this
             self._pools = [pool for pool in self._pools if id(pool) in used or pool.total_bytes()]
 
 
@@ -234,16 +234,16 @@ class Graph:
 
     Args:
         graph: :class:`cupy.cuda.Graph`.
-        stream: on which it was captured.
-        pool: :class:`cupy.cuda.MemoryPool` from which it has its memory.
+        stream: the stream on which it was captured.
+        pool: :class:`cupy.cuda.MemoryPool` that provides its memory.
 
     Attributes:
-        pool: the same.
+        pool: the memory pool.
     """
 
     def __init__(self, graph, stream, pool):
         self._graph, self._stream, self.pool = graph, stream, pool
 
     def launch(self):
-        """Runs everything once more, with the same addresses and numbers; the host does not wait."""
+        """Runs the captured work with the same addresses and numbers; the host does not wait."""
         self._graph.launch(self._stream)

@@ -1,22 +1,22 @@
-"""Which differences of graphs from eager steps count, where bits vary from run to run.
+"""Decides which differences between graphs and eager steps are errors, where bits vary from run to run.
 
-Even a right graph may differ then. Two samples of a small noise may be far apart by chance; only one of launch and
-eager step may overflow, while the loss scale falls to what a network bears; an image may be classified otherwise. So a
-difference counts if the same array differs in several calls in a row, each with another state and another graph.
+Even a correct graph may differ then. Two samples of small noise may be far apart by chance; only one of launch and
+eager step may overflow, while the loss scale falls to a usable value; an image may be classified differently. So a
+difference counts if the same array differs in several calls in a row, each with a new state and a new graph.
 """
 
 from mixprec.base.announcements import announce
 
-CALLS = 6  # in a row, in each of which the same array differs, until a graph is refused
+CALLS = 6  # in a row with a difference in the same array, until a graph is refused
 MOST_RUNS = 4  # of each kind in a call
-_MANY = 12  # calls that compare until it is said
+_MANY = 12  # calls that compare before an announcement
 
 
 class Doubts:
     """The differences of one specialization in the calls that compare.
 
     Args:
-        name: of the work, for messages.
+        name: name of the work, for messages.
 
     Attributes:
         runs: how many runs of each kind the next call is to compare: one more after each call with a difference.
@@ -27,17 +27,17 @@ class Doubts:
         self.clear()
 
     def clear(self):
-        """To be called when there are no graphs that could be compared any more."""
+        """Must be called when there are no more graphs to compare."""
         self.runs, self._calls, self._names, self._in_row = 2, 0, None, 0
 
     def after(self, reasons):
-        """Takes the differences of a call.
+        """Records the differences of a call.
 
         Args:
-            reasons: dict from names of what differs on this rank to sentences.
+            reasons: dict from names of arrays that differ on this rank to sentences.
 
         Returns:
-            the sentence about one that counts, or ``None``.
+            The sentence about a difference that counts, or ``None``.
         """
         again = {name for name in reasons if self._names is None or name in self._names}
         self._in_row = self._in_row + 1 if again else 1
@@ -47,11 +47,11 @@ class Doubts:
         return next(reasons[name] for name in reasons if name in again)
 
     def over(self, differs):
-        """Ends a call that compares; ``differs`` says whether something has differed on a rank."""
+        """Ends a call that compares; ``differs`` says whether any rank found a difference."""
         self._calls += 1
         if differs:
             self.runs = min(self.runs + 1, MOST_RUNS)
         else:
             self._names, self._in_row = None, 0
         if self._calls == _MANY:
-            announce("%s still runs eagerly: in %d calls graphs did not do the same twice in a row", self._name, _MANY)
+            announce("%s still runs eagerly: in %d calls graphs never matched eager steps twice", self._name, _MANY)

@@ -1,7 +1,7 @@
 """The training step as work that can be captured, for :func:`mixprec.capture`.
 
-A graph repeats launches with the addresses and numbers that they had when it was captured. What moves from step to step
-is on the device already, but for hyperparameters, which :class:`TrainingSession` uploads before a launch.
+A graph repeats launches with the addresses and numbers of the capture. State that changes from step to step is on the
+device already, except hyperparameters, which :class:`TrainingSession` uploads before a launch.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from mixprec.backends.dropout_state import dropout_state
 from mixprec.graph_capture.called_links import local_hooks
 from mixprec.graph_capture.capturable import Capturable, GraphSession
 from mixprec.graph_capture.graph_table import GraphTable
-from mixprec.graph_capture.wishes import agreed
+from mixprec.graph_capture.rank_agreement import resolve
 from mixprec.optimizer.batch.device_batch import DeviceBatch
 from mixprec.optimizer.counted_losses import CountedLosses
 from mixprec.precision.scale_search import give_up
@@ -31,7 +31,7 @@ class TrainingStep(Capturable):
     """
 
     name = "the training step"
-    course = ("last_step_skipped",)
+    branches = ("last_step_skipped",)
 
     def __init__(self, optimizer, lossfun, second_stream):
         self._optimizer, self._given_lossfun = optimizer, lossfun
@@ -50,16 +50,16 @@ class TrainingStep(Capturable):
         return self._optimizer._ranks is None
 
     @contextlib.contextmanager
-    def agreed(self, wish):
+    def agreed(self, vote):
         """See :meth:`Capturable.agreed`."""
         if self.is_alone:
-            yield wish
+            yield vote
         else:
-            with self._optimizer._ranks.called(wish.number, wish) as wishes:
-                yield agreed(wish, wishes)
+            with self._optimizer._ranks.called(vote.number, vote) as votes:
+                yield resolve(vote, votes)
 
     def becomes_alike(self):
-        """See :meth:`Capturable.becomes_alike`: no backward pass is run again."""
+        """See :meth:`Capturable.becomes_alike`: no backward pass is repeated."""
         give_up(self._optimizer._scaler, "a captured step has one backward pass")
 
     def first_of_ranks(self, reason):
@@ -79,7 +79,7 @@ class TrainingStep(Capturable):
                 yield collected(loss)
                 if unchains:
                     loss.unchain_backward()
-                del loss  # before the next one, for which there is to be memory
+                del loss  # to free memory for the next one
 
         def lossfun(*args, **kwargs):
             losses = self._lossfun(*args, **kwargs)
@@ -98,11 +98,11 @@ class TrainingStep(Capturable):
         return chainer.Variable(total, requires_grad=False)
 
     def session(self):
-        """See :meth:`Capturable.session`; the optimizer has a batch on a device and a step behind it."""
+        """See :meth:`Capturable.session`; the optimizer has a batch on a device and has run a step."""
         return TrainingSession(self._optimizer, self)
 
     def is_under_way(self):
-        """Whether a forward pass has moved running statistics since the last step."""
+        """Whether a forward pass has changed running statistics since the last step."""
         return self._optimizer._statistics.are_saved
 
     @property
@@ -120,7 +120,7 @@ class TrainingStep(Capturable):
         if hook is not None:
             return hook
         if not self.is_alone and not self._optimizer._ranks.transport.shares_order:
-            return "gradients are averaged over processes by MPI, which is no work of the device"
+            return "gradients are averaged over processes by MPI, which a graph cannot contain"
         step = self._optimizer._optimizer_step
         reasons, others = step.plan.reasons, step.plan.others
         alone = next((name for name in reasons if name in others), None)
@@ -129,17 +129,17 @@ class TrainingStep(Capturable):
         if not isinstance(step.batch, DeviceBatch):
             return "no parameter is updated on a CUDA device"
         if step.shares_rules:
-            return "another optimizer has the same update rules, whose t it must know at once"
+            return "another optimizer shares the update rules, and needs their t after every step"
         return None
 
     def settle(self):
-        """See :meth:`Capturable.settle`: what is turned back later would count twice if the step reads ``t``."""
+        """See :meth:`Capturable.settle`: steps that are undone later would count twice if the step reads ``t``."""
         self._optimizer._optimizer_step.settle()
 
     def state(self):
-        """Returns every array that a step moves, by a name for messages."""
+        """Returns a dict of all arrays that a step changes, by names for messages."""
         step, scaler = self._optimizer._optimizer_step, self._optimizer._scaler
-        step.before_launch()  # what it settles would come back with these arrays, and count twice
+        step.before_launch()  # otherwise settled counts would be restored with these arrays, and count twice
         arrays = dict(self._updated())
         for name, link in self.model.namedlinks():
             arrays |= {f"{key} of {name}": link.__dict__.get(key) for key in link._persistent}
@@ -153,7 +153,7 @@ class TrainingStep(Capturable):
         return dict(reversed(unique.values()))
 
     def _updated(self):
-        """Yields names and arrays of what the optimizer's rules update."""
+        """Yields names and arrays that the optimizer's rules update."""
         for name, param, master in self._optimizer._masters.all_current():
             if param.array is not None:
                 yield name, param.array
@@ -205,10 +205,10 @@ class TrainingStep(Capturable):
 
 
 class TrainingSession(GraphSession):
-    """What the host does around a graph of a training step.
+    """The host's part of a graph of a training step.
 
     Args:
-        optimizer: the wrapper, set up, with a batch on a device and a step behind it.
+        optimizer: the wrapper, set up, with a batch on a device; it has run a step.
         step: the :class:`TrainingStep` of this optimizer.
     """
 
@@ -223,22 +223,22 @@ class TrainingSession(GraphSession):
 
     @contextlib.contextmanager
     def capturing(self):
-        """See :meth:`GraphSession.capturing`; afterwards the session knows what the graph was captured with."""
+        """See :meth:`GraphSession.capturing`; afterwards the session knows the objects that the graph uses."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._batch.reading(self._table))
             for each in filter(None, (self._ranks, self._preconditioner)):
                 stack.enter_context(each.capturing())
             yield
         self._changes, self._links = self._optimizer_step.changes, self._index.links
-        places = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
-        self._owners, self._names = [owner for owner, _ in places], [name for _, name in places]
+        values = [(vars(link), name) for link in self._links for name in sorted(link._persistent)]
+        self._owners, self._names = [owner for owner, _ in values], [name for _, name in values]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
         self._copies = self._optimizer._statistics.copies  # held: the graph writes into them
         self._outputs = self._step.outputs()
 
     def holds(self):
-        """Whether parameters, arrays, rules and hooks are still those that the graph was captured with."""
-        if self._optimizer._optimizer_step is not self._optimizer_step:  # setup() of another model
+        """Whether parameters, arrays, rules and hooks are the same as at the capture."""
+        if self._optimizer._optimizer_step is not self._optimizer_step:  # setup() was called with another model
             return False
         if self._optimizer_step.changes is not self._changes or not self._optimizer_step.unchanged():
             return False
@@ -255,13 +255,13 @@ class TrainingSession(GraphSession):
             self._preconditioner.refresh(self._optimizer)
 
     def after_launch(self):
-        """Leaves all as an eager step does: a step is outstanding, gradients and variables are those of the graph."""
+        """Updates the host as an eager step does: a step is outstanding; gradients and variables are the graph's."""
         self._optimizer_step.after_launch()
         self._optimizer._passes.factor = None
         self._step.restore(self._outputs)
 
     def release(self):
-        """Takes the gradients of the graph away from parameters, so that their memory becomes free with it."""
+        """Removes the graph's gradients from parameters, so that their memory is freed with the graph."""
         self._outputs = None
         self._optimizer.target.cleargrads()
 

@@ -5,12 +5,12 @@ from mixprec.optimizer.batch.table import Table
 
 
 class GraphTable(Table):
-    """A table that is made before a step is captured, and brought up to date before each launch of the graph.
+    """A table that is made before a capture, and brought up to date before each launch of the graph.
 
-    All addresses in it are those that the graph was captured with; hyperparameters and ``t`` may change.
+    Its addresses stay as at the capture; hyperparameters and ``t`` may change.
 
     Args:
-        table: that of the last step, whose parameters and number of arrays to restore it takes.
+        table: the table of the last step; parameters and the number of arrays to restore are copied from it.
     """
 
     def __init__(self, table):
@@ -21,9 +21,9 @@ class GraphTable(Table):
         self._arrays, self._is_complete = self._all, True
 
     def refresh(self):
-        """Uploads what is new: everything before the first launch, hyperparameters that have changed after that.
+        """Uploads changes: everything before the first launch, then only hyperparameters that have changed.
 
-        The caller has seen that rules get their hyperparameters from where they had them.
+        The caller has checked that rules still get their hyperparameters from the same objects.
         """
         flat = self._values.now()
         if self._is_on_device and flat == self._flat:
@@ -34,8 +34,8 @@ class GraphTable(Table):
 
     def _build(self, values, restores):
         if self._is_complete:
-            raise CaptureError("the step that is captured updates or restores other arrays than the one before it")
+            raise CaptureError("the captured step updates or restores other arrays than the step before it")
         super()._build(values, restores)
 
     def _send(self, size):
-        """Leaves it to :meth:`refresh`: an upload in a graph would repeat what it was when it was captured."""
+        """Does nothing: an upload in a graph would repeat the values of the capture; :meth:`refresh` uploads."""

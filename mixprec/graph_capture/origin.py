@@ -1,6 +1,6 @@
-"""Finding the line of the user's code to name when something cannot be captured.
+"""Finds the line of the user's code to name when something cannot be captured.
 
-:mod:`~mixprec.graph_capture.watch` notes a line with each request of a watched step, and
+:mod:`~mixprec.graph_capture.watch` records a line with each request of a watched step, and
 :mod:`~mixprec.graph_capture.specialization` turns an exception in a capture into a message.
 """
 
@@ -12,21 +12,21 @@ import chainer
 from mixprec.base.announcements import is_of
 from mixprec.base.messages import text_of
 
-# Packages and modules that are not the user's code; a device that stands in for a GPU adds itself.
+# Packages and modules that are not the user's code; a simulated GPU adds itself.
 LIBRARIES = {"mixprec", "chainer", "cupy", "cupyx", "cupy_backends", "numpy", "contextlib", "functools"}
 # Parts of CuPy's messages while a stream captures, and their meanings.
 _MEANINGS = {
     "synchronous API": "the host waits for the device",
     "D2H transfers": "the host reads from the device",
-    "H2D transfers": "something of the host is copied to the device, and a graph would copy the same again",
+    "H2D transfers": "host data is copied to the device, and a graph would copy the same data again",
 }
 
 
 def line_of(frame):
-    """Returns file, number and text of the innermost line of the user's code that is being run.
+    """Returns file, number and text of the innermost line of the user's code on the stack.
 
     Args:
-        frame: from which on to look outwards.
+        frame: the innermost frame to consider.
 
     Returns:
         str: ``'model.py:12 "h = float(x.array)"'``; empty if there is no such line.
@@ -41,8 +41,8 @@ def line_of(frame):
 def cause_of(error):
     """Returns the message of an exception, with the user's line and the function of Chainer, in one line.
 
-    The exception has no traceback any more then: its frames hold the arrays of the step, and what is read of a frame
-    holds the exception.
+    This removes the traceback of the exception: its frames hold the arrays of the step, and locals that were read from
+    a frame hold the exception.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     lines = [_described(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame)]

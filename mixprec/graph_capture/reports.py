@@ -1,7 +1,8 @@
-"""Reporting the values of a graph.
+"""Repeats ``chainer.report`` for launches of a graph.
 
-A launch computes again what the captured step gave to ``chainer.report``, but does not run the code that reports it.
-:class:`~mixprec.graph_capture.specialization.Specialization` keeps what was reported, and repeats it after each launch.
+A launch recomputes the values that the captured step gave to ``chainer.report``, but does not run the code that reports
+them. :class:`~mixprec.graph_capture.specialization.Specialization` keeps the reported values, and reports them again
+after each launch.
 """
 
 import copy
@@ -14,10 +15,10 @@ from mixprec.backends.transfers import on_host
 
 
 class Reports(chainer.Reporter):
-    """A reporter that keeps the values that it is given, for :meth:`repeat`.
+    """A reporter that keeps its values, for :meth:`repeat`.
 
     Args:
-        passes_on: whether the reporter that was current before gets them as well.
+        passes_on: whether the previous reporter gets the values as well.
     """
 
     def __init__(self, passes_on=False):
@@ -35,19 +36,19 @@ class Reports(chainer.Reporter):
 
     def report(self, values, observer=None):
         """Keeps the values; variables without their graph."""
-        if self.observation is not self._own:  # in a report_scope of the step, which alone is to see them
+        if self.observation is not self._own:  # inside a report_scope of the step, which alone gets the values
             super().report(values, observer)
             return
         for name, value in values.items():
             if isinstance(value, chainer.Variable):
                 is_deferred = "_node" not in vars(value)  # reading it would compute it
                 value = None if is_deferred else value.array
-            if on_host(value):  # by the host, so that a graph would repeat it
+            if on_host(value):  # computed by the host: a graph would repeat the value
                 value = np.asarray(value)
                 record("report", name, value.item() if value.size == 1 else value.tobytes())
         self._told.append(({name: _alone(value) for name, value in values.items()}, observer))
         if self._passes_on:
-            self.__exit__(None, None, None)  # the reporter before is current for a moment
+            self.__exit__(None, None, None)  # the previous reporter is current for a moment
             try:
                 chainer.report(values, observer)
             finally:
@@ -59,7 +60,7 @@ class Reports(chainer.Reporter):
         return [(name, value) for values, _ in self._told for name, value in values.items()]
 
     def repeat(self, copies=None):
-        """Reports the values to the reporter that is current now, in copies, as the next launch writes into the arrays.
+        """Reports copies of the values to the current reporter: the next launch writes into the arrays.
 
         Args:
             copies: as for :func:`copied`.
@@ -70,11 +71,11 @@ class Reports(chainer.Reporter):
 
 
 def copied(value, copies=None):
-    """Returns a result of a step with copies in the place of arrays, and variables without a graph.
+    """Returns a result of a step with copies of its arrays, and variables without a graph.
 
     Args:
-        value: array, variable, tuple, list or dict of such, or anything else.
-        copies: dict for the copies, by the id of the array, which is copied once; ``None`` for a new one.
+        value: array, variable, tuple, list or dict of these, or anything else.
+        copies: dict of copies by the id of the array, so that each array is copied once; ``None`` for a new dict.
     """
     copies = {} if copies is None else copies
     if isinstance(value, chainer.Variable):

@@ -1,7 +1,7 @@
 """The arguments of a captured step.
 
 A graph reads its arguments at fixed addresses: :class:`Buffers`, into which each call copies its arrays. All other
-arguments are frozen in the graph, and therefore a part of the key of a specialization.
+arguments are frozen in the graph, and are therefore a part of the key of a specialization.
 """
 
 import copy
@@ -13,18 +13,19 @@ import numpy as np
 from mixprec.backends import is_of_numpy
 from mixprec.backends.memory import axes
 
-_NUMBERS = "biufcV"  # kinds of dtypes that a device has; V is bfloat16
+_NUMBERS = "biufcV"  # kinds of dtypes that a device supports; V is bfloat16
 
 
 class Arguments:
-    """Arguments of a call, taken apart; arrays may be in tuples, lists and dicts.
+    """The arguments of a call, with their arrays extracted; arrays may be in tuples, lists and dicts.
 
     Args:
         args: tuple of positional arguments.
         kwargs: dict of keyword arguments.
 
     Attributes:
-        arrays: the arrays among them, those of variables too, on the host or on a device; not those of parameters.
+        arrays: all arrays in the arguments, on the host or on a device, including arrays of variables, but not of
+            parameters.
     """
 
     def __init__(self, args, kwargs):
@@ -33,10 +34,10 @@ class Arguments:
 
     @functools.cached_property
     def key(self):
-        """Hashable; equal for arguments that differ in what the arrays hold, and in nothing else.
+        """A hashable value; equal for arguments that differ only in the values of their arrays.
 
         Raises:
-            TypeError: an argument cannot be given to a graph, or cannot be compared with that of another call.
+            TypeError: an argument cannot be given to a graph, or cannot be compared with the next call's.
         """
         return _key_of(self._values)
 
@@ -51,9 +52,9 @@ class Arguments:
         return Buffers(graphs, Arguments(*self.with_arrays(buffers)))
 
     def on_device(self, graphs):
-        """Returns ``(args, kwargs)`` with copies on the device in the places of arrays of the host.
+        """Returns ``(args, kwargs)`` with host arrays copied to the device.
 
-        Variables on the device stay themselves: they may have a graph, and get a gradient.
+        Variables on the device are not replaced: they may have a graph, and get a gradient.
         """
         arrays = []
         for array in self.arrays:
@@ -64,17 +65,17 @@ class Arguments:
         return self.with_arrays(arrays, keep=True)
 
     def with_arrays(self, arrays, keep=False):
-        """Returns ``(args, kwargs)`` with other arrays in the places of these, in new variables where these were.
+        """Returns ``(args, kwargs)`` with these arrays replaced; variables are replaced by new variables.
 
         Args:
-            arrays: as many as :attr:`arrays`.
-            keep: whether variables whose array stays the same are not new ones.
+            arrays: the new arrays, as many as :attr:`arrays`.
+            keep: whether to keep variables whose array stays the same.
         """
         return _replaced(self._values, iter(arrays), keep)
 
 
-# Not inside of with_arrays: a function that calls itself there is a cycle with the arrays, until Python's collector
-# comes by.
+# Not inside of with_arrays: a nested function that calls itself is a reference cycle, which would hold the arrays until
+# Python's collector runs.
 def _replaced(value, arrays, keep):
     if isinstance(value, tuple):
         parts = [_replaced(each, arrays, keep) for each in value]
@@ -95,7 +96,7 @@ def _replaced(value, arrays, keep):
 
 
 def _array_of(value):
-    """Returns the array that is an argument, or ``None``: for a parameter, which the model knows, and for texts."""
+    """Returns the array of an argument; ``None`` for a parameter, which belongs to the model, and for strings."""
     if isinstance(value, chainer.Variable):
         return None if isinstance(value, chainer.Parameter) else value.array
     return value if isinstance(value, chainer.get_array_types()) and value.dtype.kind in _NUMBERS else None
@@ -116,30 +117,30 @@ def _key_of(value):
         return type(value), tuple((name, _key_of(each)) for name, each in value.items())
     array = _array_of(value)
     if isinstance(value, chainer.Parameter):
-        return chainer.Parameter, id(value)  # of one that the arguments hold
+        return chainer.Parameter, id(value)  # the arguments keep it alive
     if array is None:
         try:
             hash(value)
         except TypeError:
             if isinstance(value, chainer.get_array_types()):
-                raise TypeError(f"an argument is an array of {value.dtype}, which no device has") from None
+                raise TypeError(f"an argument is an array of {value.dtype}, which no device supports") from None
             found = type(value).__name__
-            raise TypeError(f"an argument is a {found}; allowed are arrays, and what is hashable") from None
-        # -0.0 == 0.0, and NaN is no other number
+            raise TypeError(f"an argument is a {found}; allowed are arrays and hashable objects") from None
+        # -0.0 == 0.0, and NaN equals no number
         return type(value), repr(value) if isinstance(value, (float, complex, np.inexact)) else value
     order = axes(array)
     if not isinstance(value, chainer.Variable):
         return array.shape, array.dtype, order
     if value.creator_node is not None:
-        raise TypeError("an argument is a variable that was computed, and the backward pass goes on behind it")
+        raise TypeError("an argument is a computed variable, and the backward pass would continue behind it")
     return chainer.Variable, value.requires_grad, array.shape, array.dtype, order
 
 
 class Buffers:
-    """Arrays on the device that hold the arguments of one call after the other, always at the same addresses.
+    """Arrays on the device that hold the arguments of every call at the same addresses.
 
     Args:
-        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
+        graphs: :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs` of the device.
         template: :class:`Arguments` whose arrays are the buffers.
     """
 
@@ -153,5 +154,5 @@ class Buffers:
                 self._graphs.copy(source, target)
 
     def arguments(self):
-        """Returns ``(args, kwargs)``, with the buffers in the places of the arrays."""
+        """Returns ``(args, kwargs)`` with the buffers in place of the arrays."""
         return self._template.with_arrays(self._template.arrays)

@@ -1,7 +1,7 @@
-"""Comparing launches of a new graph with eager steps from the same state.
+"""Compares launches of a new graph with eager steps from the same state.
 
-:class:`~mixprec.graph_capture.specialization.Specialization` uses it in the calls that compare. ``docs/capture.md`` has
-the reasons for the bounds, and which faults they find.
+:class:`~mixprec.graph_capture.specialization.Specialization` uses it in the calls that compare. ``docs/capture.md``
+explains the bounds, and which faults they detect.
 """
 
 from typing import NamedTuple
@@ -13,27 +13,27 @@ from chainer.backends import cuda
 from mixprec.backends.memory import flat, is_dense
 from mixprec.graph_capture.reports import copied
 
-_CHANGE = 2.0**-8  # of what a step adds to an array, or of a value: two results may be so far apart
-# Some engines of cuDNN add in another order each time, and gradients of a deep network that is not trained yet, or has
-# learnt its batch by heart, then differ from run to run by as much as they are. So a launch and an eager step may also
-# be some times as far apart as launches are among themselves, or eager steps are, whichever is more.
+_CHANGE = 2.0**-8  # allowed distance of two results, relative to the change in a step, or to a value
+# Some engines of cuDNN add in a different order each time. Gradients of a deep network that is untrained, or has
+# overfitted its batch, then differ from run to run by as much as their own size. So the distance of a launch and an
+# eager step may also be this multiple of the distance among launches, or among eager steps, whichever is larger.
 _APART = 4
-# But if one kind of runs is so many times further apart than the other, they are different steps: a graph that leaves
-# out a gradient, for example, adds the same momentum in each launch.
+# But if the runs of one kind are this many times further apart than the runs of the other, they are different steps: a
+# graph that leaves out a gradient, for example, adds the same momentum in each launch.
 _UNLIKE = 64
-# Losses and reported values vary less: much less than what an array adds that each run changes, and mixprec cannot take
-# back. Of the norm of a value, or of 1 if that is less.
+# Losses and reported values vary less: much less than the increments of an array that each run changes and mixprec
+# cannot restore. Relative to the norm of a value, or to 1 if the norm is smaller.
 _VALUE = 2.0**-4
-_UNITS = 2  # in the last place: numbers that are so close are equal
+_UNITS = 2  # units in the last place: numbers this close count as equal
 
 
 class Outcome(NamedTuple):
-    """What a run of a step has left.
+    """The results of a run of a step.
 
     Attributes:
-        arrays: dict from names to the arrays that it moves, those without gaps flat, and to its results and reported
-            values that are arrays; or to copies.
-        others: dict from names to results and reported values that are none.
+        arrays: dict from names to the arrays that it changes, dense ones flat, and to results and reported values that
+            are arrays; or to copies.
+        others: dict from names to results and reported values that are not arrays.
     """
 
     arrays: dict
@@ -44,8 +44,8 @@ class Runs(NamedTuple):
     """Runs of the same kind: eager steps, or launches of a graph.
 
     Attributes:
-        outcome: the :class:`Outcome` of one of them, in copies.
-        apart: what :meth:`Verification.apart` has returned of all of them; empty if no two are compared.
+        outcome: the :class:`Outcome` of one run, in copies.
+        apart: the result of :meth:`Verification.apart` for all runs; empty for fewer than two.
     """
 
     outcome: Outcome
@@ -53,51 +53,51 @@ class Runs(NamedTuple):
 
 
 class Verification:
-    """Compares several runs of a step that begin from the same state.
+    """Compares several runs of a step from the same state.
 
     Args:
-        arrays: dict from names to the arrays that the step moves, all of them.
+        arrays: dict from names to all arrays that the step changes.
         bitwise: whether outcomes must be the same bit for bit; otherwise within bounds.
-        course: names of arrays that say which of several ways the step has gone.
+        branches: names of arrays that tell which of several branches the step has taken.
     """
 
-    def __init__(self, arrays, bitwise, course=()):
-        # CuPy goes through an array in the order of its axes: through a filter, strided, unless it is seen as flat.
+    def __init__(self, arrays, bitwise, branches=()):
+        # CuPy iterates in the order of axes, which is strided for a filter; a flat view is faster.
         self._arrays = {name: flat(array) if is_dense(array) else array for name, array in arrays.items()}
-        self._bitwise, self._course = bitwise, course
+        self._bitwise, self._branches = bitwise, branches
         self._before = {name: array.copy() for name, array in self._arrays.items()}
 
     def outcome(self, values):
         """Returns the :class:`Outcome` of the last run, in copies.
 
         Args:
-            values: ``[(name, value)]`` of its results and of what it has reported, also in tuples, lists and dicts.
+            values: ``[(name, value)]`` of its results and reported values, also in tuples, lists and dicts.
         """
         arrays, others = _parted(values)
         return Outcome({name: array.copy() for name, array in (arrays | self._arrays).items()}, copied(others))
 
     def turn_back(self):
-        """Goes back to the state before the step."""
+        """Restores the state before the step."""
         self._put(self._before)
 
     def take(self, outcome):
-        """Goes on from what a step has left."""
+        """Sets the state to the outcome of a step."""
         self._put(outcome.arrays)
 
     def apart(self, first, values, so_far):
-        """Returns how far runs of the same kind are apart; the host waits for the device.
+        """Returns the distances of runs of the same kind; the host waits for the device.
 
         Args:
-            first: the :class:`Outcome` of the first one.
-            values: of the last one, as for :meth:`outcome`.
-            so_far: what this returned for the runs in between; ``{}`` for none.
+            first: the :class:`Outcome` of the first run.
+            values: results of the last run, as for :meth:`outcome`.
+            so_far: the return value for the runs in between; ``{}`` for none.
 
         Returns:
-            dict from names of arrays to the norm of the difference of the first run and the one that is furthest from
-            it, 0 where that is not finite. A run that went another way than the first, as only one of them has
-            overflowed, does not count.
+            dict from names of arrays to the norm of the difference between the first run and the run furthest from it,
+            0 if that is not finite. A run that took another branch than the first, because only one of them overflowed,
+            does not count.
         """
-        if not all(_same_bits(_on_host(first.arrays[name]), _on_host(self._arrays[name])) for name in self._course):
+        if not all(_same_bits(_on_host(first.arrays[name]), _on_host(self._arrays[name])) for name in self._branches):
             return so_far
         now = self._arrays | _parted(values)[0]
         return {
@@ -113,13 +113,13 @@ class Verification:
             launches, eager: :class:`Runs`.
 
         Returns:
-            dict from names of arrays and values that differ to how they do, a sentence each.
+            dict from names of arrays and values that differ to a sentence about the difference.
         """
         found, expected = launches.outcome, eager.outcome
         if found.arrays.keys() != expected.arrays.keys() or found.others.keys() != expected.others.keys():
-            return {"values": "other values are reported by the graph than by an eager step"}
+            return {"values": "the graph and an eager step report different values"}
         reasons = {
-            name: f"{name} is {value!r} by the graph, and {expected.others[name]!r} by an eager step"
+            name: f"{name} is {value!r} in the graph, and {expected.others[name]!r} in an eager step"
             for name, value in found.others.items()
             if value != expected.others[name]
         }
@@ -135,16 +135,16 @@ class Verification:
             array[...] = values[name]
 
     def _is_bounded(self, name, array):
-        """Whether an array is compared by a distance: counters are not, nor what is rounded from a master."""
+        """Whether an array is compared by a distance: not counters, nor parameters rounded from a master."""
         return name not in self._before or (array.dtype.kind in "fV" and array.dtype.itemsize >= 4)
 
     def _difference(self, name, found, expected, noise):
-        """Returns how an array differs, as a sentence, or ``None``."""
+        """Returns a sentence about the difference of an array, or ``None``."""
         is_bounded = not self._bitwise and self._is_bounded(name, found)
         if not self._bitwise and not is_bounded and found.dtype.kind in "fV":
             return None  # rounded from a master that is compared
         if (found.dtype, found.shape) != (expected.dtype, expected.shape):
-            return f"{name} is {found.dtype} {found.shape} by the graph, and {expected.dtype} {expected.shape} eagerly"
+            return f"{name} is {found.dtype} {found.shape} in the graph, and {expected.dtype} {expected.shape} eagerly"
         found, expected = _on_host(found), _on_host(expected)
         if _same_bits(found, expected):
             return None
@@ -152,9 +152,9 @@ class Verification:
         difference = _difference(found, expected)
         with np.errstate(invalid="ignore"):
             change = _norm(np.nan_to_num(expected.astype(np.float64) - before, nan=0, posinf=0, neginf=0))
-        distance, text = _norm(difference), f"{name} is not the same after the graph as after an eager step"
+        distance, text = _norm(difference), f"{name} differs between the graph and an eager step"
         if found.size == 1 and name not in self._before:
-            text = f"{name} is {found.item():g} by the graph, and {expected.item():g} by an eager step"
+            text = f"{name} is {found.item():g} in the graph, and {expected.item():g} in an eager step"
         if not np.isfinite(distance):
             return f"{text}: {(~np.isfinite(difference)).sum()} of {found.size} elements are finite in one of them only"
         limit = np.inf if name in self._before else _VALUE * max(change, 1)
@@ -167,7 +167,7 @@ class Verification:
 
 
 def _parted(values):
-    """Returns dicts from names to arrays, and to other values; a name that comes again gets a number."""
+    """Returns dicts from names to arrays, and to other values; a repeated name gets a number."""
     arrays, others = {}, {}
     for name, value in values:
         for each, leaf in _leaves(name, value):
@@ -191,12 +191,12 @@ def _leaves(name, value):
 
 
 def _noise(eager, launches):
-    """How far a launch may be from an eager step, given how far eager steps and launches are apart among themselves."""
+    """The allowed distance of a launch from an eager step, given the distances among eager steps and among launches."""
     return min(max(eager, launches), _UNLIKE * min(eager, launches))
 
 
 def _on_host(array):
-    """Returns an array of NumPy, waiting for the device; CuPy would compile its reductions first, for seconds."""
+    """Returns a NumPy array, waiting for the device; CuPy would need seconds to compile its reductions."""
     return np.asarray(cuda.to_cpu(array))
 
 

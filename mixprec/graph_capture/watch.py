@@ -1,7 +1,8 @@
-"""Comparing what two eager steps ask of the device, before a step is captured.
+"""Compares the requests of two eager steps to the device, before a step is captured.
 
-A graph repeats the same launches with the same addresses and numbers, and is right only if two steps ask for the same.
-:class:`~mixprec.graph_capture.specialization.Specialization` watches the last calls of the warm-up with this module.
+A graph repeats the same launches with the same addresses and numbers: it is correct only if steps make the same
+requests. :class:`~mixprec.graph_capture.specialization.Specialization` watches the last calls of the warm-up with this
+module.
 """
 
 import bisect
@@ -16,16 +17,16 @@ from mixprec.compat.registry import patch
 from mixprec.graph_capture.origin import line_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
-_KEPT = "uses memory that is kept from one step to the next, and is other memory then: write into the array in place"
-_LOWEST_ADDRESS = 2**20  # no smaller number is the address of an array
+_KEPT = "uses memory that is kept from one step to the next but moves: write into the array in place"
+_LOWEST_ADDRESS = 2**20  # smaller numbers are not addresses of arrays
 
 
 @contextlib.contextmanager
 def watching(graphs):
-    """A context that gives a list, of a :class:`~mixprec.backends.device_log.Record` for each request to a device.
+    """A context that yields a list with a :class:`~mixprec.backends.device_log.Record` of each request to a device.
 
     Args:
-        graphs: of the device, :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs`.
+        graphs: :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs` of the device.
     """
     with device_log.recording(line_of) as records, graphs.watching(), _recording.applied():
         yield records
@@ -35,7 +36,7 @@ def watching(graphs):
 def _recording(original):
     """Without it launches by CuPy itself are not compared. Only while two steps are watched.
 
-    They cannot be recorded; the functions of Chainer that make them can, with the numbers that they have.
+    CuPy's launches cannot be recorded; the functions of Chainer that make them can, with their numeric attributes.
     """
 
     @functools.wraps(original)
@@ -53,10 +54,10 @@ def _is_plain(value):
 
 
 def _address_of_leaf(x):
-    """Returns the address of an input that no function has computed, or ``None``."""
+    """Returns the address of an input that was not computed by a function, or ``None``."""
     array = x
     if isinstance(x, chainer.Variable):
-        if "_node" not in vars(x) or x.creator_node is not None:  # without one: deferred, and not to be looked at
+        if "_node" not in vars(x) or x.creator_node is not None:  # without a node: deferred, not to be computed
             return None
         array = x.array
     if isinstance(array, np.ndarray):
@@ -67,11 +68,11 @@ def _address_of_leaf(x):
 def difference(before, now):
     """Returns the first difference between the requests of two steps.
 
-    Memory that is new in a step may be anywhere, as a graph has its own.
+    Memory that is allocated in a step may be anywhere, as a graph has its own.
 
     Args:
         before: records of a step, from :func:`watching`.
-        now: those of the next step.
+        now: records of the next step.
 
     Returns:
         str: one line that names the request and the line of the user's code; ``None`` if there is no difference.
@@ -83,21 +84,21 @@ def difference(before, now):
     for old, new in zip(before, now, strict=False):
         if (old.kind, old.name, len(old.arguments)) != (new.kind, new.name, len(new.arguments)):
             where = f" ({old.line})" if old.line != new.line else ""
-            return f"{_at(new)}the step asks for {_named(new)} where the one before asked for {_named(old)}{where}"
+            return f"{_at(new)}the step requests {_named(new)} where the step before requested {_named(old)}{where}"
         for a, b in zip(old.arguments, new.arguments, strict=True):
             if a != b and not (a != a and b != b):  # NaN
                 return f"{_at(new)}{_changed(new, a, b)}"
     if len(before) != len(now):
         first = max(before, now, key=len)[min(len(before), len(now))]
-        more = "more" if len(now) > len(before) else "less"
-        return f"{_at(first)}the step asks for {more} than the one before, {_named(first)} among it"
+        more = "more" if len(now) > len(before) else "fewer"
+        return f"{_at(first)}the step makes {more} requests than the step before, such as {_named(first)}"
     return None
 
 
 def _carrying(before, now):
-    """Returns the first record with memory that was new in the step before, and is not in this one; or ``None``.
+    """Returns the first record with memory that was allocated in the previous step, not in this one; or ``None``.
 
-    Where it lies may be the same in both steps, if it is freed before its successor is made; in a graph it cannot be.
+    Its address may be the same in both steps, if it is freed before its successor is made; in a graph it cannot be.
     """
     old, new = _Blocks(), _Blocks()
     for record in before:
@@ -106,7 +107,7 @@ def _carrying(before, now):
     for record in now:
         if record.kind == "memory":
             new.add(*record.arguments)
-        elif any(isinstance(old.place(x), _InStep) and not isinstance(new.place(x), _InStep) for x in record.arguments):
+        elif any(isinstance(old.find(x), _InStep) and not isinstance(new.find(x), _InStep) for x in record.arguments):
             return record
     return None
 
@@ -115,10 +116,8 @@ def _changed(record, old, new):
     if isinstance(new, _InStep) or isinstance(old, _InStep) or _is_address(new):
         return f"{_named(record)} {_KEPT}"
     if isinstance(new, tuple) and len(new) == 2 and isinstance(new[0], str):  # an attribute of a function
-        return (
-            f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} one step before: a graph would repeat it"
-        )
-    return f"{_named(record)} has the number {new!r}, and had {old!r} one step before: a graph would repeat it"
+        return f"{new[0]} of {_named(record)} is {new[1]!r}, and was {old[1]!r} a step before: a graph would repeat it"
+    return f"{_named(record)} has the number {new!r}, and had {old!r} a step before: a graph would repeat it"
 
 
 def _is_address(value):
@@ -137,17 +136,17 @@ def _at(record):
 
 
 class _InStep(tuple):
-    """A place in memory that was new in the step: (number of the block by first use, offset)."""
+    """An address in memory that was allocated in the step: (number of the block by first use, offset)."""
 
 
 def _placed(records):
-    """Returns records with :class:`_InStep` for addresses in new memory; without those of memory and table uploads."""
+    """Returns records with :class:`_InStep` for addresses in new memory, without allocations and table uploads."""
     blocks, placed = _Blocks(), []
     for record in records:
         if record.kind == "memory":
             blocks.add(*record.arguments)
         elif (record.kind, record.name) != ("upload", "table"):
-            placed.append(record._replace(arguments=tuple(map(blocks.place, record.arguments))))
+            placed.append(record._replace(arguments=tuple(map(blocks.find, record.arguments))))
     return placed
 
 
@@ -159,15 +158,15 @@ class _Blocks:
     def add(self, start, size):
         if not size:
             return
-        place = bisect.bisect_left(self._starts, start)
-        if place and self._blocks[self._starts[place - 1]][0] > start:  # what was there before is gone
-            place -= 1
-        while place < len(self._starts) and self._starts[place] < start + size:
-            del self._blocks[self._starts.pop(place)]
+        position = bisect.bisect_left(self._starts, start)
+        if position and self._blocks[self._starts[position - 1]][0] > start:  # the earlier block was freed
+            position -= 1
+        while position < len(self._starts) and self._starts[position] < start + size:
+            del self._blocks[self._starts.pop(position)]
         bisect.insort(self._starts, start)
         self._blocks[start] = [start + size, None]
 
-    def place(self, value):
+    def find(self, value):
         if not _is_address(value):
             return value
         index = bisect.bisect_right(self._starts, value) - 1

@@ -1,4 +1,4 @@
-"""The layers of a model, found where a backward pass goes through them."""
+"""Finds the layers of a model during the backward pass."""
 
 import chainer
 from chainer.functions.array.cast import Cast as ChainersCast
@@ -11,17 +11,17 @@ from mixprec.kfac.layers import FilterLayer, ScaleLayer
 
 
 class Collector(Observer):
-    """Adds the second moments of each layer that a backward pass tells of; makes what it knows of a layer at first.
+    """Sums the second moments of each layer during backward passes; makes a :class:`Layer` at its first use.
 
     Args:
         largest: layers with a larger matrix are left out.
 
     Attributes:
-        largest: the same.
+        largest: layers with a larger matrix are left out.
         layers: dict from the name of a layer's first parameter to its :class:`~mixprec.kfac.layers.Layer`, in the order
-            in which backward passes have come to them.
-        too_large: dict from such names to the sizes of matrices of layers that are left out.
-        has_new: whether there are layers that were not there when this was set to ``False``.
+            in which backward passes reached them.
+        too_large: dict from the names of layers that are left out to the sizes of their matrices.
+        has_new: whether layers were added since this was set to ``False``.
         passes: number of backward passes of the step.
     """
 
@@ -30,7 +30,7 @@ class Collector(Observer):
         self._index = self._names = None
         self.layers, self.too_large = {}, {}
         self.has_new = False
-        self._used = set()  # names of layers that the backward pass has come to
+        self._used = set()  # names of layers that the backward pass has reached
         self.passes = 0
 
     def begin(self):
@@ -40,18 +40,18 @@ class Collector(Observer):
             layer.begin()
 
     def begin_pass(self):
-        """To be called before each backward pass. If all gradients were cleared since the last one, sums begin anew."""
+        """Must be called before each backward pass. If all gradients were cleared since the last one, sums restart."""
         if self.passes and self._are_cleared():
             self.begin()
         self.passes += 1
         self._used = set()
 
     def of(self, index):
-        """Takes the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
+        """Sets the parameters of a model, a :class:`~mixprec.optimizer.model_index.ModelIndex`."""
         self._index, self._walked, self._names = index, None, {}
 
     def check_found(self):
-        """Makes sure, when there are gradients, that backward passes of the step were seen, and layers in them.
+        """Checks, when there are gradients, that backward passes and layers of the step were seen.
 
         Raises:
             ValueError: no layer has been found yet.
@@ -62,7 +62,7 @@ class Collector(Observer):
                     "KFAC has seen no backward pass: call optimizer.update(lossfun, ...), or backward() of "
                     "optimizer.scale_loss(loss), of this optimizer"
                 )
-            announce("K-FAC has seen no backward pass in a step, and goes on with the second moments of earlier ones")
+            announce("K-FAC has seen no backward pass in a step, and uses the second moments of earlier steps")
         if not self.layers:
             if self.too_large:
                 rows = min(self.too_large.values())
@@ -107,7 +107,7 @@ class Collector(Observer):
         return all(param.grad is None for name, param in self._index.namedparams if name in names)
 
     def _known(self, names, params):
-        """Returns the layer of these parameters; one of others that have had the names before is forgotten."""
+        """Returns the layer of these parameters; drops a layer of other parameters that had the same names."""
         layer = self.layers.get(names[0])
         arrays = [param.array for param in params if param is not None]
         return None if layer is None or (layer.names == names and not layer.suits(arrays)) else layer
@@ -124,7 +124,7 @@ class Collector(Observer):
         return layer
 
     def _parameters(self, inputs):
-        """Returns the parameters behind inputs of a node, and their names, ``None`` for what is no parameter here."""
+        """Returns the parameters behind inputs of a node, and their names; ``None`` for other inputs."""
         if self._index.namedparams is not self._walked:
             self._walked = self._index.namedparams
             self._names = {id(param): name for name, param in reversed(self._walked)}
@@ -136,7 +136,7 @@ class Collector(Observer):
 
 
 def _parameter(node):
-    """Returns the parameter that learns at a variable node, perhaps behind a cast, or ``None``."""
+    """Returns the trained parameter of a variable node, perhaps behind a cast, or ``None``."""
     creator = creator_of(node)
     while isinstance(creator, (Cast, ChainersCast)):
         node = creator.inputs[0]

@@ -1,4 +1,4 @@
-"""Numbers on a device that may be others in each step: a graph reads them where they were when it was captured."""
+"""Numbers on a device that may change in each step: a graph reads them from fixed addresses."""
 
 import numpy as np
 from chainer import backend
@@ -8,13 +8,13 @@ from mixprec.base.scoped import scoped
 
 
 def filled(shape, value, dtype, like):
-    """Returns a new array full of a number, on the device of the array ``like``."""
+    """Returns a new array filled with a number, on the device of the array ``like``."""
     launcher = launcher_of(like)
     return np.full(shape, value, dtype) if launcher is None else launcher.full(shape, value, dtype)
 
 
 class DeviceNumbers:
-    """Float32 arrays of shape (), written only if their numbers have changed.
+    """Float32 arrays of shape () that are written only if their numbers have changed.
 
     Attributes:
         arrays: dict from names to the arrays.
@@ -27,11 +27,11 @@ class DeviceNumbers:
         self.is_fixed = False
 
     def take(self, values, like):
-        """Brings numbers to a device.
+        """Writes numbers to a device.
 
         Args:
-            values: dict from names to numbers, the same names each time or others.
-            like: array of that device.
+            values: dict from names to numbers; the names may change.
+            like: array on the device.
         """
         for name in self.arrays.keys() - values.keys():
             del self.arrays[name]
@@ -42,12 +42,12 @@ class DeviceNumbers:
         self.refresh(values)
 
     def refresh(self, values):
-        """Writes those that have changed; others than :meth:`take` has brought are left out."""
+        """Writes changed numbers; ignores names that were not given to :meth:`take`."""
         for name, array in self.arrays.items():
             if not self.is_fixed and name in values and values[name] != self._values[name]:
                 array.fill(values[name])
                 self._values[name] = values[name]
 
     def fixed(self):
-        """A context in which nothing is written: a graph is captured, which would repeat it."""
+        """A context in which nothing is written, for a capture: a graph would repeat the write."""
         return scoped(self, is_fixed=True)

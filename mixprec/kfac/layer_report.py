@@ -1,10 +1,10 @@
-"""Which layers K-FAC preconditions, as text."""
+"""A text report of the layers that K-FAC preconditions."""
 
 from mixprec.kfac.layers import FilterLayer
 
 
 def text(collector, index):
-    """Returns a line of what takes part, and one of the parameters that go on with their gradients.
+    """Returns a line about the preconditioned layers, and a line with the parameters whose gradients are not changed.
 
     Args:
         collector: :class:`~mixprec.kfac.collector.Collector`.
@@ -24,4 +24,4 @@ def text(collector, index):
     if not others:
         return line
     named = [f"{name} (its matrix would have {large[name]} rows)" if name in large else name for name in others]
-    return f"{line}\nwith their gradients as they are: {', '.join(named)}"
+    return f"{line}\nnot preconditioned: {', '.join(named)}"

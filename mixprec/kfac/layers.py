@@ -1,20 +1,20 @@
-"""What K-FAC knows of a layer: second moments, their moving averages, and the inverses of those.
+"""K-FAC's data for a layer: second moments, their moving averages, and the inverses of the averages.
 
-The Fisher matrix of a layer is taken to be a Kronecker product of a second moment of its inputs, A, and one of the
-gradients of its outputs, G (Martens and Grosse 2015, arXiv:1503.05671, section 3; for convolutions Grosse and Martens
-2016, arXiv:1602.01407, section 3). It is that of the labels of the batch ("empirical"), as in all implementations that
-train large networks. With n images, a loss that is the mean over them, T positions of the output of each, patches p
-that the filter sees (with a 1 for the bias) and gradients g of that loss:
+The Fisher matrix of a layer is approximated by a Kronecker product of the second moment A of its inputs and the second
+moment G of the gradients of its outputs (Martens and Grosse 2015, arXiv:1503.05671, section 3; for convolutions Grosse
+and Martens 2016, arXiv:1602.01407, section 3). It is the "empirical" Fisher matrix, with the labels of the batch, as in
+all implementations that train large networks. With n images, a loss that is the mean over them, T positions of the
+output for each, input patches p of the filter (with a 1 for the bias) and gradients g of that loss:
 
     A = sum of p p^T / n             G = n^2 * sum of g g^T / (n * T)
 
-Of a layer that is used several times in a backward pass the positions are those of all uses.
+If a layer is used several times in a backward pass, the positions of all uses count.
 
-Of a batch normalization the Fisher matrix is taken to be a 2 x 2 matrix for each channel ("unit-wise", Osawa et al.
-2020, arXiv:2002.06015, section 4.2).
+For a batch normalization the Fisher matrix is approximated by a 2 x 2 matrix for each channel ("unit-wise", Osawa et
+al. 2020, arXiv:2002.06015, section 4.2).
 
-A layer computes a step's averages and inverses beside those that hold; :meth:`Layer.keep` puts them in their place, if
-the step is not skipped. On a device nothing is read.
+A layer computes the averages and inverses of a step in separate arrays; :meth:`Layer.keep` makes them current if the
+step is not skipped. On a device nothing is read.
 """
 
 import abc
@@ -31,19 +31,19 @@ class Layer(abc.ABC):
     """One layer.
 
     Args:
-        names: of its parameters, as in ``namedparams`` of the model.
-        shapes: of its second moments.
+        names: names of its parameters, as in ``namedparams`` of the model.
+        shapes: shapes of its second moments.
         like: array of a parameter: all arrays are on its device.
 
     Attributes:
-        names: the same.
-        sums: second moments, float32 arrays: sums over the batch; after :meth:`average` what the averages will be.
+        names: names of its parameters.
+        sums: second moments, float32 arrays: sums over the batch; after :meth:`average` the new averages.
         counts: float32 array (2,): numbers of images, and of positions of the output in all of them.
         averages: float32 arrays like ``sums``, moving averages over steps.
-        inverses: float32 arrays like ``sums``, of the last step with inverses.
-        new_inverses: likewise, of the step under way.
+        inverses: float32 arrays like ``sums``, from the last step that computed inverses.
+        new_inverses: float32 arrays like ``sums``, from the current step.
         steps: int64 array of shape (): number of steps in the averages.
-        has_inverses: whether there has been a step that computed inverses.
+        has_inverses: whether a step has computed inverses.
     """
 
     def __init__(self, names, shapes, like):
@@ -61,7 +61,7 @@ class Layer(abc.ABC):
 
     @property
     def moved(self):
-        """Arrays that a step moves, those that hold, a list."""
+        """List of the current arrays, which a step changes."""
         return [*self.averages, *self.inverses, self.steps]
 
     @property
@@ -70,28 +70,28 @@ class Layer(abc.ABC):
         return [*self.sums, *self.averages, *self.inverses, *self.new_inverses, self.counts, self.steps]
 
     def to_device(self, device):
-        """Moves all arrays to a device, if they are on another one."""
+        """Moves all arrays to a device if necessary."""
         if backend.get_device_from_array(self.counts) != device:
             for name in ("sums", "averages", "inverses", "new_inverses"):
                 setattr(self, name, list(map(device.send, getattr(self, name))))
             self.counts, self.steps = device.send(self.counts), device.send(self.steps)
 
     def begin(self):
-        """Begins the sums of a step."""
+        """Resets the sums for a step."""
         for array in (*self.sums, self.counts):
             array.fill(0)
 
     def average(self, decay, unscale):
-        """Makes of the sums of a step what the averages will be.
+        """Turns the sums of a step into the new averages.
 
         Args:
-            decay: what is kept of an average; the first one is the second moment of its step.
-            unscale: float32 array of shape (): 1 / the square of what the gradients were multiplied by.
+            decay: decay of the averages; the first average is the second moment of its step.
+            unscale: float32 array of shape (): 1 / the square of the factor on the gradients.
         """
         xp = self.xp
         images, positions = xp.maximum(self.counts, np.float32(1))
         weight = xp.where(self.steps > 0, np.float32(1 - decay), np.float32(1))
-        weight = xp.where(self.counts[0] > 0, weight, np.float32(0))  # of a layer without a gradient nothing is new
+        weight = xp.where(self.counts[0] > 0, weight, np.float32(0))  # a layer without a gradient keeps its averages
         for sums, average, factor in zip(
             self.sums, self.averages, self._factors(images, positions, unscale), strict=True
         ):
@@ -101,13 +101,13 @@ class Layer(abc.ABC):
             sums += average
 
     def keep(self, skip, inverses):
-        """Puts what was computed in its place, unless the step is skipped.
+        """Makes the computed arrays current, unless the step is skipped.
 
         Args:
             skip: a bool, or a boolean array of shape () on the device.
             inverses: whether there are new inverses.
         """
-        if not inverses:  # with inverses, gradients have NaN then, and the step is skipped
+        if not inverses:  # with inverses, gradients are NaN in this case, and the step is skipped
             skip = skip | ~self._fits()
         if on_host(skip):
             if not skip:
@@ -124,22 +124,22 @@ class Layer(abc.ABC):
         self.steps += ~skip & (self.counts[0] > 0)
 
     def _fits(self):
-        """Returns whether the second moments of a step fit into float32, an array of shape ()."""
+        """Returns whether the second moments of a step are finite in float32, an array of shape ()."""
         diagonals = [array.trace(axis1=1, axis2=2) if array.ndim == 3 else array for array in self.sums]
         with np.errstate(over="ignore", invalid="ignore"):
             return self.xp.isfinite(sum(diagonal.sum() for diagonal in diagonals))
 
     @abc.abstractmethod
     def _factors(self, images, positions, unscale):
-        """Returns by what the sums of a step are multiplied."""
+        """Returns the factors on the sums of a step."""
 
     @abc.abstractmethod
     def invert(self, primitives, damping):
-        """Computes :attr:`new_inverses`, of the matrices plus ``damping``, a float32 array of shape ()."""
+        """Computes :attr:`new_inverses` of the matrices plus ``damping``, a float32 array of shape ()."""
 
     @abc.abstractmethod
     def suits(self, arrays):
-        """Whether the parameters, arrays, may be those that the layer was made for: another one may have the name."""
+        """Whether the parameters' arrays match the layer; the names may belong to other parameters now."""
 
     @abc.abstractmethod
     def precondition(self, primitives, gradients, inverses, scale):
@@ -149,7 +149,7 @@ class Layer(abc.ABC):
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
             gradients: float32 arrays, the unscaled gradients of the parameters.
             inverses: :attr:`inverses` or :attr:`new_inverses`.
-            scale: whether to return the product of gradients before and after, summed up.
+            scale: whether to return the sum of the products of gradients before and after.
 
         Returns:
             A float32 array of shape (), or ``None``.
@@ -160,7 +160,7 @@ class FilterLayer(Layer):
     """A convolution or a linear layer: A and G for each group of channels.
 
     Args:
-        names: of W, and of the bias if there is one.
+        names: names of W, and of the bias if there is one.
         w_shape: (K, R, S, C / groups).
         groups: number of groups.
         like: as for :class:`Layer`.
@@ -177,12 +177,12 @@ class FilterLayer(Layer):
         return math.prod(w_shape[1:]) + len(names) - 1, w_shape[0] // groups
 
     def fits(self, w_shape, groups):
-        """Whether a use of the filters is like the one that the layer was made for."""
+        """Whether a use of the filters is like the first one, for which the layer was made."""
         return (self._filters, self._filter_size, self.groups) == (w_shape[0], tuple(w_shape[1:3]), groups)
 
     @property
     def description(self):
-        """What makes the same layer again: kind, and arguments but for ``like``."""
+        """Data to make the same layer again: its kind, and its arguments except ``like``."""
         shape = [self._filters, *self._filter_size, self._elements // (self._filter_size[0] * self._filter_size[1])]
         return {"kind": "filters", "names": self.names, "w_shape": shape, "groups": self.groups}
 
@@ -193,7 +193,7 @@ class FilterLayer(Layer):
 
     @property
     def costs(self):
-        """Of the two inverses, in products of numbers."""
+        """The costs of the two inverses, in multiplications."""
         return [self.groups * array.shape[1] ** 3 for array in self.sums]
 
     def add(self, primitives, x, dy, convolution, *, is_first):
@@ -202,7 +202,7 @@ class FilterLayer(Layer):
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
             x, dy, convolution: see :meth:`~mixprec.functions.layer_gradients.Observer.filters`.
-            is_first: whether it is the first one in its backward pass: others are of the same images.
+            is_first: whether it is the first use in its backward pass: others have the same images.
         """
         bias = len(self.names) > 1
         primitives.patch_moments(x, convolution, self._filter_size, self.sums[0], bias=bias)
@@ -215,11 +215,11 @@ class FilterLayer(Layer):
         return 1 / images, images * images / positions * unscale
 
     def invert(self, primitives, damping, parts=(0, 1)):
-        """See :meth:`Layer.invert`; both get a part of the damping by their traces (Martens and Grosse, section 6.3).
+        """See :meth:`Layer.invert`; divides the damping between both by their traces (Martens and Grosse, section 6.3).
 
         Args:
-            primitives, damping: as there.
-            parts: which of the two; the other one becomes zeros.
+            primitives, damping: as for :meth:`Layer.invert`.
+            parts: which of the two to invert; the other inverse becomes zeros.
         """
         xp = self.xp
         means = [array.trace(axis1=1, axis2=2) / np.float32(array.shape[1]) for array in self.sums]
@@ -251,10 +251,10 @@ class FilterLayer(Layer):
 
 
 class ScaleLayer(Layer):
-    """A batch normalization: the squares of gradients of gamma, products, and squares of those of beta.
+    """A batch normalization: squares and products of the gradients of gamma and beta.
 
     Args:
-        names: of gamma and beta.
+        names: names of gamma and beta.
         channels: number of channels.
         like: as for :class:`Layer`.
     """
@@ -289,8 +289,8 @@ class ScaleLayer(Layer):
     def invert(self, primitives, damping):
         """See :meth:`Layer.invert`.
 
-        Of gradients of one image alone the matrix has the determinant 0: what rounding makes of that is no part of the
-        damped one.
+        For the gradients of a single image the matrix has determinant 0; the damped determinant is computed without the
+        rounding error of this 0.
         """
         gamma, both, beta = self.sums[0]
         zero = np.float32(0)

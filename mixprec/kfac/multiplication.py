@@ -1,4 +1,4 @@
-"""Gradients of a step multiplied by inverses: of which layers, and how far."""
+"""Multiplies the gradients of a step by inverses, with a limit on their size."""
 
 import numpy as np
 from chainer import backend
@@ -10,7 +10,7 @@ def learning(layers, by_name, takes_new):
     Args:
         layers: list of :class:`~mixprec.kfac.layers.Layer`.
         by_name: ``{name: (name, parameter, master)}`` of the parameters with gradients.
-        takes_new: whether there are going to be inverses of this step.
+        takes_new: whether the step computes inverses.
 
     Returns:
         list of ``(layer, [(name, parameter, master)])``.
@@ -23,7 +23,7 @@ def learning(layers, by_name, takes_new):
 
 
 def _learns(layer, by_name):
-    """Whether the parameters of a layer are those that it was made for, and are updated."""
+    """Whether the parameters of a layer still match it, and are updated."""
     if not all(name in by_name for name in layer.names):
         return False
     params = [by_name[name][1] for name in layer.names]
@@ -38,7 +38,7 @@ def multiply(layers, primitives, numbers, takes_new):
         layers: from :func:`learning`.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         numbers: dict of float32 arrays of shape (); ``kl_clip`` and ``lr`` only if gradients are clipped.
-        takes_new: whether to take the inverses of this step.
+        takes_new: whether to use the inverses of this step.
     """
     clips = "kl_clip" in numbers
     products = []

@@ -1,4 +1,4 @@
-"""``mixprec.KFAC``: gradients multiplied by an approximate inverse of the Fisher matrix, before hooks and update.
+"""``mixprec.KFAC``: multiplies gradients by an approximate inverse of the Fisher matrix, before hooks and update.
 
 :class:`~mixprec.MixedPrecisionOptimizer` calls :meth:`KFAC.collecting` around each backward pass of a step,
 :meth:`KFAC.run` when gradients are there, :meth:`KFAC.keep` when it has decided whether the step is skipped, and
@@ -27,15 +27,15 @@ from mixprec.kfac.refreshes import INVERSES, PLAIN, Refreshes
 class KFAC:
     """Kronecker-factored curvature (Martens and Grosse 2015, arXiv:1503.05671), a preconditioner for an optimizer.
 
-    The gradient of a linear layer or a convolution (any stride, padding, dilation; groups each for itself) becomes
-    ``G^-1 gradient A^-1``, where A and G are moving averages of second moments of what its filter sees and of the
-    gradients of its outputs; that of a batch normalization is multiplied by the inverse of a 2 x 2 matrix for each
-    channel. All other parameters go on with their gradients; :meth:`report` names them. Then come hooks, such as weight
-    decay, and the update of the wrapped optimizer. All of this is in float32, from activations and gradients in the
-    dtype of the model. The loss has to be a mean over the batch.
+    The gradient of a linear layer or a convolution (any stride, padding, dilation; separately for each group) becomes
+    ``G^-1 gradient A^-1``, where A and G are moving averages of the second moments of its input patches and of the
+    gradients of its outputs. The gradient of a batch normalization is multiplied by the inverse of a 2 x 2 matrix for
+    each channel. The gradients of all other parameters do not change; :meth:`report` names them. Then come hooks, such
+    as weight decay, and the update of the wrapped optimizer. All of this is in float32, computed from activations and
+    gradients in the dtype of the model. The loss must be a mean over the batch.
 
-    Layers take part where :mod:`mixprec.functions` computes them: in models that :func:`mixprec.convert` has converted,
-    also to float32, and in :mod:`mixprec.links`.
+    Layers are preconditioned if :mod:`mixprec.functions` computes them: in models that :func:`mixprec.convert` has
+    converted, also to float32, and in :mod:`mixprec.links`.
 
     Example:
         >>> import chainer, chainer.functions as F, chainer.links as L, numpy as np
@@ -51,19 +51,18 @@ class KFAC:
         1 layer: 1 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 4 x 4
 
     Args:
-        damping: what is added to the diagonals, as a whole; larger is nearer to the plain gradient. It is an attribute
-            that may be set between steps, as may ``kl_clip``.
-        norm_damping: what damping is multiplied by for batch normalizations, which need more (16 to 64 in Osawa et al.
-            2019).
-        decay: what is kept of the moving averages in a step that refreshes them.
-        kl_clip: gradients are scaled down so that ``lr^2`` times the sum of their products before and after stays at
-            or below it (Ba et al. 2017, section 5); ``None`` for no limit.
-        factor_every: second moments are taken in every step of this number; in the others they cost nothing.
-        inverse_every: inverses are computed in every step of this number, a multiple of ``factor_every``.
-        largest: layers with a larger matrix, of so many rows, go on with their gradients.
+        damping: number that is added to the diagonal of the Fisher matrix; with a larger value the result is closer to
+            the plain gradient. The attributes ``damping`` and ``kl_clip`` may be set between steps.
+        norm_damping: factor on the damping for batch normalizations, which need more (16 to 64 in Osawa et al. 2019).
+        decay: decay of the moving averages in a step that updates them.
+        kl_clip: upper limit for ``lr^2`` times the sum of the products of gradients before and after; gradients are
+            scaled down to meet it (Ba et al. 2017, section 5). ``None`` for no limit.
+        factor_every: second moments are computed every this many steps; in other steps they cost nothing.
+        inverse_every: inverses are computed every this many steps, a multiple of ``factor_every``.
+        largest: largest number of rows of a matrix; layers with a larger one are not preconditioned.
 
     Raises:
-        ValueError: an argument is no number, or out of its range.
+        ValueError: an argument is not a number, or out of its range.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class KFAC:
         self._forget()
 
     def attach(self, owner: Any, index: Any, ranks: Any = None) -> None:
-        """Takes the model, by the wrapper's ``setup``.
+        """Attaches it to a model; called by the wrapper's ``setup``.
 
         Args:
             owner: the wrapper.
@@ -110,7 +109,7 @@ class KFAC:
         """
         if self._index is not None and self._index is not index:
             if self._index.model is not index.model or self._owner() is not owner:
-                raise ValueError("a KFAC is for one optimizer and one model: make another one")
+                raise ValueError("a KFAC is for one optimizer and one model: make a new one")
             self.reset()
         self._owner = weakref.ref(owner)
         self._index, self._ranks = index, ranks
@@ -118,31 +117,31 @@ class KFAC:
 
     @property
     def kind(self) -> int:
-        """Of the next step: 0 plain, 1 with new second moments, 2 with new inverses, too."""
+        """Kind of the next step: 0 plain, 1 with new second moments, 2 also with new inverses."""
         return self._refreshes.kind
 
     @property
     def variant(self) -> Any:
-        """What decides on the launches of the next step: each value has a CUDA graph of its own."""
+        """A value that determines the launches of the next step: each value has a CUDA graph of its own."""
         return self.kind, self.kl_clip is None
 
     @property
     def largest(self) -> int:
-        """Layers with a larger matrix go on with their gradients."""
+        """Largest number of rows of a matrix; layers with a larger one are not preconditioned."""
         return self._collector.largest
 
     def report(self) -> str:
-        """Returns which layers take part, and which parameters go on with their gradients, as text."""
+        """Returns a text that says which layers are preconditioned, and which parameters are not."""
         return layer_report.text(self._collector, self._index)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments as they are now, which have to be the same on all ranks."""
+        """The current arguments, which must be the same on all ranks."""
         return {"damping": self.damping, "kl_clip": self.kl_clip, **self._fixed}
 
     @property
     def _layers(self):
-        """The layers in the order of their names, which is one order on all ranks."""
+        """The layers in the order of their names, the same on all ranks."""
         return [layer for _, layer in sorted(self._collector.layers.items())]
 
     @property
@@ -161,7 +160,7 @@ class KFAC:
 
     @contextlib.contextmanager
     def collecting(self, factor: Any) -> Any:
-        """A context for a backward pass of a loss that was multiplied by ``factor``, a float32 array of shape ()."""
+        """A context for the backward pass of a loss that was multiplied by ``factor``, a float32 array of shape ()."""
         if self.kind == PLAIN:
             yield
         else:
@@ -171,24 +170,24 @@ class KFAC:
                 yield
 
     def run(self, masters: Any, optimizer: Any, unscaled: Any) -> set[int]:
-        """Multiplies the gradients of layers, which lie in their masters afterwards.
+        """Multiplies the gradients of layers, and leaves them in the masters.
 
         Args:
-            masters: ``[(name, parameter, master)]``, those of initialized parameters.
-            optimizer: Chainer's, whose learning rate ``kl_clip`` wants.
+            masters: ``[(name, parameter, master)]`` of the initialized parameters.
+            optimizer: Chainer's optimizer, whose learning rate ``kl_clip`` needs.
             unscaled: ``unscaled(name, param, master)`` writes the unscaled gradient of a parameter into its master.
 
         Returns:
-            Ids of the parameters whose masters have their gradients; none if a gradient on NumPy is not finite: it is
-            left for the check.
+            Ids of the parameters whose masters have their gradients; empty if a gradient on NumPy is not finite, which
+            the check then finds.
 
         Raises:
-            ValueError: no layer takes part, or the damping is too small for float32; or layers are not the same on all
+            ValueError: no layer can be preconditioned, the damping is too small for float32, or layers differ between
                 ranks.
         """
         self._check()
         if self.kind != PLAIN and not self._is_begun:
-            self.begin()  # gradients were written by the user, or come from a pass that was not seen
+            self.begin()  # the user wrote the gradients, or they come from a pass that was not seen
         by_name = {name: (name, param, master) for name, param, master in masters if param.grad is not None}
         self._look_for_new(bool(by_name))
         takes_new = self.kind == INVERSES
@@ -211,7 +210,7 @@ class KFAC:
         self._numbers.take(self._values(optimizer), counts)
         primitives = primitives_of(counts)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            if self.kind != PLAIN and not self._is_averaged:  # by an update that has failed since then
+            if self.kind != PLAIN and not self._is_averaged:  # an update has failed since then
                 sharing.average(self._layers, self._transport, self._decay, self._factor)
                 self._is_averaged = True
             if takes_new:
@@ -222,7 +221,7 @@ class KFAC:
         return {id(param) for _, parameters in layers for _, param, _ in parameters}
 
     def keep(self, skip: Any) -> None:
-        """Keeps what the step has computed, unless it is skipped.
+        """Keeps the results of the step, unless it is skipped.
 
         Args:
             skip: a bool, or a boolean array of shape () on a device, which is not read.
@@ -232,7 +231,7 @@ class KFAC:
                 layer.keep(skip, self.kind == INVERSES)
 
     def over(self, skip: Any) -> None:
-        """Ends a step; once for each, however often it was computed to be captured.
+        """Ends a step; called once for each, even if a capture has computed it several times.
 
         Args:
             skip: as for :meth:`keep`.
@@ -243,16 +242,16 @@ class KFAC:
     # --- for captured steps
 
     def capturing(self) -> Any:
-        """A context for a step that a graph captures: numbers on the device are left as they are."""
+        """A context for a step that a graph captures: numbers on the device are not written."""
         return self._numbers.fixed()
 
     def refresh(self, optimizer: Any) -> None:
-        """Brings damping and learning rate to the device, before a graph reads them."""
+        """Writes damping and learning rate to the device, before a graph reads them."""
         self._check()
         self._numbers.refresh(self._values(optimizer))
 
     def state(self) -> dict[str, Any]:
-        """Returns the arrays that a step moves, by names for messages."""
+        """Returns a dict of the arrays that a step changes, by names for messages."""
         return {
             f"array {number} of K-FAC of {name}": array
             for name, layer in self._collector.layers.items()
@@ -260,24 +259,25 @@ class KFAC:
         }
 
     def held(self) -> list[Any]:
-        """Returns the arrays whose addresses a graph has."""
+        """Returns the arrays whose addresses a graph contains."""
         return [*self._numbers.arrays.values(), *(array for layer in self._layers for array in layer.arrays)]
 
     # --- snapshots
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> Callable[[], None]:
-        """Saves or reads averages, inverses and where the schedule is.
+        """Saves or reads averages, inverses and the state of the schedule.
 
-        A file that has nothing of it, as that of another optimizer, is read with a warning, and all begins afresh.
+        A file without them, such as of an optimizer without K-FAC, is read with a warning, and everything starts
+        afresh.
 
         Args:
-            serializer: of Chainer's, the wrapper's part of it.
+            serializer: Chainer serializer, the wrapper's part of it.
 
         Returns:
-            A function that takes over what was read. It cannot fail; before it nothing has changed.
+            A function that applies the data that was read. It cannot fail; until it is called nothing has changed.
 
         Raises:
-            ValueError: the file has a layer of a parameter that the model lacks, or has in another shape.
+            ValueError: the file has a layer of a parameter that the model does not have, or has in another shape.
         """
         serializer = serializer["kfac"]
         if not isinstance(serializer, chainer.Deserializer):
@@ -298,7 +298,7 @@ class KFAC:
         return take
 
     def reset(self) -> None:
-        """Begins afresh, as if there had been no step."""
+        """Resets everything, as if there had been no step."""
         self._collector.layers.clear()
         self._collector.too_large.clear()
         self._collector.has_new = False
@@ -311,11 +311,11 @@ class KFAC:
             _positive("kl_clip", self.kl_clip, ", or None")
 
     def _values(self, optimizer):
-        """Returns the numbers that may be others in each step."""
+        """Returns the numbers that may change in each step."""
         if self.kl_clip is None:
             return {"damping": self.damping}
         numbers = optimizer.hyperparam.get_dict()
-        rate = numbers.get("lr")  # of RMSprop alpha is another number; Adam has no lr
+        rate = numbers.get("lr")  # RMSprop's alpha is not a rate; Adam has no lr
         if rate is None and "alpha" in numbers:
             rate = numbers["alpha"] * numbers.get("eta", 1.0)
         if rate is None:
@@ -328,7 +328,7 @@ class KFAC:
 
     def _look_for_new(self, has_gradients):
         collector = self._collector
-        if self.kind == PLAIN or self._numbers.is_fixed:  # in a capture no rank is asked; the step before has looked
+        if self.kind == PLAIN or self._numbers.is_fixed:  # a capture cannot communicate; the previous step has checked
             return
         if sharing.look_for_new(sorted(collector.layers), collector.has_new, self._transport):
             collector.has_new = False
@@ -341,7 +341,7 @@ class KFAC:
 
 
 def _positive(name, value, other=""):
-    """Returns an argument as a float, which must be above 0; ``other`` says what else it may be."""
+    """Returns an argument as a float, which must be above 0; ``other`` names other allowed values in the message."""
     number = arguments.number(name, value)
     if not number > 0:
         raise ValueError(f"{name} must be above 0{other}; found {value!r}")

@@ -1,4 +1,4 @@
-"""In which steps K-FAC takes new second moments, and computes new inverses."""
+"""Decides in which steps K-FAC computes new second moments, and new inverses."""
 
 import collections
 
@@ -6,40 +6,40 @@ import numpy as np
 
 from mixprec.backends.transfers import to_host_async
 
-#: Kinds of steps; each does what those before it do, too.
+#: Kinds of steps; each also does the work of the kinds before it.
 PLAIN, MOMENTS, INVERSES = range(3)
 
-_LATER = 8  # steps after which the host looks whether a step was skipped, which it then knows without waiting
+_LATER = 8  # steps after which the host can read whether a step was skipped without waiting
 
 
 class Refreshes:
-    """Says for each step of which kind it is. All of it depends on numbers of steps alone: it is the same on all ranks.
+    """Decides the kind of each step. This depends on numbers of steps alone, and is the same on all ranks.
 
-    A step that is skipped brings nothing new. Whether it is, a device knows at once and the host only later: it looks
-    :data:`_LATER` steps after each step that was not plain, and has such a step again if that one was skipped. Until it
-    knows of the first success every step computes new inverses.
+    A skipped step has no new results. The device knows at once whether a step is skipped, the host only later: it reads
+    the flag :data:`_LATER` steps after each step that was not plain, and repeats this kind of step if that one was
+    skipped. Until the host knows of the first success, every step computes new inverses.
 
     Args:
-        moments_every: every how many steps there are new second moments.
-        inverses_every: every how many steps there are new inverses, a multiple of ``moments_every``.
+        moments_every: number of steps from one computation of second moments to the next.
+        inverses_every: number of steps from one computation of inverses to the next, a multiple of ``moments_every``.
     """
 
     def __init__(self, moments_every, inverses_every):
         self._moments_every, self._inverses_every = moments_every, inverses_every
-        self._waiting = collections.deque()  # (number, kind, whether it was skipped, on its way to the host)
+        self._waiting = collections.deque()  # (number, kind, transfer of whether it was skipped)
         self._steps = 0
         self._is_known = False
         self._due = PLAIN
 
     @property
     def kind(self):
-        """Of the step that is next, or under way."""
+        """Kind of the current or next step."""
         if not self._is_known or not self._steps % self._inverses_every:
             return INVERSES
         return max(self._due, PLAIN if self._steps % self._moments_every else MOMENTS)
 
     def restart(self):
-        """Has new inverses in every step again, until the host knows of a success from now on."""
+        """Computes inverses in every step again, until the host knows of a new success."""
         self._is_known = False
         self._waiting.clear()
 
@@ -62,7 +62,7 @@ class Refreshes:
                 self._is_known = True
 
     def serialize(self, serializer, loads):
-        """Saves or loads where the schedule is; waits for what is on its way."""
+        """Saves or loads the state of the schedule; waits for transfers."""
         numbers = np.array([self._steps, self._is_known, self._due], np.int64)
         waiting = np.full((_LATER, 3), -1, np.int64)
         for row, (number, kind, skipped) in zip(waiting, self._waiting, strict=False):

@@ -1,4 +1,4 @@
-"""The averages and inverses of K-FAC in a snapshot, and which layers they are of."""
+"""The averages and inverses of K-FAC in a snapshot, with descriptions of their layers."""
 
 import json
 
@@ -14,11 +14,11 @@ _ARRAYS = ("averages", "inverses")
 
 
 def save(layers, serializer):
-    """Saves layers, of symmetric matrices one triangle.
+    """Saves layers; one triangle of each symmetric matrix.
 
     Args:
         layers: dict from names to :class:`~mixprec.kfac.layers.Layer`.
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
     """
     text = json.dumps([layer.description for layer in layers.values()])
     serializer("layers", np.frombuffer(text.encode(), np.uint8))
@@ -26,19 +26,19 @@ def save(layers, serializer):
         own = serializer[str(number)]
         own("steps", layer.steps)
         for name in _ARRAYS:
-            for place, array in enumerate(getattr(layer, name)):
-                own(f"{name}{place}", triangles.packed(array))
+            for index, array in enumerate(getattr(layer, name)):
+                own(f"{name}{index}", triangles.packed(array))
 
 
 def load(serializer, params):
-    """Returns what :func:`save` saved, on the devices of the parameters; ``None`` if the file has nothing of it.
+    """Returns the layers from :func:`save`, on the devices of the parameters; ``None`` if the file has none.
 
     Args:
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
         params: dict from names to the parameters of the model.
 
     Raises:
-        ValueError: the file has a layer of a parameter that is not among them, or has another shape.
+        ValueError: the file has a layer of a parameter that is not in ``params``, or has another shape.
     """
     text = loaded(serializer, "layers")
     if text is None:
@@ -55,14 +55,14 @@ def load(serializer, params):
         own = serializer[str(number)]
         layer.steps.fill(int(own("steps", None)))
         for name in _ARRAYS:
-            for place, array in enumerate(getattr(layer, name)):
-                values = np.asarray(own(f"{name}{place}", None), np.float32)
+            for index, array in enumerate(getattr(layer, name)):
+                values = np.asarray(own(f"{name}{index}", None), np.float32)
                 triangles.unpack(backend.get_device_from_array(array).send(values), array)
     return layers
 
 
 def _check_shape(param, description):
-    if param.array is None:  # the model's file gives it one
+    if param.array is None:  # the model's file will initialize it
         return
     if "channels" in description:
         shape = (description["channels"],)

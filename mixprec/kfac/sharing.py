@@ -1,8 +1,8 @@
-"""K-FAC over several processes: second moments are added up, and each process inverts its share of matrices.
+"""K-FAC over several processes: second moments are summed, and each process inverts its share of matrices.
 
-What goes over the network are lower triangles, in one sum for the moments and one for the inverses, each with zeros in
-the places of others. All processes have the same averages and inverses afterwards, bit for bit. Layers come in one
-order on all of them, that of their names.
+Lower triangles are sent, in one sum for the moments and one for the inverses, in which each process has zeros for the
+matrices of others. Afterwards all processes have the same averages and inverses, bit for bit. Layers are in the order
+of their names on all processes.
 """
 
 import itertools
@@ -22,18 +22,18 @@ class DampingTooSmall(OneLineError):
 
 
 def look_for_new(names, has_new, transport):
-    """Makes sure that all processes have the same layers; all look in the same steps.
+    """Checks that all processes have the same layers; all processes check in the same steps.
 
     Args:
-        names: of the layers of this process, a list in their order.
-        has_new: whether there are new ones among them.
-        transport: :class:`~mixprec.distributed.transport.Transport`, or ``None`` for a process alone.
+        names: list of the names of this process's layers, in order.
+        has_new: whether some of them are new.
+        transport: :class:`~mixprec.distributed.transport.Transport`, or ``None`` for a single process.
 
     Returns:
-        Whether there are new ones on any of the processes.
+        Whether any process has new layers.
 
     Raises:
-        ValueError: they have not the same; on all of them.
+        ValueError: their layers differ; raised on all processes.
     """
     if transport is None:
         return has_new
@@ -51,21 +51,21 @@ def _check_same(of_ranks):
 
 
 def average(layers, transport, decay, factor):
-    """Makes of the second moments of a step, of all processes together, what the averages will be.
+    """Turns the second moments of a step, summed over all processes, into the new averages.
 
     Args:
         layers: list of :class:`~mixprec.kfac.layers.Layer`.
         transport: as for :func:`look_for_new`.
         decay: see :meth:`~mixprec.kfac.layers.Layer.average`.
-        factor: what losses were multiplied by, a float32 array of shape (); ``None`` if there was no backward pass.
+        factor: factor on the losses, a float32 array of shape (); ``None`` if there was no backward pass.
     """
     unscale = 1.0
     if transport is not None:
-        unscale /= transport.size**2  # the loss is the mean of those of ranks
+        unscale /= transport.size**2  # the loss is the mean over ranks
         _sum([array for layer in layers for array in (*layer.sums, layer.counts)], transport)
     if factor is not None:
         inverse = 1 / factor
-        unscale = unscale * inverse * inverse  # the square of a factor of 2^64 does not fit into float32
+        unscale = unscale * inverse * inverse  # the square of a factor of 2^64 overflows in float32
     for layer in layers:
         layer.average(decay, unscale)
 
@@ -77,10 +77,11 @@ def invert(layers, transport, primitives, damping, norm_damping):
         layers, transport: as for :func:`average`.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         damping: float32 array of shape ().
-        norm_damping: what it is multiplied by for batch normalizations.
+        norm_damping: factor on the damping for batch normalizations.
 
     Raises:
-        DampingTooSmall: on NumPy, a finite matrix has no inverse. On a device that gives NaN, and the step is skipped.
+        DampingTooSmall: on NumPy, a finite matrix has no inverse. On a device the result is NaN, and the step is
+            skipped.
     """
     shared = [layer for layer in layers if isinstance(layer, FilterLayer)]
     if transport is None:
@@ -110,7 +111,7 @@ def _invert_shares(shared, transport, primitives, damping):
 
 
 def shares(costs, processes):
-    """Distributes work: the most costly first, each to the process that has least to do.
+    """Distributes work: the most expensive first, each to the process with the least work.
 
     Args:
         costs: list of numbers.
@@ -128,7 +129,7 @@ def shares(costs, processes):
 
 
 def _sum(arrays, transport):
-    """Adds up arrays over all ranks, in place; of matrices their lower triangles, which are mirrored."""
+    """Sums arrays over all ranks, in place; for matrices only the lower triangles, which are then mirrored."""
     if not arrays:
         return
     xp = get_array_module(arrays[0])
@@ -138,6 +139,6 @@ def _sum(arrays, transport):
     for array, part in zip(arrays, parts, strict=True):  # CuPy's concatenate() uploads a table of many arrays
         part[...] = triangles.packed(array).reshape(-1)
     transport.start(together).join()
-    transport.places()  # forgotten: passes are compared with those before, of steps that may have no such sum
+    transport.take_log()  # discarded: the log is compared with earlier steps, which may not have this sum
     for array, part in zip(arrays, parts, strict=True):
         triangles.unpack(part, array)

@@ -1,8 +1,9 @@
-"""Names that programs of 2017 to 2020 use, and that NumPy 2, Python 3.10 and setuptools 82 have dropped.
+"""Restores names that programs of 2017 to 2020 use, and NumPy 2, Python 3.10 and setuptools 82 have removed.
 
-Importing this module puts them back, for the whole process; it has nothing else. With ``MIXPREC_OLD_CODE=1`` in the
-environment :mod:`mixprec.startup` imports it in every interpreter, so that old libraries are imported unmodified.
-docs/own-code.md is the user's page.
+Importing this package restores them for the whole process; it has no other content. With ``MIXPREC_OLD_CODE=1`` in the
+environment :mod:`mixprec.startup` imports it in every interpreter, so that old libraries can be imported unmodified.
+``numpy_names`` and ``python_names`` restore attributes; ``missing_modules`` provides modules such as ``nms_gpu_post``.
+The documentation is docs/own-code.md.
 
 Example:
     >>> import mixprec.old_code

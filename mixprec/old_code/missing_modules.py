@@ -1,7 +1,6 @@
-"""Modules that old libraries import and that are not installed: the last place where Python looks for a module.
+"""Provides modules that old libraries import and that are not installed, by the last finder that Python asks.
 
-What is installed comes first, therefore: ``pkg_resources`` of setuptools before 82, or a ``_nms_gpu_post`` that was
-compiled.
+So installed modules take precedence: ``pkg_resources`` of setuptools before 82, or a compiled ``_nms_gpu_post``.
 """
 
 import importlib.util

@@ -1,19 +1,20 @@
-"""chainercv's ``utils.bbox._nms_gpu_post``, which it imports at once, and calls on a GPU: the same in Python."""
+"""chainercv's ``utils.bbox._nms_gpu_post`` in Python: chainercv imports it at once, and calls it on a GPU."""
 
 import numpy as np
 
 
 def _nms_gpu_post(mask, n_bbox, threads_per_block, col_blocks):
-    """Chooses boxes in their order, each that none of those before it suppresses.
+    """Selects boxes in order: each box that no selected box before it suppresses.
 
     Args:
-        mask: ``uint64`` of shape ``(n_bbox * col_blocks,)``: a row of bits for each box, those that it suppresses.
+        mask: ``uint64`` of shape ``(n_bbox * col_blocks,)``: for each box a row of bits, set for the boxes that it
+            suppresses.
         n_bbox: number of boxes.
         threads_per_block: number of bits in an element, 64.
         col_blocks: number of elements in a row.
 
     Returns:
-        tuple: ``int32`` of shape ``(n_bbox,)``, which starts with the numbers of the chosen boxes, and how many.
+        tuple: ``int32`` of shape ``(n_bbox,)``, which starts with the numbers of the selected boxes, and their count.
     """
     rows = mask.reshape(n_bbox, col_blocks)
     suppressed = np.zeros(col_blocks, np.uint64)

@@ -1,8 +1,8 @@
-"""What NumPy 1.17 to 1.26 had in its namespace and NumPy 2 lacks, with what each name stood for.
+"""Names that NumPy 1.17 to 1.26 had in its namespace and NumPy 2 has removed, with their meanings.
 
-Not put back: ``np.bool`` and ``np.long``, which are NumPy 2's own scalar types; the financial functions, which are in
-the package numpy-financial; names of nose, of error objects and of the C interface. Methods of arrays that are gone
-(``itemset``, ``newbyteorder``, ``ptp``, ``tostring``) cannot be put back from Python.
+Not restored: ``np.bool`` and ``np.long``, which are NumPy 2's own scalar types; the financial functions, which are in
+the package numpy-financial; names of nose, of error objects and of the C interface. Removed methods of arrays
+(``itemset``, ``newbyteorder``, ``ptp``, ``tostring``) cannot be restored from Python.
 """
 
 import ast
@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 
-# Names that were others for the same object: what it is called now.
+# Aliases: their current names.
 _ALIASES = {
     "Inf Infinity PINF infty": "inf",
     "NAN NaN": "nan",
@@ -39,7 +39,7 @@ _ALIASES = {
     "trapz": "trapezoid",
     "mat": "asmatrix",
 }
-# Modules in which names of NumPy are now.
+# Modules to which names of NumPy were moved.
 _MOVED = {
     "char": "chararray compare_chararrays",
     "exceptions": "AxisError ComplexWarning ModuleDeprecationWarning RankWarning TooHardError "
@@ -109,7 +109,7 @@ def _records(read):
 
 
 def names():
-    """Returns ``{name: what it stood for}``: all names, whether or not this NumPy has them."""
+    """Returns ``{name: its meaning}`` for all names, whether or not this NumPy has them."""
     found = {name: at(path) for name, path in PATHS.items() if at(path) is not None}
     return found | {
         "float": float,
@@ -152,16 +152,16 @@ def _read_csv(fname, **options):
 
 
 def put_back():
-    """Puts each name into ``numpy`` that is not there; what this NumPy has stays, with the warnings that it gives."""
+    """Adds each missing name to ``numpy``; names that this NumPy has stay, with their warnings."""
     for name, value in names().items():
         vars(np).setdefault(name, value)
 
 
 def at(path):
-    """Returns what NumPy has under a dotted path, or ``None``; without NumPy's warning that it, too, is to go."""
+    """Returns NumPy's object at a dotted path, or ``None``; without NumPy's deprecation warning."""
     value = np
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of np.char.chararray, from 2.5 on
+        warnings.simplefilter("ignore", DeprecationWarning)  # np.char.chararray, from 2.5 on
         for name in path.split("."):
             value = getattr(value, name, None)
     return value

@@ -1,4 +1,4 @@
-"""What Python itself has dropped between 3.7 and 3.11, as far as numerical code of that time used it."""
+"""Names that Python itself has removed between 3.7 and 3.11, as far as numerical code of that time used them."""
 
 import collections.abc
 import fractions
@@ -10,7 +10,7 @@ _ArgSpec = collections.namedtuple("ArgSpec", "args varargs keywords defaults")
 
 
 def names():
-    """Returns ``{module: {name: what it stood for}}``."""
+    """Returns ``{module: {name: its meaning}}``."""
     abstract = {name: getattr(collections.abc, name) for name in collections.abc.__all__}
     return {
         collections: abstract,
@@ -21,7 +21,7 @@ def names():
 
 
 def put_back():
-    """Puts each name into its module if it is not there."""
+    """Adds each missing name to its module."""
     for module, values in names().items():
         for name, value in values.items():
             vars(module).setdefault(name, value)

@@ -1,14 +1,14 @@
-"""An iterator of losses that says how many there are, so that the wrapper knows which backward pass is the last."""
+"""An iterator of losses with a known length, so that the wrapper knows which backward pass is the last."""
 
 from collections.abc import Iterator
 
 
 class CountedLosses(Iterator):
-    """What a loss function returns for several losses in a step.
+    """The return value of a loss function that has several losses in one step.
 
     Args:
         losses: iterator, such as a generator.
-        number: how many losses it has; 0 if that is not known.
+        number: how many losses it has; 0 if unknown.
     """
 
     def __init__(self, losses, number):

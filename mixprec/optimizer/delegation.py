@@ -1,7 +1,7 @@
-"""The wrapper as Chainer's own code sees it: an optimizer, with the attributes of the one inside.
+"""The optimizer interface of the wrapper, with which Chainer's own code uses it like any optimizer.
 
-:class:`~mixprec.MixedPrecisionOptimizer` begins from :class:`Delegation`. Training loops read and write hyperparameters
-and counters through it; Chainer's updaters and ChainerMN's optimizer call the rest.
+:class:`~mixprec.MixedPrecisionOptimizer` derives from :class:`Delegation`. Training loops read and write
+hyperparameters and counters through it; Chainer's updaters and ChainerMN's optimizer call the rest.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from mixprec.precision import grad_scales
 from mixprec.precision.loss_scale import DynamicLossScale, StaticLossScale
 from mixprec.precision.scale_search import give_up
 
-# What Chainer's optimizers offer for the same purposes; two mechanisms at once would divide the gradients twice.
+# Chainer's own attributes for the same purposes; two mechanisms at once would divide the gradients twice.
 _REPLACED = {
     "loss_scaling": "the loss_scale argument",
     "use_fp32_update": "nothing: master weights are always FP32",
@@ -26,7 +26,7 @@ _REPLACED = {
 
 
 def checked(optimizer: Any) -> chainer.GradientMethod:
-    """Returns the optimizer that is to be wrapped.
+    """Returns the optimizer, after checking that it can be wrapped.
 
     Raises:
         TypeError: it is not a gradient method.
@@ -46,7 +46,7 @@ def checked(optimizer: Any) -> chainer.GradientMethod:
 
 
 class Delegation:
-    """Hands attributes on to the optimizer inside, but for those of its own and those that the wrapper replaces."""
+    """Delegates attributes to the wrapped optimizer, except the wrapper's own and the ones that it replaces."""
 
     _OWN: tuple[str, ...] = ()
 
@@ -78,34 +78,34 @@ class Delegation:
         """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
 
         Args:
-            hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` leaves out what the
-                wrapper was told to leave out by ``no_decay``.
+            hook, name, timing: as for :meth:`chainer.Optimizer.add_hook`. A ``WeightDecay`` skips the parameters that
+                the wrapper's ``no_decay`` excludes.
 
         Raises:
-            TypeError: ``hook`` cannot be called, or ``name`` is no text.
-            ValueError: ``timing`` is another one, or the hook has no name.
+            TypeError: ``hook`` is not callable, or ``name`` is not a string.
+            ValueError: ``timing`` is invalid, or the hook has no name.
             KeyError: there is a hook of this name.
         """
         if not callable(hook):
             raise TypeError(f"hook must be a function; found {arguments.found(hook)}")
         if name is not None:
-            arguments.instance("name", name, str, "a text or None")
+            arguments.instance("name", name, str, "a string or None")
         arguments.choice("timing", timing, ("auto", "pre", "post"))
         self._optimizer.add_hook(self._no_decay.hook(hook), name, timing)
 
     @property
     def skipped(self) -> int:
-        """Number of steps skipped because of an overflow, since the beginning of training; read like the scale."""
+        """Number of steps skipped because of an overflow since training began; read from the device if it is there."""
         return self._counter.skipped
 
     @property
     def last_step_skipped(self) -> bool:
-        """Whether the last step was skipped; read like the scale."""
+        """Whether the last step was skipped; read from the device if the flag is there."""
         return self._counter.last_skipped
 
     @property
     def communicator(self) -> Any:
-        """The communicator of ChainerMN that gradients are averaged over, or ``None``."""
+        """The ChainerMN communicator over which gradients are averaged, or ``None``."""
         return None if self._ranks is None else self._ranks.communicator
 
     @property
@@ -125,21 +125,21 @@ class Delegation:
         return self._passes.factor_on(self.target.device)
 
     def set_loss_scale(self, loss_scale: float) -> None:
-        """Lets Chainer's updaters pass the static scale that the wrapper has already.
+        """Accepts the static scale that the wrapper already has, as Chainer's updaters pass it.
 
         Raises:
-            ValueError: it has another one, or a dynamic one.
+            ValueError: the wrapper has a different scale, or a dynamic one.
         """
         if not isinstance(self._scaler, StaticLossScale) or self._scaler.value != loss_scale:
             raise ValueError(
-                f"loss_scale={arguments.found(loss_scale)} here, but the loss scale is that of "
+                f"loss_scale={arguments.found(loss_scale)} here, but the loss scale is set by "
                 "MixedPrecisionOptimizer(optimizer, loss_scale): leave it out here"
             )
 
     @contextlib.contextmanager
     def _multi_node_step(self, lossfun, args, kwds, *, zero_fill):
-        """A step of ChainerMN's optimizer around this one: the passes come before the block, which takes the mean."""
-        give_up(self._scaler, "ChainerMN's optimizer is around the wrapper")
+        """A step of a ChainerMN optimizer around this one: passes run before the block, which averages gradients."""
+        give_up(self._scaler, "ChainerMN's optimizer wraps this optimizer")
         self._run_passes(lossfun, args, kwds)
         if zero_fill:
             grad_scales.fill(self.target.params(), self._passes.factor)
@@ -149,6 +149,6 @@ class Delegation:
             self._statistics.forget()  # the first block does not update: it broadcasts the weights
 
     def _settle(self):
-        """Makes ``t`` right, with a read if there have been steps on a device."""
+        """Brings ``t`` up to date, with a read from the device if steps have run there."""
         if self._optimizer_step is not None:
             self._optimizer_step.settle()

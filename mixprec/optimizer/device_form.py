@@ -12,7 +12,7 @@ _COUNTED_BY = weakref.WeakKeyDictionary()
 
 
 class DeviceForm(UpdateForm):
-    """Updates all parameters on a device together; the loss scale and the counters of steps move there, too.
+    """Updates all parameters on a device together; the loss scale and the step counters advance there, too.
 
     Args:
         step: the :class:`~mixprec.optimizer.step.OptimizerStep`.
@@ -40,7 +40,7 @@ class DeviceForm(UpdateForm):
         self.batch = DeviceBatch(plan.entries, launcher, step.seed_of_noise() if noisy else 0)
 
     def check(self, scale, gradients, statistics, done):
-        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; hooks are in the same launches."""
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; hooks run in the same launches."""
         if scale is MIXED or isinstance(scale, UsedScale):
             factors = list(map(factor_to_unscale, self._params))
         else:
@@ -80,16 +80,16 @@ class DeviceForm(UpdateForm):
         return True
 
     def after_launch(self):
-        """To be called when a graph has been asked to run a step."""
+        """Must be called after a graph that runs a step was launched."""
         self._unsettled = True
 
     def _hold(self, state):
-        """Returns an array of shape () on the device of the batch, itself if it is there."""
+        """Returns an array of shape () on the device of the batch: ``state`` itself if it is there already."""
         is_here = not on_host(state) and self._launcher.holds(state)
         return state if is_here else self._launcher.full((), state.item(), state.dtype)
 
     def _share_gradients(self):
-        """Whether two parameters have one gradient (``a + b``): zeros for one would come too early for the other."""
+        """Whether two parameters share a gradient array (``a + b``): zeroing it for one is too early for the other."""
         arrays = [param.grad for param in self._params]
         addresses = [self._launcher.address(array) for array in arrays if array is not None and array.size]
         return len(set(addresses)) < len(addresses)

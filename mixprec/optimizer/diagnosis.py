@@ -1,4 +1,4 @@
-"""The message to a user whose training has diverged: it says where numbers stopped being finite.
+"""The error message for training that has diverged: it says where numbers stopped being finite.
 
 Called once, right before :class:`~mixprec.LossScaleExhausted` is raised.
 """
@@ -16,20 +16,20 @@ from mixprec.precision.grad_scales import ZERO
 from mixprec.precision.without_masters import CONVERSION
 
 _WORST = 5
-_ROUNDING = {"Cast", "ToNHWC"}  # of what comes into a layer
+_ROUNDING = {"Cast", "ToNHWC"}  # functions that round the input of a layer
 
 
 def describe(masters, statistics, lossfun, args, kwds, rank=None):
-    """Says which gradients are not finite, and which layer or function is not. This reads from the device at will.
+    """Describes which gradients are not finite, and the first layer or function that is not. Reads from the device.
 
     Args:
-        masters: :class:`~mixprec.optimizer.masters.Masters`, with the gradients of the step.
+        masters: :class:`~mixprec.optimizer.masters.Masters`, which hold the gradients of the step.
         statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which the second forward pass must
-            not move.
-        lossfun: the loss function of the step, called once more; ``None`` if the loop is the user's own.
+            not change.
+        lossfun: the loss function of the step, called once more; ``None`` in a loop that calls ``backward`` itself.
         args: its arguments.
         kwds: its keyword arguments.
-        rank: of this process, if gradients are the mean over several: each has another batch. Else ``None``.
+        rank: rank of this process if gradients are averaged over several, each with its own batch; else ``None``.
 
     Returns:
         str: part of a one-line message.
@@ -43,7 +43,7 @@ def describe(masters, statistics, lossfun, args, kwds, rank=None):
 def _gradients(masters):
     found = ((name, _Count.of(array)) for name, array in gradients.unscaled(masters))
     counts = [(name, count) for name, count in found if count.bad]
-    counts.sort(key=lambda item: -item[1].bad)  # stable: among equals the order of the model
+    counts.sort(key=lambda item: -item[1].bad)  # stable: ties keep the order of the model
     if not counts and any(param._loss_scale is ZERO for param in masters.model.params()):
         return "gradients have been set to zero already (zero_gradients=True)"
     texts = [f"{name} ({count})" for name, count in counts[:_WORST]]
@@ -54,7 +54,7 @@ def _gradients(masters):
 
 def _first_layer(model, statistics, lossfun, args, kwds):
     if lossfun is None:
-        return "update(lossfun, ...) instead of a backward() of your own would name the first layer that is not finite"
+        return "update(lossfun, ...) in place of your own backward() would name the first layer that is not finite"
     for value in (*args, *kwds.values()):
         if (count := _Count.of_all(value)).bad:
             return f"the batch itself holds {count}"
@@ -65,7 +65,7 @@ def _first_layer(model, statistics, lossfun, args, kwds):
             for _ in losses if isinstance(losses, Iterator) else ():
                 if hook.link is not None:
                     break
-    except Exception as error:  # a loss function that gives another answer, or none, when it is called again
+    except Exception as error:  # the loss function may fail or differ when it is called again
         return f"a second look at the batch failed ({type(error).__name__}: {' '.join(text_of(error).split())})"
     return None if hook.link is None else _described(hook, model)
 
@@ -93,10 +93,11 @@ def _kept(link):
 
 
 class _FirstNotFinite(chainer.LinkHook):
-    """Looks at results of links, and by :meth:`made` of the functions that links call between other ones.
+    """Checks the results of links and, by :meth:`made`, of the functions that links call between other links.
 
     Attributes:
-        link: the first link whose result is not finite, or that calls the first such function; ``None`` without one.
+        link: the first link whose result is not finite, or that calls the first such function; ``None`` if there is
+            none.
         function: name of the function, ``None`` if it is the link's own.
         count: :class:`_Count` of the result.
         dtype: dtype of the function's result.
@@ -120,7 +121,7 @@ class _FirstNotFinite(chainer.LinkHook):
             self.link, self.count = args.link, count
 
     def made(self, node, results):
-        """Looks at a function that has become a part of the graph."""
+        """Checks the results of a function that was added to the graph."""
         if self.link is not None or not self._under_way or not (count := _Count.of_all(results)).bad:
             return
         link, function = self._under_way[-1], getattr(node, "function", node)

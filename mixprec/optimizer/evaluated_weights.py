@@ -1,4 +1,4 @@
-"""The weights that a model is to be evaluated with, where these are others than in training: of schedule-free SGD.
+"""The weights for evaluating a model, where they differ from the weights in training (schedule-free SGD).
 
 ``MixedPrecisionOptimizer`` has an :class:`Evaluation`.
 """
@@ -13,24 +13,24 @@ from mixprec.precision.master_arrays import master_of
 
 
 class Evaluation:
-    """Gives a model these weights for a time.
+    """Temporarily gives a model its weights for evaluation.
 
     Attributes:
-        has_averages: whether it has them now.
+        has_averages: whether the model has them now.
     """
 
     def __init__(self):
         self.has_averages = False
 
     def refuse(self, method):
-        """Raises :class:`RuntimeError`: ``method`` would take averages for the weights of training."""
-        raise RuntimeError(f"{method}() inside of evaluated(), where the model has averages of its weights")
+        """Raises :class:`RuntimeError`: ``method`` would mistake averages for the weights of training."""
+        raise RuntimeError(f"{method}() was called inside of evaluated(), where the model has averages of its weights")
 
     @contextlib.contextmanager
     def of(self, model):
-        """Inside of the block masters and parameters have the averages of their update rules, if these have any.
+        """Returns a context in which masters and parameters hold the averages of their update rules, if these have any.
 
-        After it everything is, bit for bit, what it was. A block inside of another one does nothing.
+        Afterwards everything is restored bit for bit. A nested block does nothing.
 
         Args:
             model: the link; its parameters have update rules.
@@ -43,12 +43,12 @@ class Evaluation:
 
 
 def _averages(model):
-    """Yields each array of a master or a parameter that has an average, and that."""
+    """Yields ``(array, average)`` for each array of a master or a parameter that has an average."""
     for param in {id(param): param for param in model.params(include_uninit=False)}.values():
         rule = param.update_rule
         has_average = isinstance(rule, OwnRule) and rule.optimizer_class.has_average
         if not has_average or rule.state is None or not rule.enabled:
-            continue  # one that is frozen stays as it is
+            continue  # a frozen parameter stays as it is
         master = master_of(param) if is_half(param.dtype) else param.array
         if master is None:  # no step yet
             continue

@@ -1,9 +1,9 @@
-"""Chainer's own loop, parameter by parameter: for parameters that no batch can take, and with ``batched=False``.
+"""Chainer's own loop over parameters: for parameters that cannot be batched, and with ``batched=False``.
 
-Whether a step counts may be known only when Chainer's update has run: a hook can make something inf, and on a GPU the
-host never looks. So everything that hooks and update rules may move is kept before it, and taken back if the step is
-skipped: in place, on a device by a selection there. Chainer's update rules count steps on the host, which is corrected
-when ``t`` is asked for (:meth:`FallbackForm.settle`).
+Whether a step counts may be known only after Chainer's update has run: a hook can produce inf, and on a GPU the host
+never looks. So everything that hooks and update rules may change is saved before the update, and restored in place if
+the step is skipped; on a device by a selection there. Chainer's update rules count steps on the host; the count is
+corrected when ``t`` is read (:meth:`FallbackForm.settle`).
 """
 
 import chainer
@@ -21,13 +21,13 @@ _IGNORED = {"over": "ignore", "invalid": "ignore", "divide": "ignore"}
 
 
 class FallbackForm(UpdateForm):
-    """Checks gradients, and lets Chainer's optimizer do the rest.
+    """Checks gradients, then runs the update of Chainer's optimizer.
 
     Args:
         optimizer: Chainer's optimizer, whose target is :class:`~mixprec.optimizer.masters.Masters` or a part of them.
-            During a step these are fixed (:meth:`~mixprec.optimizer.masters.Masters.fixed`).
-        previous: the form whose place this one takes, or ``None``. If both count the same steps, its count goes on
-            without a read.
+            They are fixed during a step (:meth:`~mixprec.optimizer.masters.Masters.fixed`).
+        previous: the form that this one replaces, or ``None``. If both count the same steps, its count continues
+            without a read from the device.
     """
 
     def __init__(self, optimizer, previous=None):
@@ -42,17 +42,17 @@ class FallbackForm(UpdateForm):
                 previous.settle()
 
     def check(self, scale=None, gradients=(), statistics=None, done=()):
-        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are those on the parameters."""
+        """See :class:`~mixprec.optimizer.update_form.UpdateForm`; gradients and scales are read from the parameters."""
         return gather(self._optimizer.target.pairs(), done)
 
     def update(self, skip, scaler, counter):
         """See :class:`~mixprec.optimizer.update_form.UpdateForm`.
 
-        If there are hooks, and one of them or a rule raises, what they did is taken back, too.
+        If there are hooks, and a hook or a rule raises, their changes are undone, too.
         """
         later = self._counting is not None and not on_host(skip)
         if not later:
-            self.settle()  # this step is going to be counted at once
+            self.settle()  # this step is counted on the host at once
         if on_host(skip):
             if skip:
                 return skip
@@ -90,12 +90,12 @@ class FallbackForm(UpdateForm):
 
 
 class _Kept:
-    """What an update may move: the masters; the state of their update rules, and arrays and numbers beside it.
+    """A copy of everything that an update may change: masters, the states of their rules, other arrays and numbers.
 
     Args:
         optimizer: as for :class:`FallbackForm`.
         initialize: whether to initialize the state of rules that have none yet, as their first update would.
-            :meth:`undo_arrays` needs that, as it cannot bring back "no state".
+            :meth:`undo_arrays` needs this, because it cannot restore "no state".
     """
 
     def __init__(self, optimizer, *, initialize):
@@ -113,7 +113,7 @@ class _Kept:
             self._attributes.append(_Saved(vars(rule)))
 
     def undo(self):
-        """Takes the update back."""
+        """Undoes the update."""
         for master, array, before in self._masters:
             array[...] = before
             master.array = array
@@ -124,7 +124,7 @@ class _Kept:
                 state.restore()
 
     def undo_arrays(self, skip):
-        """Takes back what the update did to masters and states if ``skip``, a boolean array that is not read.
+        """Restores masters and states if ``skip``, a boolean array that is not read, is true.
 
         The numbers on the host stay as they are after the update.
         """
@@ -139,14 +139,14 @@ class _Kept:
 
 
 class _Saved:
-    """A dict as it is: what is in it, and copies of the arrays."""
+    """A snapshot of a dict: its items, with copies of the arrays."""
 
     def __init__(self, values):
         self._dict = values
         self.values = {name: (value, _copy(value)) for name, value in values.items()}
 
     def restore(self):
-        """Brings the dict back, its arrays in place."""
+        """Restores the dict; its arrays in place."""
         self._dict.clear()
         for name, (value, before) in self.values.items():
             if value is not before:
@@ -159,13 +159,13 @@ def _copy(value):
 
 
 def _owners_of_t(optimizer):
-    """Returns the optimizer and the update rules that take part in an update, whose ``t`` may be corrected later.
+    """Returns the optimizer and the update rules that take part in an update, whose ``t`` can be corrected later.
 
     Returns:
-        A tuple; ``None`` if an update moves any other number on the host, or if a rule computes with ``t``.
+        A tuple; ``None`` if an update changes any other number on the host, or if a rule computes with ``t``.
     """
     if len(list(optimizer.target.params(include_uninit=False))) > len(list(optimizer.target.pairs())):
-        return None  # a shared parameter: Chainer updates it, and counts, as often as it occurs
+        return None  # a shared parameter: Chainer updates and counts it once for each occurrence
     owners, hooks = [], list(_hooks(optimizer))
     for _, _, master in optimizer.target.pairs():
         rule = master.update_rule

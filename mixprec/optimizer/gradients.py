@@ -1,7 +1,7 @@
-"""From the gradients of the model, scaled and in 16 bits, to those of the masters: unscaled, in FP32, and checked.
+"""Turns the scaled 16-bit gradients of the model into unscaled FP32 gradients of the masters, and checks them.
 
-Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`) and its hooks get these, and its extensions that look at
-gradients. The batch unscales by itself.
+They are for Chainer's own loop (:mod:`~mixprec.optimizer.fallback_form`), its hooks, and its extensions that look at
+gradients. The batched update unscales by itself.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from mixprec.precision.master_arrays import OWNER
 
 
 def gather(pairs, done=()):
-    """Unscales gradients of the model into those of the masters. Nothing is read from a device.
+    """Writes the unscaled gradients of the model into the masters. Nothing is read from a device.
 
     Args:
         pairs: ``[(name, parameter, master)]``.
@@ -25,7 +25,7 @@ def gather(pairs, done=()):
         Whether any of them is not finite: a boolean array of shape (), on the device of the first parameter.
     """
     inverses, gathered = {}, []
-    with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+    with np.errstate(over="ignore", invalid="ignore"):  # overflows are detected below
         for name, param, master in pairs:
             if param.grad is None:
                 master.cleargrad()
@@ -37,11 +37,11 @@ def gather(pairs, done=()):
 
 
 def unscale_into_master(name, param, master, inverses):
-    """Writes the unscaled gradient of a parameter into that of its master.
+    """Writes the unscaled gradient of a parameter into the gradient of its master.
 
     Args:
-        name, param, master: of the parameter, which has a gradient.
-        inverses: dict that keeps what gradients are multiplied by, for those of other parameters.
+        name, param, master: name of the parameter, the parameter, which has a gradient, and its master.
+        inverses: dict that caches the factors 1 / scale, shared by all parameters.
     """
     check_shape(name, param, param.grad)
     if master.grad is None or master.grad.shape != master.shape:
@@ -50,7 +50,7 @@ def unscale_into_master(name, param, master, inverses):
 
 
 def unscaled(masters):
-    """Yields ``(name, gradient)`` of the last backward pass: unscaled, a new array of the dtype of the master."""
+    """Yields ``(name, gradient)`` of the last backward pass: unscaled, a new array with the dtype of the master."""
     inverses = {}
     for name, param, master in masters.pairs():
         if param.grad is not None:
@@ -58,7 +58,7 @@ def unscaled(masters):
 
 
 def install():
-    """Lets extensions of Chainer that look at gradients see them unscaled, once."""
+    """Patches Chainer's extensions that look at gradients, once, so that they see unscaled ones."""
     _extensions.apply()
 
 
@@ -77,15 +77,15 @@ def _unscaled_attribute(owner, name, *default):
     if name != "grad" or value is None or not hasattr(owner, OWNER):
         return value
     out = owner.xp.empty_like(value, dtype=FLOAT32 if is_half(value.dtype) else value.dtype)
-    with np.errstate(over="ignore", invalid="ignore"):  # of a step that was skipped
+    with np.errstate(over="ignore", invalid="ignore"):  # the step may have been skipped
         return _unscale(owner, out, {})
 
 
 def not_finite(optimizer):
-    """Like :func:`gather`, returns whether anything that hooks of the wrapped optimizer may have spoiled is not finite.
+    """Returns whether hooks of the wrapped optimizer have made anything inf or NaN: an array as in :func:`gather`.
 
-    Those are the gradients of the masters that are updated; their values only if a hook runs after the update, as a
-    user may have put inf there for good.
+    Checks the gradients of the masters that are updated. Their values are checked only if a hook runs after the update,
+    as a user may have put inf there on purpose.
     """
     suspects = []
     for _, _, master in optimizer.target.pairs():
@@ -112,11 +112,11 @@ def _any_not_finite(arrays):
 
 
 def check_shape(name, param, gradient):
-    """Raises ValueError if ``gradient`` has another shape than ``param``."""
+    """Raises ValueError if the shapes of ``gradient`` and ``param`` differ."""
     if gradient.shape != param.shape:
         raise ValueError(
             f"the gradient of {name} has shape {gradient.shape}, the parameter {param.shape}: "
-            "call cleargrads() after a parameter was replaced"
+            "call cleargrads() after replacing a parameter"
         )
 
 

@@ -1,7 +1,7 @@
-"""A step on the host: the native library takes parameters through check, hooks and update, group by group.
+"""A step on the host: the native library runs check, hooks and update, one group of parameters at a time.
 
-:class:`~mixprec.optimizer.step.OptimizerStep` makes a :class:`HostForm` for each plan whose parameters are NumPy's, and
-calls it in every step.
+:class:`~mixprec.optimizer.step.OptimizerStep` makes a :class:`HostForm` for each plan whose parameters are NumPy
+arrays, and calls it in every step.
 """
 
 import math
@@ -24,8 +24,8 @@ class HostForm(UpdateForm):
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        plan: :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` with entries, that the native library
-            takes. Their rules have their states already.
+        plan: :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` with entries that the native library supports.
+            Their rules have their states already.
         params: all parameters of the model, in the order in which :meth:`check` gets gradients.
     """
 
@@ -56,7 +56,7 @@ class HostForm(UpdateForm):
         if not self._of_masters:
             self._load(self._of_entries(gradients), self._inverses(scale))
         are_finite = [group.follow() for group in self._groups]
-        if self._of_masters:  # hooks run in Chainer's own code, on the gradients of masters; or these are there already
+        if self._of_masters:  # Chainer's own code runs hooks on the gradients of masters, or these exist already
             with self._masters.fixed(of=()):
                 return bool(gather(self._masters.pairs(), done))
         return not all(are_finite)
@@ -74,7 +74,7 @@ class HostForm(UpdateForm):
                     if not_finite(self._optimizer):
                         return True
             self._load(tuple(entry.master.grad for entry in self._plan.entries), 1.0)
-        are_finite = [group.look() for group in self._updated]  # nothing has moved, should one refuse a hyperparameter
+        are_finite = [group.look() for group in self._updated]  # nothing has changed if one rejects a hyperparameter
         return not all(are_finite)
 
     def update(self, skip, scaler, counter):
@@ -93,7 +93,7 @@ class HostForm(UpdateForm):
             group.forget()
 
     def _load(self, gradients, inverses):
-        """Hands groups the gradient of each entry, and what to multiply it by: a float for all, or a list of floats."""
+        """Passes to groups the gradient of each entry, and its factor: one float for all, or a list of floats."""
         gradients = list(gradients)
         for member, order in self._turned:
             gradients[member] = gradients[member].transpose(order)
@@ -112,7 +112,7 @@ class HostForm(UpdateForm):
                 for param, gradient in zip(self._params, gradients, strict=True)
             ]
             sizes = list(map(_SIZE, gradients))
-        # Chainer takes a gradient of the parameter's shape only. Another one is from before the parameter was replaced.
+        # Chainer accepts gradients of the parameter's shape only. Any other is from before the parameter was replaced.
         if not self._shapes_are_checked or sizes != self._sizes:
             for entry, gradient in zip(self._plan.entries, gradients, strict=True):
                 check_shape(entry.name, entry.param, gradient)
@@ -120,7 +120,7 @@ class HostForm(UpdateForm):
         return gradients
 
     def _inverses(self, scale):
-        """Returns what unscales the gradients, 1 / their loss scale: a float, or one for each entry if they differ."""
+        """Returns the factors 1 / loss scale for the gradients: a float, or one for each entry if they differ."""
         if scale is not MIXED and not isinstance(scale, UsedScale):
             return _inverse_of(scale)
         factors = list(map(factor_to_unscale, self._params))
@@ -130,11 +130,11 @@ class HostForm(UpdateForm):
 
 def _inverse_of(factor):
     number = 1.0 if factor is None else float(factor)  # on the host, as the parameters are
-    return 1 / number if number else math.inf  # a scale without a floor may have come down to 0
+    return 1 / number if number else math.inf  # a scale without a floor may have dropped to 0
 
 
 def _key(entry):
-    """What entries must have in common to be updated by the same numbers, which may change from step to step."""
+    """A key that is equal for entries that are updated with the same numbers, which may change from step to step."""
     kind = tuple(id(hook.hook) for hook in entry.hooks), id(entry.formula)
     if entry.rule is None:
         return kind

@@ -24,7 +24,7 @@ _NO_LINKS = (
 
 
 class Masters(chainer.Link):
-    """What the wrapped optimizer sees as its target: the model with every parameter in FP32.
+    """The target of the wrapped optimizer: the model with every parameter in FP32.
 
     ``params`` and ``namedparams`` walk the live model, so that parameters that are initialized late, added after
     ``setup`` or shared need no bookkeeping. In place of a parameter they yield its master, a separate
@@ -33,9 +33,9 @@ class Masters(chainer.Link):
 
     Args:
         model: the user's model.
-        no_decay: :class:`~mixprec.optimizer.no_decay.NoDecay`: which parameters go without weight decay. Their masters
-            have a true attribute ``no_decay``.
-        rates: by what the learning rates of parts are multiplied, of :func:`mixprec.optimizer.part_rates.checked`.
+        no_decay: :class:`~mixprec.optimizer.no_decay.NoDecay`: which parameters have no weight decay. The attribute
+            ``no_decay`` of their masters is true.
+        rates: factors on the learning rates of parts of the model, from :func:`mixprec.optimizer.part_rates.checked`.
 
     Attributes:
         factors: :class:`~mixprec.optimizer.part_rates.Factors` of the parameters of the model.
@@ -56,7 +56,7 @@ class Masters(chainer.Link):
                 delattr(param, MASTER)
 
     def __getstate__(self):
-        # A parameter does not take its attributes with it.
+        # Attributes of a parameter are not copied or pickled with it.
         masters = [(param, master, master.no_decay) for param, master in self._masters.values()]
         state = {**self.__dict__, "_masters": masters}
         del state["index"]
@@ -76,7 +76,7 @@ class Masters(chainer.Link):
                 setattr(param, MASTER, (id(param), master.array))
 
     def of(self, param):
-        """Returns the master of a parameter of the model; an uninitialized parameter has none but itself."""
+        """Returns the master of a parameter of the model; an uninitialized parameter is its own master."""
         held = self._masters.get(id(param))
         if held is not None and self.in_step:
             return held[1]
@@ -104,11 +104,11 @@ class Masters(chainer.Link):
         return master
 
     def all_current(self):
-        """Returns ``[(name, parameter, master)]`` of all parameters, each master as :meth:`current` would give it."""
+        """Returns ``[(name, parameter, master)]`` of all parameters, each master as :meth:`current` returns it."""
         return [(name, param, self.current(name, param)) for name, param, _ in self._all()]
 
     def current(self, name, param):
-        """Returns the master of a parameter after it has taken over what was written into the parameter."""
+        """Returns the master of a parameter, updated with values that were written into the parameter."""
         master = self.of(param)
         if param.array is not None and not self.in_step:
             _follow(name, param, master)
@@ -116,11 +116,11 @@ class Masters(chainer.Link):
 
     @contextlib.contextmanager
     def fixed(self, of=None):
-        """For the duration of a step: looks for parameters and what was written into them once, at its beginning.
+        """Returns a context for a step: parameters, and values written into them, are collected once, at its beginning.
 
         Args:
-            of: names of the parameters that are updated meanwhile, so that what was written into them must reach
-                their masters before, and they must be rounded after; ``None`` for all.
+            of: names of the parameters that the step updates: values written into them must reach their masters before
+                it, and they must be rounded after it; ``None`` for all.
         """
         everything = self._all()
         updated = [each for each in everything if each[1].array is not None and (of is None or each[0] in of)]
@@ -180,15 +180,15 @@ class Masters(chainer.Link):
     def _all(self):
         self.index.refresh()
         everything = [(name, param, self.of(param)) for name, param in self.index.namedparams]
-        if len(self._masters) > len(everything):  # the user has taken parameters away
+        if len(self._masters) > len(everything):  # the user has removed parameters
             present = {id(param) for _, param, _ in everything}
             self._masters = {key: held for key, held in self._masters.items() if key in present}
         return everything
 
     def share_update_rules(self):
-        """Gives each parameter the update rule that its master has got from the optimizer.
+        """Gives each parameter the update rule that the optimizer has given its master.
 
-        From then on the parameter's own counts, so that users can give it hyperparameters, or another rule.
+        From then on the parameter's rule is used, so that users can set its hyperparameters, or replace it.
         """
         for param, master in self._masters.values():
             param.update_rule = master.update_rule
@@ -200,7 +200,7 @@ class Masters(chainer.Link):
             self._no_decay.apply(param.update_rule)
 
     def part(self, optimizer, names):
-        """Returns a copy of ``optimizer`` whose target is those of the masters that are called ``names``."""
+        """Returns a copy of ``optimizer`` whose target contains only the masters of these names."""
         part = copy.copy(optimizer)
         part.target = _Part(self, names)
         part._hookable = copy.copy(optimizer._hookable)
@@ -236,17 +236,17 @@ class _Part:
 def _master_array(param):
     """Returns the array of the master of ``param``, which belongs to the parameter, not to one of its optimizers.
 
-    So a parameter keeps its FP32 bits when it gets another optimizer, and several optimizers see each other's updates.
+    So a parameter keeps its FP32 bits when it gets a new optimizer, and several optimizers see each other's updates.
     """
     if not is_half(param.dtype):
         param.__dict__.pop(MASTER, None)
         return param.array
     owner, array = param.__dict__.get(MASTER, (None, None))
-    if owner != id(param):  # none yet, or that of the parameter this one was copied from
+    if owner != id(param):  # none yet, or a copy has the array of its original
         array = param.array.astype(np.float32)
     elif backend.get_device_from_array(array) != param.device:
         array = param.device.send(array)
-    # Another array behind the parameter may lie there otherwise, and what goes to a GPU becomes C-contiguous.
+    # The parameter's array may have been replaced with another memory order; arrays sent to a GPU become C-contiguous.
     if array.shape == param.shape and not same_order(array, param.array):
         array = in_order_of(array, param.array)
     setattr(param, MASTER, (id(param), array))
@@ -255,10 +255,10 @@ def _master_array(param):
 
 def _round_to_model(updated):
     """Rounds masters into FP16 and BF16 parameters, in place, given ``[(name, parameter, master)]``."""
-    with np.errstate(over="ignore"):  # beyond 65,504 FP16 has inf, and the next gradients will tell
+    with np.errstate(over="ignore"):  # above 65,504 FP16 has inf, which the next gradients show
         for _, param, master in updated:
             own = param.__dict__[MASTER][1] if is_half(param.dtype) else param.array
-            if master.array is not own:  # a rule has put another one in its place
+            if master.array is not own:  # a rule has replaced the array
                 own[...] = master.array
                 master.array = own
             if own is not param.array:
@@ -266,11 +266,11 @@ def _round_to_model(updated):
 
 
 def _follow(name, param, master):
-    """Takes over what was written into an FP16 or BF16 parameter since it was last rounded from its master."""
+    """Updates a master with values written into its FP16 or BF16 parameter since that was last rounded from it."""
     if not is_half(param.dtype):
         return
     if master.array.shape != param.shape:
-        raise ValueError(f"{name} had shape {master.array.shape} and has {param.shape} now: call setup() again")
+        raise ValueError(f"{name} has changed its shape, {master.array.shape} to {param.shape}: call setup() again")
     where = written(param.array, master.array)
     if on_host(where) and not where.any():
         return

@@ -1,4 +1,4 @@
-"""Files and broadcasts of models: what stands for an FP16 or BF16 parameter in them is its FP32 master."""
+"""Saves, loads and broadcasts models with the FP32 master in place of each FP16 or BF16 parameter."""
 
 import functools
 import threading
@@ -16,8 +16,8 @@ from mixprec.precision.master_arrays import OWNER, master_of
 
 
 def install():
-    """Makes links save, load and broadcast the FP32 master in place of an FP16 or BF16 parameter, once."""
-    # Processes that got the rounded weights only would begin with other masters than the process that sends them.
+    """Patches links, once, to save, load and broadcast the FP32 master in place of an FP16 or BF16 parameter."""
+    # Processes that received only the rounded weights would start from other masters than the sending process.
     multi_node.send_in_place_of_parameters(_master_array)
     _saving_masters.apply()
     weight_copies.install()
@@ -30,7 +30,7 @@ def _saving_masters(original, self, serializer):
     A file of a wrapped model looks like one of plain FP32 Chainer, under the same names, and either loads into the
     other without a loss. ``convert`` replaces the method, too: either may come first.
     """
-    if id(self) in _under_way.links:  # a replacement inside of another one: what it loaded would be rounded
+    if id(self) in _under_way.links:  # nested replacements: the values loaded by the inner one would be rounded
         original(self, serializer)
         return
 
@@ -88,7 +88,7 @@ def _master_array(param):
 
 
 class _Saving(chainer.Serializer):
-    """A function in the shape of a serializer: a link may ask whether it is saved or loaded."""
+    """A function as a serializer: a link may ask whether it is being saved or loaded."""
 
     def __init__(self, function, path=""):
         self._function = function
@@ -106,7 +106,7 @@ class _Loading(chainer.Deserializer):
 
 
 def _unowned(param, serialize):
-    """Saves or loads a parameter whose master no optimizer has, as in a copy, or before the first step."""
+    """Saves or loads a parameter whose master belongs to no optimizer, as in a copy, or before the first step."""
     loaded = serialize(weight_copies.exact(param))
     if loaded is not None:
         weight_copies.write(param, loaded)
@@ -114,7 +114,7 @@ def _unowned(param, serialize):
 
 
 def _initialize(path, param, masters, loaded):
-    """Initializes a parameter from a file; its master keeps the bits that do not fit into it."""
+    """Initializes a parameter from a file; its master keeps the bits that the parameter cannot hold."""
     if loaded is not None:
         param.initialize(loaded.shape)
         warn_of_lost(path, loaded, param.dtype)

@@ -1,6 +1,6 @@
-"""The links and parameters of a model, and whether any has changed since the last step.
+"""Tracks the links and parameters of a model, and whether any of them has changed since the last step.
 
-Each step asks before it begins. In most of them nothing has changed: :class:`ModelIndex` then spares a walk through the
+Each step checks before it begins. In most steps nothing has changed: :class:`ModelIndex` then saves a walk through the
 model, and :class:`Changes` a new plan.
 """
 
@@ -18,21 +18,21 @@ _ENABLED, _HYPERPARAM, _STATE = (operator.attrgetter(name) for name in ("enabled
 
 
 class ModelIndex:
-    """What ``model.links()`` and ``model.namedparams()`` give, walked anew only if it may be something else by now.
+    """A cache of ``model.links()`` and ``model.namedparams()``; walks again only if they may have changed.
 
-    A walk through a ResNet-50 takes as long as the whole batched update of its parameters on the host. What such a walk
-    looks at are the registered names of every link and what is behind them; whether these are the same is asked in a
-    fraction of that time. A link with a walk of its own (a user's ``namedparams``) is walked every time.
+    A walk through a ResNet-50 takes as long as the whole batched update of its parameters on the host. The walk depends
+    on the registered names of every link and the objects behind them; comparing these takes a fraction of that time. A
+    link with a walk of its own (a user's ``namedparams``) is walked every time.
 
     Args:
         model: the link.
 
     Attributes:
-        model: the same.
+        model: the link.
         namedparams: ``[(name, parameter)]`` of the model at the last :meth:`refresh`, uninitialized ones among them, a
             shared one as often as Chainer would give it.
         params: the parameters of :attr:`namedparams`.
-        links: the links of the model at that time, itself among them; a new list if they were walked anew.
+        links: the links of the model at that time, itself among them; a new list if they were walked again.
     """
 
     def __init__(self, model):
@@ -40,7 +40,7 @@ class ModelIndex:
         self._walk()
 
     def refresh(self):
-        """Looks whether parameters were added, removed or replaced; returns whether they were. Called at every step."""
+        """Returns whether parameters were added, removed or replaced since the last call. Called at every step."""
         if self._unchanged():
             return False
         before = self.params
@@ -78,13 +78,12 @@ class ModelIndex:
 
 
 class Changes:
-    """Sees whether anything that a plan was made of has changed since; made with the plan, and asked at every step.
+    """Detects whether anything that a plan depends on has changed; made with the plan, and checked at every step.
 
-    That is another array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a state that was loaded.
-
-    It looks at every parameter in every step, and therefore by iterators that run without bytecode and make few objects
-    for the garbage collector. Numbers that rules share with the optimizer are none of its business: they may change
-    from step to step. Switches among them, such as ``amsgrad``, must not, nor may an array take the place of a number.
+    Changes are: a new array behind a parameter, a new rule, a hook, a hyperparameter of one rule, a loaded state. Every
+    parameter is checked in every step, by iterators that run without bytecode and make few objects for the garbage
+    collector. Numbers that rules share with the optimizer are not checked: they may change from step to step. Switches
+    among them, such as ``amsgrad``, must not change, nor may an array replace a number.
 
     Args:
         optimizer: Chainer's optimizer.
@@ -108,7 +107,7 @@ class Changes:
         parents = {}
         for rule in self._rules:
             parent = rule.hyperparam.parent
-            while parent is not None and id(parent) not in parents:  # a ScaledRate has one, too
+            while parent is not None and id(parent) not in parents:  # a ScaledRate has a parent, too
                 parents[id(parent)] = parent
                 parent = parent.parent
         self._shared = [vars(parent) for parent in parents.values()]
@@ -126,7 +125,7 @@ class Changes:
         self._hyperparams_before = [dict(values) for values in self._hyperparams]
 
     def none(self):
-        """Whether all is as it was."""
+        """Whether nothing has changed."""
         self._index.refresh()
         return (
             self._same_params(self._index.namedparams)
@@ -139,23 +138,23 @@ class Changes:
         )
 
     def look(self):
-        """Looks at what a step needs of each parameter.
+        """Collects the scale and the gradient of each parameter, which a step needs.
 
         Returns:
-            ``scales, gradients``: by what each gradient is scaled (:mod:`~mixprec.precision.grad_scales`), and the
-            gradient, an array or ``None``; lists in the order of :attr:`params`.
+            ``scales, gradients``: the scale of each gradient (:mod:`~mixprec.precision.grad_scales`), and the gradient,
+            an array or ``None``; lists in the order of :attr:`params`.
         """
         scales, gradients = list(map(_SCALE, self.params)), list(map(_GRAD, self.params))
-        if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # that of a backward pass
+        if any(map(operator.is_not, map(_GRAD_VAR, self.params), itertools.repeat(None))):  # from a backward pass
             gradients = [param.grad for param in self.params]
         return scales, gradients
 
     def expect(self):
-        """Takes the attributes that rules compute with as they are now, after a step."""
+        """Records the current attributes that rules compute with, after a step."""
         self._kept_before = list(map(dict.get, self._kept, self._kept_names))
 
     def _same_params(self, namedparams):
-        """Whether there are the same parameters under the same names, also if the index was refreshed meanwhile."""
+        """Whether parameters and names are the same, even if the index was refreshed in between."""
         before = self._namedparams
         return namedparams is before or (
             len(namedparams) == len(before)
@@ -167,25 +166,25 @@ class Changes:
     def _same_hyperparams(self):
         try:
             return self._hyperparams == self._hyperparams_before
-        except ValueError:  # another array in the place of one
+        except ValueError:  # an array was replaced
             return False
 
     def _same_objects(self):
         arrays, states = self._held()
         try:
             return all(map(operator.is_, arrays, self._arrays)) and all(map(operator.is_, states, self._states))
-        except TypeError:  # the user has taken the state away from a rule
+        except TypeError:  # the user has removed the state of a rule
             return False
 
     def _held(self):
-        """What must be the same objects, compared by identity alone: arrays, those of parameters and of states."""
+        """The objects that are compared by identity alone: arrays of parameters and of states."""
         return (
-            itertools.chain.from_iterable(map(_DATA, self.params)),  # each of them in a list of its own
+            itertools.chain.from_iterable(map(_DATA, self.params)),  # each array is in a list of its own
             map(dict.get, map(_STATE, self._rules_of_states), self._state_names),
         )
 
     def _values(self):
-        """What must be equal, for most of it the same objects again."""
+        """The values that must be equal; most of them are the same objects again."""
         return (
             list(map(_UPDATE_RULE, self.params)),
             list(map(_ENABLED, self._rules)),

@@ -1,4 +1,4 @@
-"""Exponential moving averages of many arrays, on a device by two launches a step."""
+"""Exponential moving averages of many arrays; on a device by two launches a step."""
 
 import functools
 import operator
@@ -12,7 +12,7 @@ from mixprec.backends.transfers import on_host, to_host
 from mixprec.optimizer.batch.saved_arrays import source_of, table_of
 
 _PART = np.dtype([("value", np.uint64), ("average", np.uint64), ("elements", np.int64)])  # as in kernels/average.cu
-_ELEMENTS = 4096  # of an array for a block
+_ELEMENTS = 4096  # per block
 
 
 class MovingAverage:
@@ -20,7 +20,7 @@ class MovingAverage:
 
     ``d = min(decay, (1 + n) / (10 + n))`` after n steps, so that the first values, which are far off, are soon
     forgotten (TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``). An average begins with the value that
-    the array has when it is first followed. The same bits on NumPy and on a device.
+    the array has when it is first followed. Results are bit for bit the same on NumPy and on a device.
 
     A difference below ``2^-24 / (1 - d)`` of the average is lost in rounding: 6e-4 of it with a decay of 0.9999.
 
@@ -35,19 +35,19 @@ class MovingAverage:
         self._decay = float(decay)
         self._arrays = {}
         self._steps = np.zeros((), np.int64)
-        self._move = None  # function of the next update, made by the first one for these arrays
+        self._move = None  # function that updates the averages, made by the first update for these arrays
         self.averages = {}
 
     @property
     def steps(self):
-        """Number of steps that counted; read from the device if it is there."""
+        """Number of steps that were not skipped; read from the device if it is there."""
         return int(to_host(self._steps))
 
     def follow(self, arrays):
-        """Says which arrays to average from now on.
+        """Sets the arrays to average from now on.
 
         Args:
-            arrays: by name, on one device. An average of one with a known name goes on.
+            arrays: dict of arrays by name, on one device. Averages with known names continue.
         """
         if len(arrays) == len(self._arrays) and all(map(operator.is_, arrays.values(), self._arrays.values())):
             return
@@ -60,14 +60,14 @@ class MovingAverage:
         self._move = None
 
     def restart(self):
-        """Begins anew, with the values that the arrays have now."""
+        """Restarts from the current values of the arrays."""
         self.load(self._arrays, 0)
 
     def load(self, values, steps):
-        """Goes on from averages and a number of steps.
+        """Continues from given averages and a number of steps.
 
         Args:
-            values: arrays by name, on any device.
+            values: dict of arrays by name, on any device.
             steps: integer.
         """
         for name, average in self.averages.items():
@@ -75,11 +75,11 @@ class MovingAverage:
         self._steps, self._move = np.array(steps, np.int64), None
 
     def update(self, skipped):
-        """Moves the averages.
+        """Updates the averages.
 
         Args:
-            skipped: whether the step does not count, a boolean array of shape () where the arrays are, or on the host.
-                It is not read from a device.
+            skipped: whether the step was skipped: a boolean array of shape () where the arrays are, or on the host. It
+                is not read from a device.
         """
         if (on_host(skipped) and skipped) or not self.averages:
             return
@@ -91,9 +91,9 @@ class MovingAverage:
 
 
 def _on_host(pairs, decay, steps, skipped):
-    del skipped  # it is not
+    del skipped  # always false here
     weight = np.float32(1 - min(decay, (1 + int(steps)) / (10 + int(steps))))
-    with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges, which says so itself
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run is reported elsewhere
         for value, average in pairs:
             difference = value - average
             difference *= weight
@@ -108,9 +108,9 @@ class _OnDevice:
         self._weight = launcher.full((), 0, "float32")
         parts = []
         for value, average in pairs:
-            size, places = value.size, [launcher.address(flat(array)) for array in (value, average)]
+            size, addresses = value.size, [launcher.address(flat(array)) for array in (value, average)]
             for start in range(0, size, _ELEMENTS):
-                parts.append((*(place + 4 * start for place in places), min(_ELEMENTS, size - start)))
+                parts.append((*(address + 4 * start for address in addresses), min(_ELEMENTS, size - start)))
         self._blocks = len(parts)
         self._table = table_of(np.array(parts, _PART), launcher)
 

@@ -1,4 +1,4 @@
-"""Parameters without weight decay: which, by their kind and never by their name, and how they go without."""
+"""Selects parameters without weight decay, by their kind and never by their name, and takes their decay away."""
 
 import chainer
 from chainer.optimizer_hooks import WeightDecay
@@ -6,21 +6,21 @@ from chainer.optimizer_hooks import WeightDecay
 from mixprec.base import arguments
 
 _FEW_DIMENSIONS = "ndim <= 1"
-# What goes without in the hyperparameters of a rule: its own weight decay and, as MLPerf has it for LARS, the trust
-# ratio of the same parameters.
+# Hyperparameters of a rule that are reset for these parameters: its own weight decay and, as in MLPerf's LARS, the
+# trust ratio.
 _SWITCHED_OFF = {"weight_decay_rate": 0.0, "weight_decay": 0.0, "adapt": False}
 
 
 class NoDecay:
-    """The kinds of parameters that are left out of weight decay.
+    """The kinds of parameters that are excluded from weight decay.
 
     Args:
         kinds: ``None`` for none; ``"ndim <= 1"`` for parameters of at most one dimension (biases, scales and shifts of
-            normalizations); a link class for the parameters that its links have themselves, not in their children; or
-            a tuple of such texts and classes, of which one is enough.
+            normalizations); a link class for the parameters that its links have themselves, not in their children; or a
+            tuple of such strings and classes, of which one must match.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: ``kinds`` is none of these.
     """
 
     def __init__(self, kinds=None):
@@ -38,21 +38,21 @@ class NoDecay:
         return self._few_dimensions or bool(self._links)
 
     def of(self, model):
-        """Returns :class:`Excluded`, which answers for the parameters of a model."""
+        """Returns the :class:`Excluded` for the parameters of a model."""
         return Excluded(model, few_dimensions=self._few_dimensions, links=self._links)
 
     def hook(self, hook):
-        """Returns what to register in place of a hook of an optimizer.
+        """Returns the hook to register in place of a hook of an optimizer.
 
-        That is :class:`DecayOfSome` for Chainer's ``WeightDecay``, and any other hook itself.
+        This is :class:`DecayOfSome` for Chainer's ``WeightDecay``; any other hook is returned as it is.
         """
         return DecayOfSome(hook) if self and isinstance(hook, WeightDecay) else hook
 
     @staticmethod
     def apply(rule):
-        """Takes the weight decay from the update rule of an excluded parameter, and the trust ratio of LARS and LAMB.
+        """Removes weight decay, and the trust ratio of LARS and LAMB, from the update rule of an excluded parameter.
 
-        The hyperparameters of the rule itself are set, not those of the optimizer that it has them from.
+        The hyperparameters of the rule itself are set; the optimizer, from which it inherits them, does not change.
         """
         for name, value in _SWITCHED_OFF.items():
             if hasattr(rule.hyperparam, name):
@@ -60,15 +60,15 @@ class NoDecay:
 
 
 class Excluded:
-    """Says of a parameter of a model whether it goes without weight decay.
+    """Decides whether a parameter of a model is excluded from weight decay.
 
-    Parameters may be added, replaced and initialized at any time. The model is walked only for one that has not been
-    asked for before, and only if links count.
+    Parameters may be added, replaced and initialized at any time. The model is walked only for a parameter that is new,
+    and only if classes of links are given.
 
     Args:
         model: the link with the parameters.
         few_dimensions: whether parameters of at most one dimension are excluded.
-        links: classes of links whose own parameters are.
+        links: classes of links whose own parameters are excluded.
     """
 
     def __init__(self, model, *, few_dimensions, links):
@@ -78,10 +78,10 @@ class Excluded:
         self._known = {}  # id(parameter) -> (parameter, answer); the parameter is held so that its id stays its own
 
     def __getstate__(self):
-        return {**self.__dict__, "_known": {}}  # a copy has other parameters
+        return {**self.__dict__, "_known": {}}  # a copy has its own parameters
 
     def __call__(self, param):
-        """Returns whether ``param`` is excluded; of one without a shape yet its links alone decide."""
+        """Returns whether ``param`` is excluded; for an uninitialized parameter only its links decide."""
         if self._few_dimensions and param.array is not None and param.ndim <= 1:
             return True
         return bool(self._links) and self._of_links(param)
@@ -97,10 +97,10 @@ class Excluded:
 
 
 class DecayOfSome:
-    """``WeightDecay`` of the parameters that have no true attribute ``no_decay``.
+    """``WeightDecay`` for the parameters whose attribute ``no_decay`` is not true.
 
     Args:
-        hook: Chainer's hook, whose name and timing this one has.
+        hook: Chainer's hook, whose name and timing this hook takes.
     """
 
     call_for_each_param = True

@@ -1,4 +1,4 @@
-"""Learning rates of parts of a model: factors on the rate of the optimizer, by patterns for names; 0 freezes.
+"""Learning rates of parts of a model: factors on the optimizer's rate, by name patterns; 0 freezes.
 
 The wrapper's argument ``rates`` goes through :func:`checked`, and :class:`~mixprec.optimizer.masters.Masters` asks the
 :class:`Factors` of its model for each parameter.
@@ -12,10 +12,10 @@ from chainer.optimizer import Hyperparameter
 from mixprec.base import arguments
 from mixprec.base.name_patterns import UnknownName
 
-# Of the hyperparameters of a rule the first of these that it has is scaled. The step of Adam and MSVAG, with its weight
-# decay, is proportional to eta; alpha of RMSprop is no rate, and RMSprop has lr.
+# The first of these hyperparameters that a rule has is scaled. The step of Adam and MSVAG, with its weight decay, is
+# proportional to eta; alpha of RMSprop is not a rate, and RMSprop has lr.
 _RATES = ("eta", "lr", "alpha")
-_FROZEN = "_mixprec_frozen"  # attribute of a parameter that takes no gradient because of this module
+_FROZEN = "_mixprec_frozen"  # attribute of a parameter that this module has frozen
 
 
 class NothingToTrain(ValueError):
@@ -23,33 +23,33 @@ class NothingToTrain(ValueError):
 
 
 def checked(rates):
-    """Returns a dict from patterns to factors, which are floats.
+    """Checks ``rates`` and returns a dict from patterns to float factors.
 
     Args:
-        rates: ``None``, or a dict from patterns to factors, which are finite and 0 or more. A pattern is one of
-            :func:`fnmatch.fnmatchcase` for a whole name, in which ``*`` stands for slashes, too.
+        rates: ``None``, or a dict from patterns to factors, which are finite and 0 or more. A pattern matches whole
+            names as in :func:`fnmatch.fnmatchcase`; ``*`` matches slashes, too.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: a factor is not such a number.
+        TypeError: ``rates``, a pattern or a factor has another type.
+        ValueError: a factor is negative or not finite.
     """
     if rates is None:
         return {}
     arguments.instance("rates", rates, dict, "a dict from patterns to numbers, or None")
     for pattern in rates:
-        arguments.instance("a pattern of rates", pattern, str, 'a text such as "/fc/*"')
+        arguments.instance("a pattern of rates", pattern, str, 'a string such as "/fc/*"')
     return {pattern: arguments.number(f"rates[{pattern!r}]", factor, 0.0) for pattern, factor in rates.items()}
 
 
 class Factors:
-    """Says of a parameter of a model by what its learning rate is multiplied: the factor of the last pattern that fits.
+    """Looks up the factor on a parameter's learning rate: the factor of the last pattern that matches.
 
-    One that occurs under several names has that of the last pattern that fits any of them. Parameters may be added at
-    any time. The model is walked only for one that has not been asked for before.
+    For a parameter with several names, the last pattern that matches any of them is used. Parameters may be added at
+    any time. The model is walked only for a parameter that is new.
 
     Args:
         model: the link with the parameters.
-        rates: dict from patterns to factors, of :func:`checked`.
+        rates: dict from patterns to factors, from :func:`checked`.
 
     Raises:
         UnknownName: a pattern matches none of the parameters.
@@ -59,7 +59,7 @@ class Factors:
     def __init__(self, model, rates):
         self._model, self._rates = model, rates
         self._known = {}  # id(parameter) -> (parameter, factor); the parameter is held so that its id stays its own
-        self._shared = {}  # (id of hyperparameters, factor) -> ScaledRate, which holds the former
+        self._shared = {}  # (id of hyperparameters, factor) -> ScaledRate, which holds the hyperparameters
         if not rates:
             return
         names = [name for name, _ in model.namedparams()]
@@ -70,10 +70,10 @@ class Factors:
             raise NothingToTrain("rates: all parameters are frozen, and there is nothing to train")
 
     def __getstate__(self):
-        return {**self.__dict__, "_known": {}, "_shared": {}}  # a copy has other parameters
+        return {**self.__dict__, "_known": {}, "_shared": {}}  # a copy has its own parameters
 
     def __call__(self, param):
-        """Returns the factor of ``param``, 1.0 if no pattern fits."""
+        """Returns the factor of ``param``, 1.0 if no pattern matches."""
         if not self._rates:
             return 1.0
         if id(param) not in self._known:
@@ -89,10 +89,10 @@ class Factors:
         return fitting[-1] if fitting else 1.0
 
     def apply(self, param):
-        """Gives the update rule of a parameter its rate; one without a rule stays as it is.
+        """Gives the update rule of a parameter its rate; a parameter without a rule stays as it is.
 
-        The factor is on what the rule has from its optimizer, which a schedule moves. A learning rate that was set for
-        the rule itself is what it is.
+        The factor applies to the rate that the rule inherits from its optimizer, which a schedule changes. A learning
+        rate that was set for the rule itself is not scaled.
 
         Raises:
             ValueError: the rule has no learning rate.
@@ -115,24 +115,24 @@ class Factors:
         return self._shared[key]
 
     def set_gradient(self, param):
-        """Lets a parameter go without a gradient if it is frozen, so that no backward pass computes it."""
+        """Sets ``requires_grad`` of a frozen parameter to false, so that no backward pass computes its gradient."""
         frozen = self(param) == 0
         if frozen and param.requires_grad:
             param.__dict__[_FROZEN] = True
             param.cleargrad()
         elif frozen or not param.__dict__.pop(_FROZEN, False):
             return
-        # Chainer has no setter; the node of a parameter lives as long as it.
+        # Chainer has no setter; the node of a parameter lives as long as the parameter.
         param._requires_grad = param.node._requires_grad = not frozen
 
 
 class ScaledRate(Hyperparameter):
-    """The hyperparameters of an optimizer with its learning rate, whatever it is by now, times a factor.
+    """The hyperparameters of an optimizer, with its current learning rate multiplied by a factor.
 
     Args:
         parent: :class:`chainer.optimizer.Hyperparameter` of the optimizer.
         rate: name of the learning rate.
-        factor: what it is multiplied by.
+        factor: the factor.
     """
 
     def __init__(self, parent, rate, factor):
@@ -144,7 +144,7 @@ class ScaledRate(Hyperparameter):
         return value * self._factor if name == self._rate else value
 
     def get_dict(self):
-        """Returns all of them, a dict."""
+        """Returns all hyperparameters, a dict."""
         values = self._parent.get_dict()
         return {name: value * self._factor if name == self._rate else value for name, value in values.items()}
 
@@ -156,5 +156,5 @@ def factors_of(optimizer):
 
 
 def is_frozen(param: chainer.Parameter) -> bool:
-    """Returns whether a parameter goes without a gradient because its factor is 0."""
+    """Returns whether a parameter has no gradient because its factor is 0."""
     return _FROZEN in param.__dict__

@@ -1,9 +1,9 @@
-"""The wrapper as one of several processes that train one model: what :class:`Ranks` adds to setup and to a step.
+"""Data-parallel training in the wrapper: what :class:`Ranks` adds to setup and to a step with several processes.
 
 :class:`~mixprec.MixedPrecisionOptimizer` has one if it has a communicator. Its ``setup`` calls :meth:`Ranks.set_up`;
 each update :meth:`Ranks.begin` before the forward pass, :meth:`Ranks.last_pass` around the last backward pass, and
 :meth:`Ranks.finish` before the part of the step that looks at gradients. All of that part then sees the mean over
-ranks: check, hooks, norms, rules, loss scale. So all ranks skip a step together.
+ranks: check, hooks, norms, rules, loss scale. Therefore all ranks skip a step together.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ def ranks_of(communicator, allreduce_dtype):
     """Returns a :class:`Ranks`, or ``None`` without a communicator.
 
     Raises:
-        TypeError: ``communicator`` is not one of ChainerMN's.
-        ValueError: ``allreduce_dtype`` is no dtype for sums, or is given without a communicator.
+        TypeError: ``communicator`` is not a ChainerMN communicator.
+        ValueError: ``allreduce_dtype`` is not a dtype for sums, or is given without a communicator.
     """
     if communicator is None:
         if allreduce_dtype is not None:
-            raise ValueError("allreduce_dtype is that of sums over processes, and needs a communicator")
+            raise ValueError("allreduce_dtype is the dtype of sums over processes, and needs a communicator")
         return None
     if isinstance(communicator, type) or not hasattr(communicator, "mpi_comm"):
         found = arguments.found(communicator)
@@ -56,11 +56,12 @@ class Ranks:
     """Averages gradients over processes.
 
     Args:
-        communicator: of ChainerMN.
-        dtype_of_sum: in which gradients in float16 and bfloat16 are added; ``None`` for the default of where they are.
+        communicator: a ChainerMN communicator.
+        dtype_of_sum: dtype in which float16 and bfloat16 gradients are added; ``None`` for the default of host or
+            device.
 
     Attributes:
-        communicator: the same.
+        communicator: the ChainerMN communicator.
     """
 
     def __init__(self, communicator, dtype_of_sum):
@@ -70,17 +71,17 @@ class Ranks:
         self._captures = 0
 
     def set_up(self, masters, statistics, scaler, preconditioner, rates):
-        """Makes all ranks begin with the parameters of rank 0.
+        """Makes all ranks start from the parameters of rank 0.
 
         Args:
             masters: :class:`~mixprec.optimizer.masters.Masters`.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
             scaler: the loss scale.
             preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
-            rates: of :func:`mixprec.optimizer.part_rates.checked`.
+            rates: from :func:`mixprec.optimizer.part_rates.checked`.
 
         Raises:
-            ValueError: parameters or settings are not the same on all ranks; on all ranks, naming the first difference.
+            ValueError: parameters or settings differ between ranks; raised on all ranks, naming the first difference.
         """
         if self._mpi is None:
             self._mpi = MpiTransport(self.communicator.mpi_comm)
@@ -105,12 +106,12 @@ class Ranks:
             forward: function that calls the loss function; ``None`` if backward passes are over.
 
         Raises:
-            ValueError: parameters are not the same on all ranks, or their values cannot be.
+            ValueError: parameters differ between ranks, or their values cannot be made the same.
         """
         self._exchange.begin(self._all())
         if self._exchange.members.description == self._agreed:
             return
-        self._exchange.agree()  # so all ranks come by here
+        self._exchange.agree()  # so all ranks get here
         if forward is not None and not self._has_tried and any(param.array is None for _, param in self._all()):
             self._has_tried = True
             self._initialize(forward)
@@ -123,7 +124,7 @@ class Ranks:
         if new and forward is None:
             self._exchange.leave()
             raise ValueError(
-                f"{new[0][0]} has got its values after setup(), other ones on each rank: call the model once before "
+                f"{new[0][0]} was initialized after setup(), differently on each rank: call the model once before "
                 "setup(), or let update(lossfun, ...) call it"
             )
         self._send(new)
@@ -131,23 +132,23 @@ class Ranks:
         self._agreed = members.description
 
     def last_pass(self, sends=True):
-        """Returns a context for the last backward pass of a step, in which gradients are sent already.
+        """Returns a context for the last backward pass of a step, during which gradients are sent already.
 
         Args:
-            sends: whether they are. Otherwise another pass may follow.
+            sends: whether gradients are sent. Otherwise another pass may follow.
         """
         return self._exchange.overlapped(sends)
 
     def largest(self, number):
-        """Returns the largest of the numbers of all ranks, which ask at the same time."""
+        """Returns the largest of the numbers of all ranks; a collective call."""
         return max(self._exchange.transport.gather(number))
 
     def finish(self, passes, begins):
-        """Leaves in the parameters the means of their gradients, each with its loss scale.
+        """Leaves the averaged gradients in the parameters, each with its loss scale.
 
         Args:
             passes: :class:`~mixprec.precision.scaled_loss.ScaledPasses` of the step.
-            begins: whether the step begins here, after backward passes of the user's own.
+            begins: whether the step begins here, after the user's own backward passes.
         """
         if begins:
             self.begin()
@@ -170,18 +171,18 @@ class Ranks:
 
     @property
     def memory(self):
-        """Object that is replaced when gradients get other places in memory."""
+        """An object that is replaced when gradients move in memory."""
         return self._exchange.memory
 
-    def called(self, number, wish):
+    def called(self, number, vote):
         """Returns a context for a call of a captured step.
 
         See :meth:`GradientExchange.called <mixprec.distributed.exchange.GradientExchange.called>`.
         """
-        return self._exchange.called(self._all(), number, wish)
+        return self._exchange.called(self._all(), number, vote)
 
     def capturing(self):
-        """Returns a context for a step that is captured: no other rank is asked."""
+        """Returns a context for a step that is captured: ranks do not communicate on the host."""
         return self._exchange.capturing()
 
     def next_capture(self):
@@ -190,7 +191,7 @@ class Ranks:
         return self._captures
 
     def first(self, reason):
-        """Returns the first of the reasons of all ranks, with the rank; ``None`` if no rank has one.
+        """Returns the first reason of any rank, naming the rank; ``None`` if no rank has one.
 
         Args:
             reason: str or ``None``.
@@ -200,11 +201,11 @@ class Ranks:
 
     @property
     def transport(self):
-        """The :class:`~mixprec.distributed.transport.Transport` that gradients are sent by."""
+        """The :class:`~mixprec.distributed.transport.Transport` that sends gradients."""
         return self._exchange.transport
 
     def complete(self):
-        """Notes that the update is over; the next one finds out whether that is so on all ranks."""
+        """Records that the update is over; the next update checks whether that is so on all ranks."""
         self._exchange.updates += 1
 
     def _set_scales(self, params, scales, is_scaled, own, counts, sums, passes):
@@ -214,16 +215,16 @@ class Ranks:
             if not is_scaled[number]:
                 param._loss_scale = _scale_of(sums[number] / counts[number], param, passes)
             elif math.isnan(own[number]):
-                pass  # it is refused as it is, and by all others
+                pass  # it is refused as it is, and on all other ranks
             elif sums[number] != counts[number] * own[number]:
                 param._loss_scale = MIXED
-            else:  # a UsedScale knew the array that was there before
+            else:  # a UsedScale belongs to the array that was there before
                 param._loss_scale = scale.factor if isinstance(scale, UsedScale) else scale
 
     def _number(self, scale, passes):
         """Returns a scale as a number, which is NaN if the gradient cannot be used.
 
-        A factor on a device is not read if it is that of the step, which is the same on all ranks.
+        A factor on a device is not read if it is the factor of the step, which is the same on all ranks.
         """
         if scale is UNSCALED_FP16 and not isinstance(self._scaler, NoLossScale):
             return math.nan
@@ -236,7 +237,7 @@ class Ranks:
             return float(to_host(factor))
         except RuntimeError as error:
             raise CaptureError(
-                "a gradient of another step, which is still scaled, is used once more, and its scale would be read: "
+                "a gradient of an earlier step, still scaled, is used again, and its scale would have to be read: "
                 "call model.cleargrads() before backward passes"
             ) from error
 
@@ -252,7 +253,7 @@ class Ranks:
         return self._named
 
     def _initialize(self, forward):
-        """Calls the loss function once, for the parameters that get their shapes in it, and forgets what it did."""
+        """Calls the loss function once to initialize parameters without shapes; its other effects are undone."""
         reporting = chainer.report_scope({}) if chainer.reporter._get_reporters() else contextlib.nullcontext()
         with self._statistics.kept(), reporting, np.errstate(over="ignore", invalid="ignore"):
             losses = forward()
@@ -260,9 +261,9 @@ class Ranks:
                 next(losses, None)
 
     def _choose_transport(self):
-        """Chooses by what gradients are sent: by NCCL where parameters are on a device."""
+        """Chooses the transport of gradients: NCCL if parameters are on a device."""
         members = self._exchange.members
-        members.check_place()
+        members.check_device()
         array = next((param.array for _, param in members.initialized), None)
         if array is None or is_of_numpy(array):
             self._exchange.transport = self._mpi
@@ -275,7 +276,7 @@ class Ranks:
             self._exchange.transport = NcclTransport(self._mpi, nccl_of(self.communicator, array))
 
     def _send(self, named):
-        """Writes the values of rank 0 into parameters and masters of all ranks."""
+        """Broadcasts the values of rank 0 into parameters and masters of all ranks."""
         for name, param in named:
             array = self._masters.current(name, param).array
             turned = array.transpose(axes(array))
@@ -300,7 +301,7 @@ def _settings(scaler, dtype_of_sum, preconditioner, rates):
 
 
 def _scale_of(number, param, passes):
-    """Returns the scale that is ``number`` on all ranks that have a gradient: the factor, if it is that of the step."""
+    """Returns the scale, ``number`` on all ranks that have a gradient; the factor itself if it is the step's."""
     if math.isnan(number):
         return MIXED
     factor = passes.factor_on(param.device)

@@ -17,7 +17,7 @@ _ADAM = {(): "Adam", ("amsgrad",): "AMSGrad", ("adabound",): "AdaBound", ("amsgr
 
 
 def init_states(namedparams, entries):
-    """Gives rules their states, also if the first step is going to be skipped; those of a batch as it wants them.
+    """Initializes the states of rules, even if the first step is skipped; states in a batch get the layout it needs.
 
     Args:
         namedparams: ``[(name, parameter, master)]`` of the model.
@@ -41,8 +41,8 @@ def serialize_optimizer(optimizer, masters, serializer, own):
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        serializer: of Chainer's.
-        own: its part for what plain Chainer does not have.
+        serializer: Chainer serializer.
+        own: the serializer for state that plain Chainer does not have.
 
     Raises:
         ValueError: the file was written with another optimizer. Nothing has changed.
@@ -54,19 +54,19 @@ def serialize_optimizer(optimizer, masters, serializer, own):
 
 @contextlib.contextmanager
 def _complete_states(masters, serializer):
-    """For the time in which Chainer saves or loads the wrapped optimizer: no state of a rule is missing.
+    """A context in which Chainer saves or loads the wrapped optimizer: every rule has a state.
 
-    Chainer cannot load a file in which it is, and a rule has none before its first update, which may be long in coming:
-    steps may be skipped, its parameter may be uninitialized, or it may be disabled.
+    Chainer cannot load a file in which a state is missing, and a rule has none before its first update. That may come
+    late: steps may be skipped, its parameter may be uninitialized, or it may be disabled.
 
     Args:
         masters: :class:`~mixprec.optimizer.masters.Masters`.
-        serializer: of Chainer's; whether it loads or saves.
+        serializer: Chainer serializer, which loads or saves.
     """
     rules = [(master, rule) for _, master in masters.namedparams() if (rule := master.update_rule) is not None]
     uninitialized, frozen = [], []
     if isinstance(serializer, chainer.Deserializer):
-        # Chainer lets the state of a disabled rule be missing.
+        # Chainer allows the state of a disabled rule to be missing.
         uninitialized = [rule for master, rule in rules if master.array is None and rule.enabled]
     else:
         frozen = [rule for _, rule in rules if rule.state is None and not rule.enabled]
@@ -80,23 +80,23 @@ def _complete_states(masters, serializer):
     finally:
         for rule in uninitialized:
             rule.enabled = True
-        for rule in frozen:  # it needs none here, but in a file, for a run in which it is updated
+        for rule in frozen:  # it needs none here, but a run in which it is updated loads it
             rule._state = None
     for _, rule in rules:
         for name, value in (rule.state or {}).items():
-            if is_half(getattr(value, "dtype", None)):  # from an FP16 run of plain Chainer
+            if is_half(getattr(value, "dtype", None)):  # saved by an FP16 run of plain Chainer
                 rule.state[name] = value.astype(np.float32)
 
 
 def _serialize_rule(optimizer, serializer):
-    """Saves the name of the wrapped optimizer's class, or checks it against that in a file.
+    """Saves the name of the wrapped optimizer's class, or compares it with the name in a file.
 
-    The states of rules have the same names and shapes: without it the velocity of one would be taken for that of
-    another. A file without the name, such as one of plain Chainer, is not checked.
+    States of different rules have the same names and shapes: without this check the velocity of one rule could be
+    loaded as the velocity of another. A file without the name, such as a file of plain Chainer, is not checked.
 
     Args:
         optimizer: :class:`chainer.GradientMethod`.
-        serializer: of Chainer's; whether it loads or saves.
+        serializer: Chainer serializer, which loads or saves.
 
     Raises:
         ValueError: the file is of another optimizer.
@@ -111,13 +111,13 @@ def _serialize_rule(optimizer, serializer):
         return
     if written is not None and (there := np.asarray(written).tobytes().decode(errors="replace")) != here:
         raise ValueError(
-            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, to which it "
+            f"the optimizer's state was saved by {one_line(there, 80)}, and this optimizer is {here}, for which it "
             f"means something else; use {one_line(there, 80)}, or load the model alone"
         )
 
 
 def _rule(optimizer):
-    """Returns the name of an optimizer, and of what Adam is with its flags, however that is written."""
+    """Returns the name of an optimizer, for Adam with its flags: AdamW and Adam with these flags have one name."""
     name = type(optimizer).__name__
     if not isinstance(optimizer, chainer.optimizers.Adam):
         return name
@@ -128,15 +128,15 @@ def _rule(optimizer):
 
 
 def serialize_counters(serializer, counter, scaler):
-    """Saves or loads the counter of steps and the loss scale; without them in a file the scale begins afresh.
+    """Saves or loads the step counter and the loss scale; if a file has neither, the scale starts afresh.
 
     Args:
-        serializer: of Chainer's.
+        serializer: Chainer serializer.
         counter: :class:`~mixprec.precision.step_counter.StepCounter`.
         scaler: the loss scale.
 
     Returns:
-        Whether they were there. If not, there was a warning, and the counter has to be a new one.
+        Whether the file has them. If not, a warning was issued, and the caller needs a new counter.
     """
     try:
         counter.serialize(serializer)

@@ -1,11 +1,11 @@
-"""The running statistics of a model, so that a skipped step can leave them as they were.
+"""Saves the running statistics of a model, so that a skipped step can restore them.
 
-``setup`` makes :class:`RunningStatistics`. A step begins with the first call of a link in training mode, whether with
-backprop or not: ``F.forget``, a teacher and frozen layers have none. Hooks of links save then; ``update(lossfun)``
-saves what they have not. The end of ``update()`` takes the values back, or forgets what was saved.
+``setup`` makes :class:`RunningStatistics`. A step begins with the first call of a link in training mode, with or
+without backprop: ``F.forget``, a teacher and frozen layers run without it. Link hooks save the statistics then;
+``update(lossfun)`` saves the rest. The end of ``update()`` restores the values, or discards the copies.
 
-A step may call models of other optimizers, too, as a critic's calls the generator. So a hook also saves in its first
-call after the last ``update()`` of the thread, whichever optimizer that was of (:class:`_Calls`).
+A step may call models of other optimizers, too, as a critic's step calls the generator. So a hook also saves in its
+first call after the last ``update()`` in the thread, of any optimizer (:class:`_Calls`).
 """
 
 import collections
@@ -23,16 +23,16 @@ from mixprec.backends.transfers import on_host, to_host
 from mixprec.base.scoped import scoped
 from mixprec.optimizer.batch.saved_arrays import SavedArrays, restore
 
-# What a lazily sized batch normalization starts from, unless its caller gave something else.
+# Initial values of a lazily sized batch normalization, unless its caller gave others.
 _FIRST_VALUES = {"avg_mean": 0.0, "avg_var": 1.0}
 _SAVED, _PERSISTENT = operator.attrgetter("saved"), operator.attrgetter("_persistent")
 
 
 class _Calls(threading.local):
-    """What this thread has called since its last ``update()`` has ended, or since ``update(lossfun)`` has begun.
+    """The link calls of this thread since its last ``update()`` ended, or since ``update(lossfun)`` began.
 
     Attributes:
-        first: hook of a link -> what was saved in its first call, ``(order, saved)`` as in :class:`_Saver`.
+        first: hook of a link -> the values saved in its first call, ``(order, saved)`` as in :class:`_Saver`.
     """
 
     def __init__(self):
@@ -48,9 +48,9 @@ _calls = _Calls()
 class RunningStatistics:
     """Guards the persistent values of every link (``avg_mean``, ``avg_var`` and ``N`` of batch normalization).
 
-    A forward pass in training mode moves them before it is known whether the step will be skipped. A link hook
-    therefore copies those of a link right before its first forward pass of a step, wherever that is called. Where it is
-    known that a step begins, :meth:`save` copies all of them, also of links that are called by their ``forward``.
+    A forward pass in training mode changes them before it is known whether the step will be skipped. A link hook
+    therefore copies the values of its link right before the link's first forward pass in a step. Where the beginning of
+    a step is known, :meth:`save` copies all values, also of links that are called by their ``forward``.
 
     Args:
         index: :class:`~mixprec.optimizer.model_index.ModelIndex` of the model whose statistics to guard.
@@ -62,15 +62,15 @@ class RunningStatistics:
         self._forget_saved()
 
     def __getstate__(self):
-        return {"_copies": None, "_has_begun": False}  # what has been saved is in the hooks of the links
+        return {"_copies": None, "_has_begun": False}  # the saved values are in the hooks of the links
 
     def watch(self, index):
-        """Guards the links of another model; what has been saved of them stays."""
+        """Guards the links of another model; values already saved from them are kept."""
         self._index = index
         self._guard_links()
 
     def _guard_links(self):
-        """Puts a hook on each link that has persistent values or may get some: links come and go."""
+        """Puts a hook on each link that has, or may get, persistent values: links can be added and removed."""
         self._links = self._index.links
         # Hooks such as spectral normalization register a value when there is a weight: in a pass, or from a file.
         guarded = [link for link in self._links if link._persistent or link._n_local_link_hooks]
@@ -83,7 +83,7 @@ class RunningStatistics:
         return any(map(_SAVED, self._savers))
 
     def save(self):
-        """Begins a step, if it is one of training: copies the values of all links, those on a device in one launch."""
+        """Begins a step in training mode: copies the values of all links; on a device in one launch."""
         self._has_begun = True
         _calls.begin()
         savers = [saver for saver in self._savers if not saver.saved]
@@ -98,15 +98,15 @@ class RunningStatistics:
             saver.keep({name: (value, copies.get(id(value))) for name, value in values.items()})
 
     def forget(self):
-        """Ends a step: what has been saved in it is not wanted any more."""
-        if self._has_begun:  # otherwise a loop of the user's own may go on to a step of another optimizer
+        """Ends a step: the values saved in it are discarded."""
+        if self._has_begun:  # otherwise the user's own loop may continue with a step of another optimizer
             _forget_calls()
         self._has_begun = False
         _calls.begin()
         self._forget_saved()
 
     def _forget_saved(self):
-        """What the next forward pass finds is what is kept. Links that are new are guarded from now on."""
+        """Discards saved values; the next forward pass saves again. New links are guarded from now on."""
         if self._index.links is not self._links or any(map(_PERSISTENT, self._unguarded)):
             self._guard_links()
         for number, saver in enumerate(self._savers):
@@ -116,7 +116,7 @@ class RunningStatistics:
                 saver.saved = {}
 
     def _copied(self, arrays):
-        """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, none if it cannot."""
+        """Copies arrays on a device in one launch; returns the copies by the ids of the arrays, empty if impossible."""
         if not arrays:
             return {}
         if self._copies is None or not self._copies.are_of(arrays):
@@ -133,7 +133,7 @@ class RunningStatistics:
         return self._copies
 
     def moved(self):
-        """Returns ``[(array, its copy from before the step)]`` of the arrays that the step may have moved in place."""
+        """Returns ``[(array, its copy from before the step)]`` for arrays that the step may have changed in place."""
         arrays = {}
         for name, link, value, before in self._saved():
             now = link.__dict__.get(name)
@@ -142,13 +142,13 @@ class RunningStatistics:
         return list(arrays.values())
 
     def undo(self, skipped, but=()):
-        """Brings back, if ``skipped``, the values from before the step; arrays in place.
+        """If ``skipped``, restores the values from before the step; arrays in place.
 
         Args:
-            skipped: a bool, or a boolean array of shape (); in an array on a device the host looks only if the step
-                has moved a number that a link keeps on the host (batch normalization while it fine-tunes), or has
-                put another array in the place of one.
-            but: those from :meth:`moved` that the kernel ``update`` brings back.
+            skipped: a bool, or a boolean array of shape (); the host reads an array on a device only if the step has
+                changed a number that a link keeps on the host (batch normalization while it fine-tunes), or has
+                replaced an array.
+            but: the arrays from :meth:`moved` that the kernel ``update`` restores.
         """
         if on_host(skipped) and not skipped:
             return
@@ -162,7 +162,7 @@ class RunningStatistics:
                 link.__dict__[name] = value
 
     def _saved(self):
-        """Yields ``name, link, value, copy`` of what was saved, the last first: the first copy of an array is right."""
+        """Yields ``name, link, value, copy`` of saved values, the last first: the first copy of an array is right."""
         own = [(saver.order, saver.link, saver.saved) for saver in self._savers]
         known = set(self._savers)
         others = [(*first, saver) for saver, first in list(_calls.first.items()) if saver not in known]
@@ -173,7 +173,7 @@ class RunningStatistics:
 
     @contextlib.contextmanager
     def outside_of_steps(self):
-        """Inside of the block calls are no part of a step: what they move stays, as when statistics are recomputed."""
+        """A context whose calls are not part of a step: their changes stay, as when statistics are recomputed."""
         of_step = {saver for saver in self._savers if saver.saved}
         try:
             with scoped(_calls, first=weakref.WeakKeyDictionary()):
@@ -185,7 +185,7 @@ class RunningStatistics:
 
     @contextlib.contextmanager
     def kept(self):
-        """Leaves the statistics after the block as they were before it."""
+        """A context that restores the statistics at its end."""
         savers = list(self._savers)
         outer, calls = [saver.saved for saver in savers], _calls.first
         _calls.begin()
@@ -203,14 +203,14 @@ class RunningStatistics:
 
 
 def loaded(link):
-    """Called when the persistent values of a link were loaded: there is nothing to come back to any more."""
+    """Called when the persistent values of a link were loaded: saved values are discarded."""
     if (saver := _saver(link)) is not None:
         saver.saved = {}
         _calls.first.pop(saver, None)
 
 
 def _forget_calls():
-    """Hooks of all optimizers' links do not want any more what they have saved for these calls."""
+    """Makes the link hooks of all optimizers discard the values saved for these calls."""
     for saver, (_, saved) in list(_calls.first.items()):
         if saver.saved is saved:
             saver.saved = {}
@@ -239,7 +239,7 @@ class _Saver(chainer.LinkHook):
         return {name: values[name] for name in self.link._persistent if name in values}
 
     def keep(self, values):
-        """Keeps values by their names, with copies; ``None`` for one that is still to be made."""
+        """Stores values by name, with their copies; ``None`` for a copy that is still to be made."""
         saved = {
             name: (value, self._copy(name, value) if copy is None else copy) for name, (value, copy) in values.items()
         }
@@ -259,8 +259,8 @@ class _Saver(chainer.LinkHook):
 
 def _guard(link):
     saver = _Saver(link)
-    # First, before hooks such as spectral normalization, which moves a persistent vector. In a new dict, as a link that
-    # was copied by Link.copy() shares that of the original.
+    # First, before hooks such as spectral normalization, which changes a persistent vector. In a new dict, as a link
+    # that was copied by Link.copy() shares the dict of the original.
     others = {name: hook for name, hook in link.local_link_hooks.items() if name != saver.name}
     link._local_link_hooks = collections.OrderedDict({saver.name: saver, **others})
     return saver

@@ -25,27 +25,27 @@ from mixprec.precision.weight_copies import announce_wide
 
 
 class OptimizerStep:
-    """Runs steps of an optimizer, most parameters in a batch and the others as Chainer does, one by one.
+    """Runs the steps of an optimizer: most parameters in a batch, the others one by one, as in Chainer.
 
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
         masters: :class:`~mixprec.optimizer.masters.Masters`.
         preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
-        batched: whether there may be a batch at all.
+        batched: whether parameters may be batched at all.
         zero_gradients: whether to leave zeros in the gradients.
 
     Attributes:
-        changes: what sees changes since the plan was made, another one for each plan.
-        shares_rules: whether another optimizer has the same update rules, whose ``t`` it must know at once.
+        changes: the :class:`~mixprec.optimizer.model_index.Changes` of the current plan.
+        shares_rules: whether another optimizer shares the update rules, whose ``t`` it must then know at once.
     """
 
     def __init__(self, optimizer, masters, preconditioner, *, batched, zero_gradients):
         self._optimizer, self._masters, self._preconditioner = optimizer, masters, preconditioner
         self._wanted, self._zero_gradients = batched, zero_gradients
         self._announced = set()
-        self._plan = self.changes = self._seed = None  # the last one is that of the noise on a device
-        self._form = None  # what updates most parameters
-        self._beside = None  # the FallbackForm of those that the form cannot take, or None
+        self._plan = self.changes = self._seed = None  # the seed is for the noise on a device
+        self._form = None  # updates most parameters
+        self._beside = None  # the FallbackForm for parameters that the form does not support, or None
         self._masters_in_step = None  # returns the context in which a step runs
         self.shares_rules = False
 
@@ -55,8 +55,7 @@ class OptimizerStep:
         Args:
             scaler: the loss scale, which advances.
             counter: :class:`~mixprec.precision.step_counter.StepCounter`, which counts the step.
-            statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which a skipped step brings
-                back.
+            statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`, which a skipped step restores.
 
         Returns:
             Whether the step is skipped: a boolean array of shape (), valid until the next step.
@@ -71,8 +70,8 @@ class OptimizerStep:
         with self._masters_in_step():
             done = () if self._preconditioner is None else self._preconditioned()
             skip = form.check(scale, gradients, statistics, done)  # unscaled into FP32: is any inf or NaN?
-            skip = form.run_hooks(skip)  # is any of them now?
-            if self._beside is not None:  # first, as it can be taken back
+            skip = form.run_hooks(skip)  # have hooks produced any?
+            if self._beside is not None:  # first, as it can be undone
                 skip = self._beside.update(skip | self._beside.check(done=done), scaler, counter)
             skip = form.update(skip, scaler, counter)  # all or nothing
             if self._preconditioner is not None:
@@ -112,18 +111,18 @@ class OptimizerStep:
 
     @property
     def plan(self):
-        """The :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` as things are now."""
+        """The current :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan`."""
         self._refresh()
         return self._plan
 
     def settle(self):
-        """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding."""
+        """Brings ``t`` of optimizer and rules up to date, with one read if steps on a device are outstanding."""
         settled = [form.settle() for form in (self._form, self._beside) if form is not None]
         if any(settled) and self.changes is not None:
             self.changes.expect()
 
     def seed_of_noise(self):
-        """Returns the seed of the random numbers on a device, drawn when it is first asked for."""
+        """Returns the seed of the random numbers on a device, drawn at the first call."""
         if self._seed is None:
             self._seed = int(np.random.randint(1 << 31))
         return self._seed
@@ -132,31 +131,31 @@ class OptimizerStep:
 
     @property
     def batch(self):
-        """What updates the batch, a :class:`DeviceBatch` on a device; another one when the plan has changed."""
+        """The object that updates the batch, a :class:`DeviceBatch` on a device; a new one after the plan changes."""
         return None if self._form is None else self._form.batch
 
     def unchanged(self):
-        """Whether all is as it was when the plan was made; to be asked between steps."""
+        """Whether nothing has changed since the plan was made; for calls between steps."""
         return self.changes.none()
 
     def before_launch(self):
-        """To be called before a graph runs a step."""
+        """Must be called before a graph that runs a step is launched."""
         if self.batch.must_settle:
             self.settle()
         self.batch.follow_bases()
 
     def after_launch(self):
-        """To be called when a graph has been asked to run a step."""
+        """Must be called after a graph that runs a step was launched."""
         self._form.after_launch()
         self.changes.expect()
 
     # --- the plan
 
     def _refresh(self):
-        """Makes another plan, and forms for it, if anything has changed since the last one."""
+        """Makes a new plan, and forms for it, if anything has changed since the last plan."""
         if self.changes is not None and self.changes.none():
             return
-        self.changes = None  # should this fail, the next step makes all of it again
+        self.changes = None  # if this fails, the next step makes everything again
         if self._wanted:
             self.settle()
             self._form = self._beside = None
@@ -181,14 +180,14 @@ class OptimizerStep:
                 self._masters_in_step = functools.partial(masters.fixed, of=self._plan.others)
         self.changes = Changes(optimizer, masters, self._plan.entries)
 
-    def plan_anew(self):
-        """To be called when states have been loaded: numbers in them may part what was one group."""
+    def renew_plan(self):
+        """Must be called when states have been loaded: different numbers in them may split a group."""
         self.changes = None
 
     def _preconditioned(self):
-        """Leaves preconditioned gradients in masters; returns the ids of their parameters.
+        """Writes preconditioned gradients into masters; returns the ids of their parameters.
 
-        What is not finite before is so afterwards, and the check finds it.
+        Values that are not finite remain so, and the check finds them.
         """
         inverses = {}
         return self._preconditioner.run(

@@ -4,10 +4,10 @@ import abc
 
 
 class UpdateForm(abc.ABC):
-    """One way to check and update parameters, made for one plan and used until the plan changes.
+    """A way to check and update parameters, made for one plan and used until the plan changes.
 
     :class:`~mixprec.optimizer.step.OptimizerStep` calls :meth:`check`, :meth:`run_hooks` and :meth:`update` in this
-    order. A form does what it can do together in the first of them that allows it:
+    order. A form combines work in the first of them that allows it:
 
     ============  ===================================  ==========================  ===================================
     \\             :meth:`check`                        :meth:`run_hooks`           :meth:`update`
@@ -19,15 +19,15 @@ class UpdateForm(abc.ABC):
                                                                                    makes something inf or NaN
     ============  ===================================  ==========================  ===================================
 
-    Everywhere ``skip`` is whether the step is skipped: a bool, or on a device a boolean array of shape () that is not
+    ``skip`` always says whether the step is skipped: a bool, or on a device a boolean array of shape () that is not
     read.
 
     Attributes:
-        moves_counters: whether :meth:`update` moves the loss scale and the counters of steps, too: the kernel of a
-            device does so, as the host does not know whether the step is skipped.
+        moves_counters: whether :meth:`update` also advances the loss scale and the step counters: the kernel on a
+            device does, as the host does not know whether the step is skipped.
         batch: the :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` that a graph may capture, or ``None``.
-        restored: ``[(array, its copy)]`` of running statistics that :meth:`update` brings back in a skipped step.
-        zeroed: ids of the parameters in whose gradients :meth:`update` leaves zeros.
+        restored: ``[(array, its copy)]`` of running statistics that :meth:`update` restores in a skipped step.
+        zeroed: ids of the parameters whose gradients :meth:`update` sets to zero.
     """
 
     moves_counters = False
@@ -40,26 +40,26 @@ class UpdateForm(abc.ABC):
         """Unscales all gradients into FP32.
 
         Args:
-            scale: the one scale of all gradients, ``MIXED`` if there are several, see
+            scale: the common scale of all gradients, ``MIXED`` if there are several, see
                 :mod:`~mixprec.precision.grad_scales`.
             gradients: the gradients of the model's parameters, an array or ``None`` for each.
             statistics: :class:`~mixprec.optimizer.running_statistics.RunningStatistics`.
             done: ids of the parameters whose masters have their gradients already, from a preconditioner.
 
         Returns:
-            ``skip``: whether any of them is not finite.
+            ``skip``: whether any gradient is not finite.
         """
 
     def run_hooks(self, skip):
-        """Runs hooks on the unscaled gradients, unless skipped; returns ``skip``, true also if they are not finite now.
+        """Runs hooks on the unscaled gradients, unless skipped; returns ``skip``, also true if any is not finite now.
 
-        Masters and states have not changed yet. A form whose hooks run elsewhere has nothing to do here.
+        Masters and states have not changed yet. A form whose hooks run elsewhere does nothing here.
         """
         return skip
 
     @abc.abstractmethod
     def update(self, skip, scaler, counter):
-        """Updates masters, states, ``t`` and the rounded parameters, all of it or nothing.
+        """Updates masters, states, ``t`` and the rounded parameters: all or nothing.
 
         Args:
             skip: whether to skip.
@@ -67,16 +67,16 @@ class UpdateForm(abc.ABC):
             counter: :class:`~mixprec.precision.step_counter.StepCounter`.
 
         Returns:
-            ``skip``, true also if what was updated is not finite.
+            ``skip``, also true if an updated value is not finite.
         """
 
     def forget(self):  # noqa: B027
-        """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
+        """Releases the gradients of :meth:`check`, if no :meth:`update` follows."""
 
     def settle(self):
-        """Makes ``t`` of optimizer and rules right, with one read if steps on a device are outstanding.
+        """Brings ``t`` of optimizer and rules up to date, with one read if steps on a device are outstanding.
 
         Returns:
-            Whether there were any; never on the host, where a step counts at once.
+            Whether any were outstanding; always false on the host, where a step is counted at once.
         """
         return False

@@ -15,7 +15,7 @@ class ParameterReport:
         name: as in ``namedparams`` of the model.
         dtype: dtype name of the parameter.
         size: number of its elements; 0 if it is not initialized yet.
-        path: what happens to it in a step, and why.
+        path: how a step updates it, and why.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ParameterReport:
 
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """What a step of the optimizer does to each parameter; ``print(report)`` shows an aligned table.
+    """How a step of the optimizer updates each parameter; ``print(report)`` shows an aligned table.
 
     Attributes:
         parameters: a :class:`ParameterReport` of each parameter of the model.
@@ -36,7 +36,7 @@ class UpdateReport:
 
     @classmethod
     def of(cls, plan: Any, model: Any) -> "UpdateReport":
-        """Makes the report of a :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` for a model."""
+        """Makes the report for an :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` and a model."""
         rows = {}
         for name, param in model.namedparams():
             waits = param.array is None

@@ -1,7 +1,7 @@
-"""``MixedPrecisionOptimizer``: FP32 master weights and loss scaling around any gradient method of Chainer.
+"""``MixedPrecisionOptimizer``: FP32 master weights and loss scaling for any gradient method of Chainer.
 
-A training loop, or Chainer's updater, calls ``update()`` once a step. The part of a step after ``backward`` stands on
-one page, in :mod:`mixprec.optimizer.step`.
+A training loop, or Chainer's updater, calls ``update()`` once a step. The part of a step after ``backward`` is in
+:mod:`mixprec.optimizer.step`.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ from mixprec.precision.step_counter import StepCounter
 class MixedPrecisionOptimizer(Delegation):
     """Wraps a Chainer optimizer for a model with FP16 or BF16 parameters.
 
-    The wrapped optimizer works on FP32 masters of the model's parameters. One step is, in this order: backward on the
-    scaled loss; gradients unscaled into FP32; a check that all are finite; hooks; a check of what hooks did; update of
-    the masters; masters rounded into the model's parameters, in place. If anything is inf or NaN the step is skipped:
-    masters, parameters, optimizer state, ``t`` and batch-norm statistics are as they were, and only the loss scale, its
-    counters and :attr:`skipped` move.
+    The wrapped optimizer works on FP32 masters of the model's parameters. One step does the following, in this order:
+    backward on the scaled loss; unscale the gradients into FP32; check that all are finite; run hooks; check the result
+    of the hooks; update the masters; round the masters into the model's parameters, in place. If anything is inf or NaN
+    the step is skipped: masters, parameters, optimizer state, ``t`` and batch-norm statistics stay unchanged, and only
+    the loss scale, its counters and :attr:`skipped` change.
 
     Hyperparameters (``optimizer.lr = 0.1``), hooks, ``t``, ``epoch`` and all other attributes of the wrapped optimizer
-    are reached through the wrapper, which therefore fits wherever Chainer wants an optimizer.
+    are available on the wrapper, which therefore works wherever Chainer expects an optimizer.
 
     Example:
         >>> import chainer, chainer.functions as F, chainer.links as L, numpy as np
@@ -67,33 +67,35 @@ class MixedPrecisionOptimizer(Delegation):
         optimizer: a :class:`chainer.GradientMethod` that has not been set up yet.
         loss_scale: ``"dynamic"``, a number (a static scale, a power of two), ``None`` (no scaling), or a
             :class:`~mixprec.DynamicLossScale`, :class:`~mixprec.StaticLossScale` or :class:`~mixprec.NoLossScale`.
-        batched: whether all parameters are updated together, a thousand with as many launches as one. What that cannot
-            do runs in Chainer's own way; :meth:`report` says what and why. On NumPy the results are the same bit for
-            bit.
-        no_decay: what weight decay leaves out: ``"ndim <= 1"`` (biases, and what normalizations scale and shift by), a
-            link class such as :class:`chainer.links.BatchNormalization` (what such links own), or a tuple of these.
-            That goes for ``WeightDecay`` hooks of the optimizer and for the decay that is a hyperparameter of the rule;
-            from LARS and LAMB it takes the trust ratio, too.
-        zero_gradients: whether a step leaves zeros in the gradients, so that the next backward pass needs no
+        batched: whether all parameters are updated together, a thousand with as many launches as one. Parameters that
+            cannot be batched are updated by Chainer's own loop; :meth:`report` lists them with the reasons. On NumPy
+            the results are the same bit for bit.
+        no_decay: parameters without weight decay: ``"ndim <= 1"`` (biases, and scales and shifts of normalizations), a
+            link class such as :class:`chainer.links.BatchNormalization` (the parameters that such links own), or a
+            tuple of these. It applies to ``WeightDecay`` hooks of the optimizer and to weight decay that is a
+            hyperparameter of the rule; it also switches off the trust ratio of LARS and LAMB.
+        zero_gradients: whether a step sets the gradients to zero, so that the next backward pass needs no
             ``cleargrads``.
         preconditioner: :class:`~mixprec.KFAC`, which multiplies gradients before hooks see them, or ``None``.
-        communicator: of ChainerMN, ``chainermn.create_communicator("naive")``: gradients are averaged over its
-            processes during the last backward pass of an update. All processes step, or skip, together.
-        allreduce_dtype: in which gradients in FP16 and BF16 are added then, ``"float32"``, ``"float16"`` or
-            ``"bfloat16"``; ``None`` is FP32 on NumPy, their own dtype on a GPU. Those in FP32 always are in FP32.
-        rates: what the learning rate is multiplied by for parts of the model, a dict from patterns for names of
-            parameters to factors: ``{"/fc/*": 10.0, "/conv1/*": 0}``. Of the patterns that fit a name
-            (:mod:`fnmatch`; ``*`` stands for slashes, too) the last one counts. 0 freezes: the parameter stays as it
-            is, without gradient, decay and state, and no backward pass is run for layers before all that is trained.
+        communicator: a ChainerMN communicator, such as ``chainermn.create_communicator("naive")``: gradients are
+            averaged over its processes during the last backward pass of an update. All processes step, or skip,
+            together.
+        allreduce_dtype: dtype in which FP16 and BF16 gradients are added then: ``"float32"``, ``"float16"`` or
+            ``"bfloat16"``; ``None`` is FP32 on NumPy, and the gradients' own dtype on a GPU. FP32 gradients are always
+            added in FP32.
+        rates: factors on the learning rate for parts of the model, a dict from patterns for parameter names to factors:
+            ``{"/fc/*": 10.0, "/conv1/*": 0}``. If several patterns match a name (:mod:`fnmatch`; ``*`` matches slashes,
+            too), the last one is used. 0 freezes a parameter: it stays as it is, without gradient, decay and state, and
+            no backward pass runs for layers before the first trained one.
 
     Raises:
-        TypeError: ``optimizer`` is not a gradient method, or another argument none of those.
+        TypeError: ``optimizer`` is not a gradient method, or another argument has a wrong type.
         ValueError: ``optimizer`` has been set up already, the static scale is not a power of two, or a factor in
             ``rates`` is negative.
     """
 
     _OWN = (
-        *("_optimizer", "_scaler", "_no_decay", "_rates", "_wishes", "_ranks", "_preconditioner"),  # as it was made
+        *("_optimizer", "_scaler", "_no_decay", "_rates", "_options", "_ranks", "_preconditioner"),  # the constructor's
         *("_masters", "_statistics", "_optimizer_step", "_counter", "_passes", "_watchdog", "_evaluation"),
     )
 
@@ -117,8 +119,8 @@ class MixedPrecisionOptimizer(Delegation):
         self._rates = part_rates.checked(rates)
         self._evaluation = Evaluation()
         self._ranks = ranks_of(communicator, allreduce_dtype)
-        wishes = {"batched": batched, "zero_gradients": zero_gradients}
-        self._wishes = {name: arguments.flag(name, value) for name, value in wishes.items()}
+        options = {"batched": batched, "zero_gradients": zero_gradients}
+        self._options = {name: arguments.flag(name, value) for name, value in options.items()}
         self._counter = StepCounter()
         if preconditioner is not None:
             arguments.instance("preconditioner", preconditioner, KFAC, "a mixprec.KFAC or None")
@@ -141,21 +143,21 @@ class MixedPrecisionOptimizer(Delegation):
             if self._preconditioner is not None:
                 self._preconditioner.attach(self, self._masters.index)
             self._start(scales)
-        self._watchdog.look_next_time()  # what was on its way from a device stays with the original
+        self._watchdog.look_next_time()  # a transfer under way from a device stays with the original
 
     def setup(self, link: chainer.Link) -> "MixedPrecisionOptimizer":
         """Sets the model to optimize, best before :func:`mixprec.convert`; returns the wrapper itself.
 
-        Masters start from the parameters as they are: before the conversion from those in FP32, after it from the
-        rounded ones. As in Chainer, steps and state begin afresh; the loss scale goes on as it is.
+        Masters start from the current parameters: in FP32 before the conversion, rounded after it. As in Chainer, steps
+        and state start afresh; the loss scale keeps its value.
 
         Raises:
             TypeError: ``link`` is not a :class:`chainer.Link`.
-            ValueError: a pattern of ``rates`` matches no parameter, or all are frozen; with a communicator, if model,
-                loss scale or ``rates`` are not the same in all processes.
+            ValueError: a pattern of ``rates`` matches no parameter, or all are frozen; with a communicator, model, loss
+                scale or ``rates`` differ between processes.
         """
         arguments.instance("link", link, chainer.Link, "a chainer.Link")
-        if self._wishes["zero_gradients"]:
+        if self._options["zero_gradients"]:
             grad_scales.clear_initial(link.params())
         self._masters = masters.Masters(link, self._no_decay, self._rates)
         self._statistics = RunningStatistics(self._masters.index)
@@ -177,7 +179,7 @@ class MixedPrecisionOptimizer(Delegation):
 
     @property
     def loss_scale(self) -> float:
-        """The loss scale of the next step, a float; each call reads it from the device, if it is there."""
+        """The loss scale of the next step, a float; each access reads it from the device, if it is there."""
         return self._scaler.value
 
     def master(self, param: chainer.Parameter) -> chainer.Parameter:
@@ -199,26 +201,26 @@ class MixedPrecisionOptimizer(Delegation):
     def unscaled_gradients(self) -> Iterator[tuple[str, Any]]:
         """Yields ``(name, gradient)`` of the last backward pass, before hooks.
 
-        Names are those in ``namedparams`` of the model, gradients new arrays in float32 on the parameter's device.
+        Names are as in ``namedparams`` of the model; gradients are new float32 arrays on the parameter's device.
         """
         self._check_set_up()
         return gradients.unscaled(self._masters)
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Returns a context manager, inside of which the model has the weights that it is to be evaluated with.
+        """Returns a context manager in which the model has the weights for evaluation.
 
-        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the block the optimizer neither steps
-        nor is saved: both raise :class:`RuntimeError`. With other optimizers they are as they are. Afterwards they are,
-        bit for bit, what they were. The model may be saved inside. Running statistics stay those of training; where
-        the block calls the model in training mode to compute them anew, a step that is skipped later leaves them so.
+        With :class:`~mixprec.ScheduleFreeSGD` these are averages, and inside of the context the optimizer can neither
+        step nor be saved: both raise :class:`RuntimeError`. With other optimizers the weights do not change. Afterwards
+        they are restored bit for bit. The model may be saved inside. Running statistics are not replaced; if the model
+        is called inside in training mode to recompute them, a later skipped step keeps the new ones.
         """
         self._check_set_up()
         with self._statistics.outside_of_steps(), self._evaluation.of(self.target):
             yield
 
     def report(self) -> UpdateReport:
-        """Returns a table of which parameter is updated how, :class:`~mixprec.optimizer.update_report.UpdateReport`."""
+        """Returns an :class:`~mixprec.optimizer.update_report.UpdateReport`: how each parameter is updated."""
         self._check_set_up()
         return UpdateReport.of(self._optimizer_step.plan, self.target)
 
@@ -226,11 +228,11 @@ class MixedPrecisionOptimizer(Delegation):
         """Returns the scaled loss, for loops that call ``backward`` themselves.
 
         ``optimizer.scale_loss(loss).backward()`` followed by ``optimizer.update()`` is one step. Several such backward
-        passes before an update accumulate their gradients; they all have the scale of the first.
+        passes before an update accumulate their gradients; all have the scale of the first.
 
         Raises:
-            TypeError: ``loss`` is not a variable of floating-point numbers.
-            ValueError: it has not exactly one element, or is scaled already.
+            TypeError: ``loss`` is not a floating-point variable.
+            ValueError: ``loss`` does not have exactly one element, or is scaled already.
         """
         return self._passes.scale(loss)
 
@@ -239,15 +241,15 @@ class MixedPrecisionOptimizer(Delegation):
 
         Args:
             lossfun: loss function, called with ``args`` and ``kwds``. It may return an iterator of losses, such as a
-                generator: ``backward`` of each is run before the next one is asked for, and the gradient is that of
-                their sum. If it is ``None``, the gradients are those that the user's own ``backward`` on
-                ``scale_loss(loss)`` left in the parameters, or whatever the user wrote there, not scaled.
+                generator: ``backward`` of each runs before the next one is requested, and the gradients are summed. If
+                it is ``None``, the parameters must have gradients already: from the user's own ``backward`` on
+                ``scale_loss(loss)``, or unscaled ones that the user wrote there.
 
         Raises:
-            TypeError: ``lossfun`` is no function, or what it returns no variable of floating-point numbers.
-            ValueError: what it returns has not exactly one element.
-            UnscaledBackward: the user's own ``backward`` was not called on ``scale_loss(loss)``, though it went through
-                FP16; or some of them were. Nothing has changed.
+            TypeError: ``lossfun`` is not a function, or does not return floating-point variables.
+            ValueError: a returned loss does not have exactly one element.
+            UnscaledBackward: the user's own ``backward`` went through FP16, and not all such passes were called on
+                ``scale_loss(loss)``. Nothing has changed.
             LossScaleExhausted: gradients have not been finite for ``patience`` steps in a row.
         """
         if self._evaluation.has_averages:
@@ -256,7 +258,7 @@ class MixedPrecisionOptimizer(Delegation):
         self._finish(lossfun, lambda: (args, kwds))
 
     def _step(self, lossfun, args, kwds):
-        """Runs a step up to :meth:`_finish`."""
+        """Runs a step as far as :meth:`_finish`."""
         self._run_passes(lossfun, args, kwds)
         try:
             if self._ranks is not None:
@@ -265,16 +267,16 @@ class MixedPrecisionOptimizer(Delegation):
             self._optimizer_step.run(self._scaler, self._counter, self._statistics)
             if self._ranks is not None:
                 self._ranks.complete()
-        except BaseException:  # as if there had been no step
+        except BaseException:  # leave everything as if the step had not begun
             self._statistics.undo(True)
             self._statistics.forget()
             raise
         self._statistics.forget()
         if lossfun is None and self._scaler.is_searching:
-            self._scaler.end_search()  # a loop of the user's own: its passes are over
+            self._scaler.end_search()  # the user's own loop: its passes are over
 
     def _finish(self, lossfun, arguments, *, wait=True):
-        """Ends a step, which a graph may have run: arguments as for :meth:`OverflowWatchdog.check`."""
+        """Ends a step, which a graph may have run; arguments as for :meth:`OverflowWatchdog.check`."""
         if self._preconditioner is not None:
             self._preconditioner.over(self._counter.arrays[1])
         self._watchdog.steps -= 1
@@ -296,28 +298,28 @@ class MixedPrecisionOptimizer(Delegation):
             search = self._search() if self._scaler.is_searching else None
             self._passes.run(self._masters.model, lossfun, args, kwds, self._ranks, search)
         except BaseException as error:
-            if lacks_memory(error):  # a captured step frees some, and runs it once more
+            if lacks_memory(error):  # a captured step frees memory, and retries
                 self._statistics.undo(True)
-            self._statistics.forget()  # there is no step that could be skipped
+            self._statistics.forget()  # no step is under way
             raise
 
     def _search(self):
-        """Returns what searches for the first loss scale in this step."""
+        """Returns the search for the first loss scale in this step."""
         reason = None if self._preconditioner is None else "K-FAC looks at layers in the backward pass"
         return ScaleSearch(self._scaler, self._ranks, lambda: self._optimizer_step.overflows(self._statistics), reason)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads optimizer state, counters, loss scale and the random state of dropout, in Chainer's manner.
 
-        The masters are in the model's file, under the model's own names. A file without a loss scale, such as one of
+        The masters are in the model's file, under the model's own names. A file without a loss scale, such as a file of
         plain Chainer, is loaded with a warning, and the loss scale starts afresh.
 
         Args:
             serializer: a :class:`chainer.AbstractSerializer`.
 
         Raises:
-            ValueError: the file was written with another optimizer, or has matrices of K-FAC of other layers. Nothing
-                has changed.
+            ValueError: the file was written with another optimizer, or has K-FAC matrices of other layers. Nothing has
+                changed.
         """
         self._check_set_up()
         if self._evaluation.has_averages:
@@ -334,13 +336,13 @@ class MixedPrecisionOptimizer(Delegation):
         serialize_dropout(own, dict.fromkeys(param.device for param in self.target.params()))
         if isinstance(serializer, chainer.Deserializer):
             self._passes.factor = None
-            if self._optimizer.t > 0 and self._scaler.is_searching:  # a file that does not say so
+            if self._optimizer.t > 0 and self._scaler.is_searching:  # an old file, which does not record this
                 self._scaler.end_search()
             self._watchdog.look_next_time()
-            self._optimizer_step.plan_anew()
+            self._optimizer_step.renew_plan()
 
     def _start(self, scales=()):
-        self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._wishes)
+        self._optimizer_step = OptimizerStep(self._optimizer, self._masters, self._preconditioner, **self._options)
         model_files.install()
         pass_scales.install()
         gradients.install()

@@ -1,7 +1,6 @@
-"""Loss scales that stay what they are, beside the one that moves (:mod:`mixprec.precision.loss_scale`, which has the
-methods).
+"""Loss scales that never change; :mod:`mixprec.precision.loss_scale` has the dynamic one, and the list of methods.
 
-Of a step they count only whether it was skipped.
+They only count skipped steps.
 """
 
 import math
@@ -19,7 +18,7 @@ class NoLossScale(ScaleState):
 
     Args:
         patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
-            ``None`` switches that off.
+            ``None`` for no limit.
 
     Raises:
         ValueError: ``patience`` is less than 1, or more than 2^31 - 1.
@@ -34,7 +33,7 @@ class NoLossScale(ScaleState):
     """
 
     value: float = 1.0
-    course: None = None
+    description: None = None
 
     def __init__(self, patience: int | None = 50) -> None:
         super().__init__(patience)
@@ -46,7 +45,7 @@ class StaticLossScale(ScaleState):
     Args:
         value: the scale, a power of two (others would change the gradients' mantissas).
         patience: number of such steps in a row after which training ends with :class:`~mixprec.LossScaleExhausted`;
-            ``None`` switches that off.
+            ``None`` for no limit.
 
     Raises:
         ValueError: ``value`` is not a positive power of two, or ``patience`` is out of its range.
@@ -73,6 +72,6 @@ class StaticLossScale(ScaleState):
         return self._factors[device.name]
 
     @property
-    def course(self) -> str:
-        """Where the scale is, in words."""
+    def description(self) -> str:
+        """The current scale as text, for messages."""
         return f"the loss scale is always 2^{round(math.log2(self.value))}"

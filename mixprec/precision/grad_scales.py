@@ -1,11 +1,11 @@
-"""By what the gradient of each parameter is scaled.
+"""The loss scale that each parameter's gradient carries.
 
 Backward passes (:mod:`~mixprec.precision.pass_scales`) leave the scale of a gradient on its parameter, and the step of
 the optimizer (:mod:`~mixprec.optimizer.step`) divides by it. It is kept in Chainer's own attribute
 ``Parameter._loss_scale``, which ``backward(loss_scale=...)`` sets on every parameter it reaches, to ``None`` if the
 pass was not scaled. For a loss of :func:`~mixprec.precision.scaled_loss.scaled` it is the factor itself, an array that
-may lie on a device. A gradient can so be divided by what it was multiplied by, whichever code did that, and gradients
-that were multiplied by different factors can be told from others:
+may be on a device. So a gradient can be divided by its factor, whatever code multiplied it, and gradients with mixed
+factors are recognized:
 
 =================  ==========================================================================================
 ``NOT_REACHED``    no backward pass since ``cleargrad``: a gradient that the user wrote, or none
@@ -36,7 +36,7 @@ _WAYS_OUT = (
 
 
 class GradScale(float):
-    """A scale that is no factor. An optimizer of plain Chainer would divide by it, by NaN if that is wrong."""
+    """A scale that is not a factor. Plain Chainer's optimizers divide by it: it is NaN where that would be wrong."""
 
     def __new__(cls, name, value):
         scale = super().__new__(cls, value)
@@ -51,14 +51,14 @@ NOT_REACHED = GradScale("NOT_REACHED", 1.0)
 ZERO = GradScale("ZERO", 1.0)
 UNSCALED_FP16 = GradScale("UNSCALED_FP16", 1.0)
 MIXED = GradScale("MIXED", np.nan)
-PENDING = GradScale("PENDING", np.nan)  # while a pass is under way
+PENDING = GradScale("PENDING", np.nan)  # during a pass
 
 
 class UsedScale(float):
-    """The scale of gradients that a step has used; as a number, which is for plain Chainer, the factor if it is known.
+    """The scale of gradients that a step has used; its float value, for plain Chainer, is the factor if known.
 
     Attributes:
-        factor: by what they are scaled.
+        factor: the factor of the gradients.
     """
 
     def __new__(cls, factor, gradients):
@@ -68,12 +68,12 @@ class UsedScale(float):
         return scale
 
     def holds_for(self, param):
-        """Whether the gradient of ``param`` is still the one; another one in its place was written by the user."""
+        """Whether the gradient of ``param`` is still the same array; otherwise the user has written a new one."""
         return self._gradients.get(id(param)) is param.grad
 
 
 class UnscaledBackward(RuntimeError):
-    """A gradient from a ``backward()`` in FP16 without the loss scale, or a sum of gradients with different scales.
+    """A gradient from a ``backward()`` in FP16 without the loss scale, or from several with different scales.
 
     ``update()`` raises it, and the message names the parameter and the remedies:
     ``optimizer.scale_loss(loss).backward()`` instead of ``loss.backward()``, ``loss_scale=None``, or a model in BF16.
@@ -95,17 +95,17 @@ class UnscaledBackward(RuntimeError):
 
 
 def check_scaled(namedparams, scales, *, expected):
-    """Makes sure that every gradient has one scale, and that no backward pass in FP16 went without the loss scale.
+    """Checks that every gradient has one scale, and that every backward pass through FP16 had the loss scale.
 
-    That one in FP32 or BF16 went without it is announced.
+    A pass in FP32 or BF16 without the loss scale is only announced.
 
     Args:
         namedparams: ``[(name, parameter)]`` of the model.
         scales: the scale of each of their gradients.
-        expected: whether there is a loss scale at all.
+        expected: whether the optimizer has a loss scale.
 
     Raises:
-        UnscaledBackward: naming the first parameter with another gradient.
+        UnscaledBackward: a gradient violates this; names the first such parameter.
     """
     for (name, param), scale in zip(namedparams, scales, strict=True):
         if param.array is None or param.grad is None:
@@ -117,35 +117,35 @@ def check_scaled(namedparams, scales, *, expected):
                 f"the gradient of {name} comes from a backward() without loss scale, through float16{_WAYS_OUT}"
             )
         if scale is None and expected:
-            announce("gradients of a backward() without loss scale are taken as they are: float16 was no part of it")
+            announce("gradients of a backward() without loss scale are used as they are: it had no float16 part")
 
 
 def grad_scale_of(param):
-    """Returns the scale of the gradient that ``param`` has now: one of those in the table above."""
+    """Returns the scale of the current gradient of ``param``, see the table above."""
     scale = param._loss_scale
     return NOT_REACHED if isinstance(scale, UsedScale) and not scale.holds_for(param) else scale
 
 
 def factor_of(scale):
-    """Returns the factor that a scale means, an array of shape () or a float; 1 for a pass that was not scaled."""
+    """Returns the factor of a scale, an array of shape () or a float; 1 for a pass that was not scaled."""
     if isinstance(scale, UsedScale):
         return scale.factor
     return 1.0 if scale is None else scale
 
 
 def is_one(factor):
-    """Whether there is nothing to divide by. An array is not looked at: it may be on a device."""
+    """Whether the factor is known to be 1. The value of an array is not read: it may be on a device."""
     return isinstance(factor, (int, float)) and factor == 1
 
 
 def factor_to_unscale(param):
-    """Returns by what the gradient of a parameter is to be divided: an array of shape (), a float, ``None`` for 1."""
+    """Returns the divisor for the gradient of a parameter: an array of shape (), a float, or ``None`` for 1."""
     factor = factor_of(grad_scale_of(param))
-    return None if is_one(factor) or factor is MIXED else factor  # MIXED: one without a gradient, or it were refused
+    return None if is_one(factor) or factor is MIXED else factor  # MIXED: no gradient, or it would be refused
 
 
 def only_scale(scales):
-    """Returns the scale that all ``scales`` are, :data:`MIXED` if there are several, ``NOT_REACHED`` for none."""
+    """Returns the common scale of ``scales``; :data:`MIXED` if they differ, ``NOT_REACHED`` if there are none."""
     if not scales:
         return NOT_REACHED
     return scales[0] if all(map(operator.is_, scales, itertools.repeat(scales[0]))) else MIXED
@@ -153,7 +153,7 @@ def only_scale(scales):
 
 def merged(scale, other):
     """Returns the scale of the sum of two gradients."""
-    if scale is ZERO or scale is PENDING:  # the pass adds the gradient from before it at its end
+    if scale is ZERO or scale is PENDING:  # the pass adds the earlier gradient at its end
         return other
     if scale is MIXED or not _same(factor_of(scale), factor_of(other)):
         return MIXED
@@ -161,11 +161,11 @@ def merged(scale, other):
 
 
 def start(model, scales=()):
-    """Sets the scales on the parameters of ``model``: gradients that it has already are taken as they are.
+    """Sets the scales on the parameters of ``model``: existing gradients are used as they are.
 
     Args:
         model: link.
-        scales: those to begin with, from :func:`scales_of`.
+        scales: initial scales, from :func:`scales_of`.
     """
     for param in model.params():
         param._loss_scale = NOT_REACHED
@@ -174,18 +174,18 @@ def start(model, scales=()):
 
 
 def clear_initial(params):
-    """Clears the NaN that Chainer begins gradients with, as programs do not where steps leave zeros."""
+    """Clears Chainer's initial gradients, NaN: programs do not call ``cleargrads`` if steps leave zeros."""
     for param in params:
         if param.array is None or (param.grad is not None and bool(to_host(param.xp.isnan(param.grad).all()))):
             param.cleargrad()
 
 
 def fill(params, factor):
-    """Gives zeros, scaled by ``factor``, to parameters without a gradient: another process may have one for them.
+    """Gives zero gradients with the scale ``factor`` to parameters that have none: other processes may have some.
 
     Args:
         params: parameters of the model.
-        factor: that of the passes of the step, or ``None``.
+        factor: the factor of the passes of the step, or ``None``.
     """
     for param in params:
         if param.array is not None and param.grad is None and param.requires_grad:
@@ -194,7 +194,7 @@ def fill(params, factor):
 
 
 def scales_of(model):
-    """Returns the scales for :func:`start`: a parameter does not take its own with it when it is copied or pickled."""
+    """Returns the scales for :func:`start`: copies and pickles of a parameter do not include its scale."""
     scales = [(param, grad_scale_of(param)) for param in model.params() if param.array is not None]
     return [
         (param, factor_of(scale), True) if isinstance(scale, UsedScale) else (param, scale, False)
@@ -203,7 +203,7 @@ def scales_of(model):
 
 
 def use(params, scales, gradients):
-    """Ends a step: gradients have been used.
+    """Marks gradients as used, at the end of a step.
 
     Args:
         params: the parameters of the model, uninitialized ones among them.
@@ -235,5 +235,5 @@ def _same(left, right):
 
 
 def _is_known(factor):
-    """Whether the host knows a factor without asking a device."""
+    """Whether the host knows a factor without reading from a device."""
     return type(factor) is np.ndarray or isinstance(factor, numbers.Real)

@@ -1,19 +1,19 @@
-"""Loss scaling: three classes with the same methods, so that their caller need not know which one it has.
+"""Loss scaling: three classes with the same methods, so that callers can use any of them.
 
-:class:`~mixprec.MixedPrecisionOptimizer` makes one of its ``loss_scale`` argument, or takes yours. It asks for the
-factor before ``backward``, and lets the scale move at the end of each ``update()``.
+:class:`~mixprec.MixedPrecisionOptimizer` makes one from its ``loss_scale`` argument, or takes yours. It gets the factor
+before ``backward``, and adjusts the scale at the end of each ``update()``.
 
-Small gradients flush to zero in float16. Multiplying the loss by a power of two moves all of them up by the same
-number of binades without changing a bit of their mantissas (Micikevicius et al. 2018, section 3.2). The methods:
+Small gradients flush to zero in float16. Multiplying the loss by a power of two adds the same number to all exponents,
+and does not change a bit of the mantissas (Micikevicius et al. 2018, section 3.2). The methods:
 
-- ``factor(device)``: what to multiply the loss by, on the device; ``None`` for nothing.
+- ``factor(device)``: the factor on the loss, on the device; ``None`` for none.
 - ``adjust(overflow)``: advances the state by one step, after its gradients were checked
   (:mod:`mixprec.precision.step_state`).
 - ``reset()``: back to the first step.
 - ``serialize(serializer)``: saves or loads the state, in Chainer's manner.
 
-``value`` is the scale of the next step as the host sees it, ``patience`` the number of overflows in a row that are too
-many, and ``course`` where the scale has come, in words or ``None``.
+``value`` is the scale of the next step as a float, ``patience`` the number of overflows in a row after which training
+ends, and ``description`` the current scale as text for messages, or ``None``.
 
 An object belongs to one optimizer, whose steps it counts.
 """
@@ -35,10 +35,10 @@ _SEARCH_BACKOFF = 0.25
 
 
 class LossScaleExhausted(RuntimeError):
-    """Overflows in so many steps in a row that waiting cannot help: the network itself has diverged.
+    """Raised after ``patience`` overflows in a row: a smaller scale cannot help, the network itself has diverged.
 
-    Any loss scale counts them, :class:`NoLossScale` and :class:`StaticLossScale`, too. With a static one the message
-    names the scale, which may be too large.
+    All loss scales count overflows, also :class:`NoLossScale` and :class:`StaticLossScale`. With a static scale the
+    message names it, as it may be too large.
 
     Example:
         >>> import chainer, chainer.links as L, numpy as np
@@ -59,7 +59,7 @@ class LossScaleExhausted(RuntimeError):
 class DynamicLossScale(ScaleState):
     """A scale that grows while gradients are finite and backs off when they are not.
 
-    How it moves stands in :attr:`rules`. With floor and cap out of the way and ``hysteresis=1`` the sequence is that of
+    The attribute :attr:`rules` has the rules. Without floor and cap, and with ``hysteresis=1``, the sequence equals
     PyTorch's ``GradScaler``.
 
     Args:
@@ -67,20 +67,20 @@ class DynamicLossScale(ScaleState):
         growth: factor after ``interval`` clean steps in a row, greater than 1.
         backoff: factor on an overflow, between 0 and 1.
         interval: number of clean steps in a row before the scale grows.
-        floor: the scale never falls below it; ``None`` switches that off.
-        cap: the scale never rises above it; ``None`` switches that off.
-        hysteresis: number of overflows, since the scale last grew, from which on it backs off.
-        patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None``
-            switches that off.
-        search: whether the first steps are spared: until gradients are finite for the first time, ``update(lossfun)``
-            runs the backward pass again at a quarter of the scale, at most 8 times, rather than skip the step.
-            ``docs/numerics.md`` says where it does not.
+        floor: the scale never falls below it; ``None`` for no floor.
+        cap: the scale never rises above it; ``None`` for no cap.
+        hysteresis: the scale backs off after this many overflows since it last grew.
+        patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None`` for
+            no limit.
+        search: whether to search for a first scale without skipping steps: until gradients are finite for the first
+            time, ``update(lossfun)`` repeats the backward pass at a quarter of the scale, at most 8 times.
+            ``docs/numerics.md`` lists the exceptions.
 
     All scales and factors are powers of two. Counters on a device are int32: ``interval``, ``hysteresis`` and
     ``patience`` are at most 2^31 - 1.
 
     Raises:
-        ValueError: naming the argument that is out of its range.
+        ValueError: an argument is out of its range; the message names it.
 
     Example:
         >>> import chainer
@@ -153,54 +153,54 @@ class DynamicLossScale(ScaleState):
         return float(to_host(self._state["value"]))
 
     @property
-    def course(self) -> str:
-        """Where the scale is, in words; reads it from the device, too."""
+    def description(self) -> str:
+        """The current scale as text, for messages; read from the device if it is there."""
         return f"the loss scale has come down to 2^{round(math.log2(self.value))}"
 
     @property
     def can_fall(self) -> Any:
-        """Whether the scale is above its floor: a boolean array of shape (), where the scale is; nothing is read."""
+        """Whether the scale is above its floor: a boolean array of shape () beside the scale; nothing is read."""
         return self._state["value"] > self.numbers()["floor"]
 
     def lower(self) -> None:
-        """Goes down to a quarter of the scale within a step, as if training had begun there; nothing is read."""
+        """Divides the scale by four within a step, as if training had begun there; nothing is read."""
         value = self._state["value"]
         xp = backend.get_array_module(value)
         value = xp.asanyarray(xp.maximum(value * _SEARCH_BACKOFF, self.numbers()["floor"]))
         self._state = {**self._state, "value": value}
 
     def end_search(self) -> None:
-        """Ends the search for a first scale, for good."""
+        """Ends the search for a first scale permanently."""
         self.is_searching = False
 
     def reset(self) -> None:
-        """Goes back to the first step: ``init``, and all counters as in the beginning."""
+        """Resets to the first step: the scale to ``init``, and all counters."""
         self._set(value=self.init, hysteresis_left=self.hysteresis)
         self.is_searching = self.search
 
     def serialize(self, serializer: AbstractSerializer) -> None:
         """Saves or loads the scale and its counters (the settings come from the program).
 
-        A file of a run without ``search`` does not say whether gradients have been finite; it is taken that they have
-        not, and for the caller to call :meth:`end_search` if it knows better.
+        A file of a run without ``search`` does not record whether gradients have ever been finite. The scale assumes
+        that they have not; the caller may call :meth:`end_search`.
         """
         super().serialize(serializer)
         if isinstance(serializer, Deserializer):
-            limits = self.numbers()  # the scale may have been saved with others
+            limits = self.numbers()  # the scale may have been saved with other limits
             value = min(max(self.value, limits["floor"]), limits["cap"])
             self._state = {**self._state, "value": np.array(value, np.float64)}
             self.is_searching = self.search
-            with contextlib.suppress(KeyError, ValueError):  # of Chainer's npz and HDF5 serializers: no such name
+            with contextlib.suppress(KeyError, ValueError):  # Chainer's npz and HDF5 serializers: no such name
                 self.is_searching = self.search and bool(stored(serializer, "searching", None))
         elif self.search:
             serializer("searching", self.is_searching)
 
 
 def as_loss_scale(loss_scale):
-    """Returns the loss scale object that ``"dynamic"``, a number, ``None`` or such an object stands for.
+    """Returns the loss scale object for ``"dynamic"``, a number, ``None`` or a loss scale object.
 
     Raises:
-        TypeError: it is none of those.
+        TypeError: ``loss_scale`` is none of these.
         ValueError: the number is not a positive power of two.
     """
     if loss_scale is None:

@@ -1,7 +1,7 @@
-"""Weights that 16 bits cannot hold: they become inf or 0 when they are rounded, and the user is told their names.
+"""Warns about weights that 16 bits cannot hold: when they are rounded, they become inf or 0.
 
-``convert`` asks here for each parameter that it rounds. Files and initializers are looked at on NumPy only: on a device
-that would wait for it.
+``convert`` checks each parameter that it rounds. Values from files and initializers are checked on NumPy only: on a
+device the host would have to wait.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ _CURE = "keep its link in float32, by keep_float32 of mixprec.convert, or the dt
 
 
 def lost(array, dtype):
-    """Returns what becomes of a float32 array in a 16-bit dtype, in words, or ``None``.
+    """Returns what a float32 array loses in a 16-bit dtype, as text, or ``None``.
 
-    That some small elements among many become 0 is as it should be; here it is at least half of those that are not 0.
-    A bias is as small as that after the first steps of training, and nothing is lost beside activations.
+    It is normal that some small elements among many become 0; this reports at least half of the nonzero ones. A bias
+    may be that small after the first steps of training, when it is negligible compared to activations.
     """
     low, high = LIMITS[np.dtype(dtype)]
     magnitude = abs(array)
@@ -33,11 +33,11 @@ def lost(array, dtype):
 
 
 def warn_of_lost(name, array, dtype):
-    """Announces what becomes of a host array that is rounded to a 16-bit dtype; arrays of a device are not looked at.
+    """Announces values that a host array loses in a 16-bit dtype; arrays on a device are not checked.
 
     Args:
         name: path of the parameter.
-        array: any array; what is not float32 was rounded before.
+        array: any array; arrays that are not float32 were rounded before.
         dtype: any storage dtype.
     """
     looked_at = isinstance(array, np.ndarray) and array.dtype == FLOAT32 and is_half(dtype)
@@ -49,9 +49,9 @@ def path_of(serializer, key):
     """Returns the path of a parameter in a file, as :meth:`chainer.Link.namedparams` of the saved link names it.
 
     Args:
-        serializer: of its link; one that wraps another has its attribute ``path``.
+        serializer: serializer of its link; a wrapping serializer has the inner one's attribute ``path``.
         key: name of the parameter in the link.
     """
-    group = getattr(serializer, "group", None)  # of HDF5
+    group = getattr(serializer, "group", None)  # HDF5
     path = getattr(serializer, "path", "") if group is None else group.name
     return "/".join(["", *filter(None, path.split("/")), key])

@@ -1,7 +1,7 @@
-"""Losses whose graph goes on in other processes: ChainerMN's ``send`` and ``recv``, and its ``MultiNodeChainList``.
+"""Losses whose graph continues in other processes: ChainerMN's ``send`` and ``recv``, and ``MultiNodeChainList``.
 
-Gradients come and go there, and no loss scale with them. So no process of such a chain scales its loss. The processes
-that have a loss scale ask each other once whether float16 is a part of the chain, which needs one.
+Gradients are sent there without a loss scale. So no process of such a chain scales its loss. The processes that have a
+loss scale check together, once, whether the chain contains float16, which would need one.
 """
 
 import sys
@@ -14,21 +14,21 @@ from mixprec.base.announcements import announce
 from mixprec.precision.grad_scales import UnscaledBackward
 from mixprec.precision.pass_scales import reached
 
-ENDS = "chainermn.functions.point_to_point_communication"  # the module of what is_part_of_chain looks for
-_AGREED = "_mixprec_model_parallel"  # attribute of a communicator whose processes have asked each other
-_LIMIT = 600  # seconds that they wait for each other, as others may still be in their forward pass
+ENDS = "chainermn.functions.point_to_point_communication"  # the module of the functions that is_part_of_chain looks for
+_AGREED = "_mixprec_model_parallel"  # attribute of a communicator whose processes have checked
+_LIMIT = 600  # seconds to wait for other processes, which may still be in their forward pass
 
 
 def is_part_of_chain(loss, has_scale):
-    """Returns whether the graph of a loss goes on in other processes. Without the module :data:`ENDS` none does.
+    """Returns whether the graph of a loss continues in other processes; never without the module :data:`ENDS`.
 
     Args:
-        loss: variable; one of shape (0,) stands for what other processes compute.
+        loss: variable; one of shape (0,) stands for a loss that other processes compute.
         has_scale: whether this process would scale it.
 
     Raises:
-        UnscaledBackward: float16 is a part of the graph in one of the processes; in all that have a loss scale.
-        RuntimeError: not all processes of the communicator have come by here.
+        UnscaledBackward: the graph of one process contains float16; raised in all processes that have a loss scale.
+        RuntimeError: not all processes of the communicator have called this.
     """
     if not isinstance(loss, chainer.Variable):
         return False

@@ -1,7 +1,7 @@
-"""The scales that all backward passes, also of other libraries, leave on parameters.
+"""Records on parameters the scales of all backward passes, also of other libraries.
 
-All code of Chainer that writes, adds, clears or moves a gradient leaves on the parameter by what that gradient is
-scaled (:mod:`~mixprec.precision.grad_scales`); :func:`install`, called by ``setup``, sees to that.
+After :func:`install`, called by ``setup``, all code of Chainer that writes, adds, clears or moves a gradient also
+records its scale on the parameter (:mod:`~mixprec.precision.grad_scales`).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from mixprec.precision.master_arrays import MASTER, OWNER, master_of
 
 
 class _Pass(threading.local):
-    """Attribute ``factor``: the scale of the backward pass under way in this thread; ``None`` outside of passes."""
+    """Attribute ``factor``: the scale of the current backward pass in this thread; ``None`` outside of passes."""
 
     factor = None
 
@@ -37,25 +37,25 @@ _pass = _Pass()
 
 
 def install():
-    """Makes Chainer keep the scales of gradients of parameters with masters wherever it writes or moves one, once."""
+    """Patches Chainer, once, to keep the scales of gradients wherever it writes or moves them."""
     for patch in _PATCHES:
         patch.apply()
 
 
 def reached(outputs):
-    """Returns the functions and the leaves of a backward pass; once before each, with as little Python as it can.
+    """Returns the functions and the leaves of a backward pass; runs before each pass, with little Python code.
 
     Args:
         outputs: the variable nodes that it begins from.
 
     Returns:
-        ``(functions, leaves)``: a list of function nodes, and a list of the variable nodes that have no creator and
-        want a gradient. Outputs want one in any case.
+        ``(functions, leaves)``: a list of function nodes, and a list of the variable nodes without a creator that
+        require a gradient. Outputs always require one.
     """
     functions, leaves, nodes = [], [], list(outputs)
     seen = set(nodes)
-    for node in nodes:  # which grows
-        function = node._creator_node  # not by the property, which takes longer than all the rest
+    for node in nodes:  # the list grows
+        function = node._creator_node  # the property takes longer than all the rest
         if function is None:
             leaves.append(node)
         elif function not in seen:
@@ -76,7 +76,7 @@ def _keeping_grad_scales(backprop_to_all):
         functions, leaves = reached(nodes)
         factor = _scale_of_pass(nodes, functions) if loss_scale is None else loss_scale
         before = [(param, grad_scale_of(param)) for param in _params(leaves) if param.grad is not None]
-        del functions, leaves  # a pass may free what it has been through
+        del functions, leaves  # so that the pass can free them
         for param, _ in before:
             param._loss_scale = PENDING
         _pass.factor = factor
@@ -137,7 +137,7 @@ def _adding(addgrad):
         addgrad(self, var)
         if hasattr(self, OWNER) and var.array is not None and var.grad is not None:
             added = grad_scale_of(var)
-            if added is None:  # perhaps of a variable that a function has made in its backward pass
+            if added is None:  # perhaps a variable that a function has made in its backward pass
                 added = _pass.factor
             self._loss_scale = merged(scale, added)
 
@@ -160,7 +160,7 @@ def _moving(to_device):
         scale = grad_scale_of(self) if hasattr(self, OWNER) else None
         to_device(self, device)
         master = master_of(self)
-        if master is not None:  # others than a step read it, too
+        if master is not None:  # it is also read outside of steps
             self.__dict__[MASTER] = id(self), self.device.send(master)
         if isinstance(scale, UsedScale):
             self._loss_scale = UsedScale(scale.factor, {id(self): self.grad})
@@ -183,39 +183,39 @@ _PATCHES = [Patch(target, make, _WHY, "setup") for target, make in _REPLACEMENTS
 
 
 def _params(leaves):
-    """Returns the parameters with masters among the leaves of a backward pass, except where an outer pass has them."""
+    """Returns the parameters with masters among the leaves of a backward pass, except an outer pass's."""
     variables = [node.get_variable_or_none() for node in leaves]
     return [param for param in variables if hasattr(param, OWNER) and param._loss_scale is not PENDING]
 
 
 def _scale_of_pass(outputs, functions):
-    """Returns the scale that a backward pass without a loss scale of its own leaves.
+    """Returns the scale for the gradients of a backward pass without a loss scale of its own.
 
     Args:
         outputs: the variable nodes that it begins from.
-        functions: of the pass, from :func:`reached`.
+        functions: functions of the pass, from :func:`reached`.
     """
     outer = _pass.factor
-    if outer is not None:  # within a backward pass seeds are gradients of it, as in F.forget, and have its scale
+    if outer is not None:  # a nested pass starts from gradients of the outer one, as in F.forget: same scale
         return outer
     losses = [node.get_variable_or_none() for node in outputs]
     factors = {id(factor): factor for factor in (getattr(loss, "factor", None) for loss in losses)}
     factor = factors.popitem()[1] if len(factors) == 1 else MIXED
     nodes = {*outputs, *(x for function in functions for x in function.inputs if x.requires_grad)}
     if factor is None and any(getattr(node, "is_scaled", False) for node in nodes):
-        return MIXED  # a sum of scaled losses, say, whose factor is anybody's guess
+        return MIXED  # such as a sum of scaled losses, whose factor is unknown
     return UNSCALED_FP16 if factor is None and any(node.dtype == np.float16 for node in nodes) else factor
 
 
 def sole_uses(outputs):
-    """Returns the inputs of functions that are parameters without a gradient, and inputs of no other function.
+    """Returns the inputs of functions that are parameters without a gradient, and are used by one function only.
 
     Args:
-        outputs: of a backward pass, ``[(variable node, gradient)]``.
+        outputs: outputs of a backward pass, ``[(variable node, gradient)]``.
 
     Returns:
-        Set of pairs of a function node and the place of the input; empty in Chainer's debug mode, which looks at every
-        gradient at once.
+        Set of pairs of a function node and the index of the input; empty in Chainer's debug mode, which checks every
+        gradient immediately.
     """
     if chainer.is_debug():
         return set()
@@ -223,8 +223,8 @@ def sole_uses(outputs):
     functions, leaves = reached(outputs)
     users = {node: [None] for node in outputs}  # an output has a gradient already
     for function in functions:
-        for place, x in enumerate(function.inputs):
-            users.setdefault(x, []).append((function, place))
+        for index, x in enumerate(function.inputs):
+            users.setdefault(x, []).append((function, index))
     found = set()
     for x in leaves:
         param = x.get_variable_or_none()

@@ -19,22 +19,23 @@ def meant(value, synonyms):
 class Policy:
     """The dtypes of one converted model (Micikevicius et al. 2018, "Mixed Precision Training").
 
-    Losses, batch-norm parameters, running statistics and master weights are always float32; only what a Tensor core
-    multiplies has a choice.
+    Losses, batch-norm parameters, running statistics and master weights are always float32; only the operands of Tensor
+    cores have a configurable dtype.
 
     Attributes:
         compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, one of
-            :data:`DTYPE_SYNONYMS`, or what NumPy takes for one; kept as the name.
-        layout: ``"nhwc"`` for functions of mixprec on images in that memory order, ``"nchw"`` for Chainer's own; or one
-            of :data:`LAYOUT_SYNONYMS`; kept as the former.
-        fuse: whether batch normalizations are computed together with the addition and the ReLU after them; ``None``
-            for whether the layout is ``"nhwc"``, without which they cannot be.
-        conv_statistics: whether a device may take the sums of a batch normalization inside the convolution before it,
-            where that is faster by rule or by measurement; likewise, and ``None`` is what ``fuse`` is.
+            :data:`DTYPE_SYNONYMS`, or anything that NumPy accepts as a dtype; stored as the name.
+        layout: ``"nhwc"`` for mixprec's functions on images in that memory order, ``"nchw"`` for Chainer's own
+            functions; or one of :data:`LAYOUT_SYNONYMS`, stored as one of these two.
+        fuse: whether to fuse batch normalizations with the addition and the ReLU after them; requires the layout
+            ``"nhwc"``. ``None`` fuses exactly if the layout is ``"nhwc"``.
+        conv_statistics: whether a device may compute the sums of a batch normalization inside the preceding
+            convolution, where that is faster by rule or by measurement; requires ``"nhwc"``. ``None`` takes the value
+            of ``fuse``.
 
     Raises:
-        TypeError: ``fuse`` or ``conv_statistics`` is no bool.
-        ValueError: an attribute is not one of those, or they do not go together.
+        TypeError: ``fuse`` or ``conv_statistics`` is not a bool.
+        ValueError: an attribute has an invalid value, or they contradict each other.
     """
 
     compute: str = "float16"
@@ -43,7 +44,7 @@ class Policy:
     conv_statistics: bool | None = None
 
     def __post_init__(self):
-        from mixprec.base import arguments  # configs read the names above, and load nothing of NumPy's size
+        from mixprec.base import arguments  # configs read the names above, and must not import NumPy
 
         layout = arguments.choice("layout", self.layout, (*LAYOUTS, *LAYOUT_SYNONYMS))
         object.__setattr__(self, "layout", meant(layout, LAYOUT_SYNONYMS))

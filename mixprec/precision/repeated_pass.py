@@ -1,9 +1,9 @@
-"""Backward passes of one loss, one after the other, over the same graph: each of them is the first one.
+"""Repeats the backward pass of a loss over the same graph, each time as if it were the first.
 
 Chainer keeps a graph as long as its loss, and a second ``backward`` adds to the gradients of the first. Some functions
-also change in their backward what their forward has kept: ``F.connectionist_temporal_classification``, and functions of
-users. :func:`repeatable` is around the passes, and :func:`why_not` says where they cannot be repeated.
-:mod:`~mixprec.precision.scale_search` needs both.
+also modify, in their backward, arrays that their forward has kept: ``F.connectionist_temporal_classification``, and
+functions of users. :func:`repeatable` is the context for the passes, and :func:`why_not` says when they cannot be
+repeated. :mod:`~mixprec.precision.scale_search` needs both.
 """
 
 import collections
@@ -21,11 +21,11 @@ WHEN = "update, with a search"
 
 
 class _Now(threading.local):
-    """Of this thread.
+    """State of this thread.
 
     Attributes:
         gradients: :class:`_Gradients` inside of :func:`repeatable`, or ``None``.
-        refused: who has arranged things for one pass only, in words, or ``None``.
+        refused: name of the code that allows one pass only, for a message, or ``None``.
     """
 
     gradients = None
@@ -37,28 +37,28 @@ _now = _Now()
 
 @contextlib.contextmanager
 def repeatable():
-    """A context for several backward passes over one graph; gives what takes one back, by its ``restore()``."""
+    """A context for several backward passes over one graph; yields an object whose ``restore()`` undoes a pass."""
     with scoped(_now, gradients=_Gradients()), _gradients_kept.applied(), _functions_kept.applied():
         yield _now.gradients
 
 
 def one_pass_only(name):
-    """Inside of the block graphs are made that one backward pass can go through, and no second one.
+    """A context in which graphs are made that support only one backward pass.
 
     Args:
-        name: of what makes them, for a message.
+        name: name of the code that makes them, for a message.
     """
     return scoped(_now, refused=name)
 
 
 def why_not(loss, *, alone):
-    """Returns why a second backward pass over the graph of a loss is impossible, in words; ``None`` if it is not.
+    """Returns why a second backward pass over the graph of a loss is impossible, as text; ``None`` if it is possible.
 
-    A function that has an attribute ``one_pass_only``, the name of what has made it, goes backward once.
+    A function with an attribute ``one_pass_only``, the name of the code that made it, supports one backward pass.
 
     Args:
         loss: variable.
-        alone: whether other processes would not come by for a second one.
+        alone: whether other processes would not take part in a second pass.
     """
     if _now.refused is not None:
         return _now.refused
@@ -77,7 +77,7 @@ def why_not(loss, *, alone):
 
 
 class _Gradients:
-    """The gradients of all variables that have no creator, as they were before the first pass that reaches them."""
+    """Saves the gradients of variables without a creator, as they were before the first pass that reaches them."""
 
     def __init__(self):
         self._before = {}  # variable node -> the attributes of its variable
@@ -89,7 +89,7 @@ class _Gradients:
                 self._before[node] = variable._grad, variable._grad_var, variable._loss_scale
 
     def restore(self):
-        """Takes the last pass back; in the next one all is as it was before the first."""
+        """Undoes the last pass, so that the next one starts as the first did."""
         for node, before in self._before.items():
             variable = node.get_variable_or_none()
             if variable is not None:
@@ -113,11 +113,11 @@ def _functions_kept(backprop_step, function, *args):
 
 @contextlib.contextmanager
 def _as_it_was(function):
-    """Inside of the block a function has copies of the arrays among its attributes; behind it all is as before.
+    """A context in which a function has copies of its array attributes; afterwards they are restored.
 
-    A user's function also has copies of its inputs and outputs. Functions of Chainer and mixprec do not write there.
+    A user's function also gets copies of its inputs and outputs. Functions of Chainer and mixprec do not write to them.
     """
-    adapted = getattr(function, "_function", function)  # of an old-style chainer.Function
+    adapted = getattr(function, "_function", function)  # an old-style chainer.Function
     states = [vars(each) for each in {function, adapted} if isinstance(each, chainer.FunctionNode | chainer.Function)]
     before = [dict(state) for state in states]
     for state in states:
@@ -150,7 +150,7 @@ def _put(array, node, variable):
 
 
 def _copied(value):
-    """Copies an array, and lists, tuples and dicts that hold arrays; what is something else, as a log, is itself."""
+    """Copies an array, and lists, tuples and dicts that hold arrays; returns anything else, such as a log, as it is."""
     if isinstance(value, chainer.get_array_types()):
         return value.copy(order="K")
     if type(value) is not tuple and not isinstance(value, list | dict | collections.deque):

@@ -1,4 +1,4 @@
-"""The search for a first loss scale: the first step is not lost if its gradients overflow, but runs backward again.
+"""The search for a first loss scale: if the first step overflows, its backward pass is repeated at a smaller scale.
 
 :class:`~mixprec.MixedPrecisionOptimizer` makes a :class:`ScaleSearch` in each ``update(lossfun)`` until gradients are
 finite for the first time, if its :class:`~mixprec.DynamicLossScale` has ``search=True``.
@@ -15,21 +15,21 @@ from mixprec.base.announcements import announce
 from mixprec.precision.repeated_pass import repeatable, why_not
 
 REPEATS = 8  # each at a quarter of the scale: from 2^16 down to 1
-_FINITE, _REPEAT, _HOPELESS = range(3)  # what a pass has shown; of several ranks the largest counts
+_FINITE, _REPEAT, _HOPELESS = range(3)  # result of a pass; with several ranks the largest is used
 
 
 def give_up(scaler, reason):
-    """Ends a search before gradients were finite, and says once why; does nothing where none is under way.
+    """Ends a search before gradients were finite, and announces once why; does nothing without a search.
 
     Args:
         scaler: the loss scale.
-        reason: in words.
+        reason: as text.
     """
     if scaler.is_searching:
         scaler.end_search()
         announce(
             "the first loss scale is not searched (%s): steps are skipped until gradients are finite; a smaller init "
-            "of the loss scale spares them",
+            "of the loss scale avoids that",
             reason,
         )
 
@@ -42,7 +42,7 @@ class ScaleSearch:
         ranks: :class:`~mixprec.optimizer.ranks.Ranks`, or ``None``.
         overflows: function that returns whether a gradient of the model is not finite: a bool, or a boolean array of
             shape () that has not been read.
-        reason: why there can be no search, in words, or ``None``.
+        reason: why a search is impossible, as text, or ``None``.
     """
 
     def __init__(self, scaler, ranks, overflows, reason):
@@ -50,11 +50,11 @@ class ScaleSearch:
         self._overflows, self._reason = overflows, reason
 
     def takes(self, loss, left):
-        """Whether :meth:`run` can run the passes of a step, the same on all ranks. If not, the search is over.
+        """Whether :meth:`run` can run the passes of a step; the same on all ranks. If not, the search ends.
 
         Args:
             loss: the first loss of the step, whose graph is there.
-            left: how many there are beside it, below 0 if that is not known.
+            left: number of further losses, below 0 if unknown.
         """
         reason = self._reason or ("a step has several losses" if left else why_not(loss, alone=self._ranks is None))
         if self._ranks is not None:
@@ -64,9 +64,9 @@ class ScaleSearch:
         return reason is None
 
     def run(self, passes, loss):
-        """Runs backward passes of a loss until gradients are finite, and leaves the gradients of the last one.
+        """Runs backward passes of a loss until gradients are finite, and leaves the gradients of the last pass.
 
-        The scale is then the one of the last pass. The host reads one number for each.
+        The loss scale is then the scale of the last pass. The host reads one number per pass.
 
         Args:
             passes: :class:`~mixprec.precision.scaled_loss.ScaledPasses`.
@@ -87,7 +87,7 @@ class ScaleSearch:
             self._scaler.end_search()
 
     def _found(self, loss):
-        """Looks at a pass, with one read of the host."""
+        """Returns the result of a pass, with one read from the device."""
         overflow = self._overflows()
         is_array = isinstance(overflow, get_array_types())
         device = backend.get_device_from_array(overflow if is_array else np.asarray(overflow))

@@ -1,8 +1,7 @@
 """Backward passes on a scaled loss.
 
-``scale_loss`` of the wrapper makes a :class:`ScaledLoss`, by :class:`ScaledPasses`, and so does ``update()``, but of
-cross entropies of mixprec.
-:mod:`~mixprec.precision.pass_scales` sees to it that its ``backward`` leaves the factor on parameters.
+``scale_loss`` of the wrapper makes a :class:`ScaledLoss` by :class:`ScaledPasses`, and so does ``update()``, except for
+mixprec's cross entropies. :mod:`~mixprec.precision.pass_scales` makes its ``backward`` record the factor on parameters.
 """
 
 import contextlib
@@ -22,12 +21,12 @@ from mixprec.precision.model_parallel import ENDS, is_part_of_chain
 
 
 class ScaledLoss(chainer.Variable):
-    """A loss that has been multiplied by ``factor``; its ``backward`` leaves that on the parameters it reaches.
+    """A loss that was multiplied by ``factor``; its ``backward`` records the factor on the parameters that it reaches.
 
     Attributes:
         factor: float32 array of shape ().
-        unscaled: the variable that was multiplied.
-        looking_on: ``looking_on(factor)`` returns a context for the pass, in which a preconditioner looks at layers.
+        unscaled: the loss before the multiplication.
+        looking_on: ``looking_on(factor)`` returns a context for the pass, in which a preconditioner observes layers.
     """
 
     looking_on = staticmethod(contextlib.nullcontext)
@@ -36,12 +35,12 @@ class ScaledLoss(chainer.Variable):
         """Runs :meth:`chainer.Variable.backward`.
 
         Raises:
-            ValueError: ``loss_scale`` is given, though the loss is scaled already.
+            ValueError: ``loss_scale`` is given, but the loss is scaled already.
         """
         if loss_scale is not None:
             raise ValueError("backward(loss_scale=...) of a loss that scale_loss() has scaled already")
         loss = self
-        if self.array.size == 1 and self.grad_var is None:  # otherwise Chainer would multiply by the factor once more
+        if self.array.size == 1 and self.grad_var is None:  # otherwise Chainer would multiply by the factor again
             if _begins_with(self.unscaled, self.factor):
                 loss = self.unscaled
             else:
@@ -51,10 +50,10 @@ class ScaledLoss(chainer.Variable):
 
 
 def _begins_with(loss, factor):
-    """Whether the backward pass begins with the factor as the gradient of the loss, which it is then.
+    """Whether the backward pass can begin with the factor as the gradient of the unscaled loss.
 
-    A 1, and a product with it, would be two launches more. Other functions, such as an addition, hand the gradient on:
-    a parameter would get the factor itself.
+    A gradient of 1, multiplied by the factor, would take two more launches. Other functions, such as an addition, pass
+    the gradient on: a parameter would get the factor itself.
     """
     fits = type(factor) is type(loss.array) and isinstance(loss.creator_node, CrossEntropy)
     if fits:
@@ -63,14 +62,14 @@ def _begins_with(loss, factor):
 
 
 def _run(loss, factor, looking_on, *options):
-    # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+    # The loss scale handles overflows; NumPy's warnings about them would be noise.
     with np.errstate(over="ignore", invalid="ignore"), looking_on(factor), _naming_the_scale(factor):
         chainer.Variable.backward(loss, *options, loss_scale=factor)
 
 
 @contextlib.contextmanager
 def _naming_the_scale(factor):
-    """Has Chainer's error of a NaN in a backward pass, which only its debug mode raises, name the loss scale."""
+    """Adds the loss scale to Chainer's error about a NaN in a backward pass, which only its debug mode raises."""
     try:
         yield
     except RuntimeError as error:
@@ -83,7 +82,7 @@ def _naming_the_scale(factor):
 
 
 def scaled(loss, factor):
-    """Returns ``loss * factor`` for ``backward``; one in 16 bits becomes float32, in which all factors have room.
+    """Returns ``loss * factor`` for ``backward``; a 16-bit loss becomes float32, which can hold every factor.
 
     Args:
         loss: variable.
@@ -96,21 +95,21 @@ def scaled(loss, factor):
         raise ValueError("the loss is scaled already")
     if loss.dtype == "float16":
         loss = chainer.functions.cast(loss, "float32")
-    elif loss.dtype == BFLOAT16:  # which Chainer does not cast
+    elif loss.dtype == BFLOAT16:  # Chainer does not cast it
         loss = functions.cast(loss, "float32")
     result = loss * factor.astype(loss.dtype, copy=False)
     result.__class__ = ScaledLoss  # the variable that Chainer's graph already knows, with another backward()
     result.factor, result.unscaled = factor, loss
-    result.node.is_scaled = True  # for passes from what has been computed of it
+    result.node.is_scaled = True  # for passes from variables that were computed from it
     return result
 
 
 def check_loss(loss: chainer.Variable) -> None:
-    """Makes sure that a loss can be scaled: ``backward`` of several elements would do nothing, in silence.
+    """Checks that a loss can be scaled: ``backward`` of several elements would silently do nothing.
 
     Raises:
-        TypeError: it is not a variable of floating-point numbers.
-        ValueError: it has not exactly one element.
+        TypeError: it is not a floating-point variable.
+        ValueError: it does not have exactly one element.
     """
     if not isinstance(loss, chainer.Variable):
         raise arguments.not_a("loss", loss, "a chainer.Variable")
@@ -123,15 +122,15 @@ def check_loss(loss: chainer.Variable) -> None:
 
 
 class ScaledPasses:
-    """The backward passes of the step under way, of losses that all have the scale of the first.
+    """The backward passes of the current step; all losses have the scale of the first.
 
     Args:
         scaler: the loss scale.
         preconditioner: :class:`~mixprec.kfac.preconditioner.KFAC`, or ``None``.
 
     Attributes:
-        factor: what losses are multiplied by, an array of shape (); ``None`` before the first pass of a step, and
-            without a scale. With a preconditioner that is the factor 1.
+        factor: the factor on losses, an array of shape (); ``None`` before the first pass of a step, and without a
+            scale. With a preconditioner and no scale it is 1.
     """
 
     def __init__(self, scaler, preconditioner=None):
@@ -152,12 +151,12 @@ class ScaledPasses:
     def scale(self, loss):
         """Returns the scaled loss; raises as :func:`check_loss` and :func:`scaled` do.
 
-        A loss whose graph goes on in other processes stays as it is (:mod:`~mixprec.precision.model_parallel`).
+        A loss whose graph continues in other processes is not scaled (:mod:`~mixprec.precision.model_parallel`).
         """
         return self._scaled(loss, self._factor_of(loss))
 
     def backward(self, loss):
-        """Does what ``scale(loss).backward()`` does, without a scaled loss where the pass begins at the loss itself."""
+        """Does what ``scale(loss).backward()`` does, without a scaled loss if the pass can begin at the loss itself."""
         factor = self._factor_of(loss)
         if factor is not None and _begins_with(loss, factor):
             _run(loss, factor, self._looking_on)
@@ -182,14 +181,14 @@ class ScaledPasses:
 
         Args:
             model, lossfun, args, kwds: as for ``update``.
-            ranks: :class:`~mixprec.optimizer.ranks.Ranks` of a wrapper with a communicator, or ``None``. Its
-                ``last_pass()`` is around the last backward pass, if it is known before that which one it is.
+            ranks: :class:`~mixprec.optimizer.ranks.Ranks` of a wrapper with a communicator, or ``None``. The last
+                backward pass runs inside of its ``last_pass()``, if it is known beforehand to be the last.
             search: :class:`~mixprec.precision.scale_search.ScaleSearch` of a first scale, or ``None``.
 
         Raises:
-            ValueError: there are more losses than their iterator said.
+            ValueError: there are more losses than the length hint of their iterator.
         """
-        # An overflow is what the loss scale waits for; NumPy's warnings about it would only repeat it.
+        # The loss scale handles overflows; NumPy's warnings about them would be noise.
         with np.errstate(over="ignore", invalid="ignore"):
             losses = lossfun(*args, **kwds)
             model.cleargrads()
@@ -206,4 +205,4 @@ class ScaledPasses:
                 search = None
                 with contextlib.nullcontext() if left or ranks is None else ranks.last_pass():
                     self.backward(loss)
-                del loss  # before the next one, for which there is to be memory
+                del loss  # to free memory for the next one

@@ -1,4 +1,4 @@
-"""The counter of skipped steps, beside the loss scale: :class:`~mixprec.MixedPrecisionOptimizer` has one."""
+"""The counter of skipped steps of a :class:`~mixprec.MixedPrecisionOptimizer`."""
 
 from typing import ClassVar
 
@@ -7,7 +7,7 @@ from mixprec.precision.step_state import StepState
 
 
 class StepCounter(StepState):
-    """Counts skipped steps where the gradients are, so that nothing is read from a device to count."""
+    """Counts skipped steps on the device of the gradients, so that counting needs no reads."""
 
     state: ClassVar[dict[str, str]] = {"skipped": "int64", "last_step_skipped": "bool"}
     rules = ("skipped = skipped + overflow", "last_step_skipped = overflow")

@@ -1,8 +1,8 @@
-"""State that each step moves: declared once, and run in Python and by the CUDA kernel ``update``.
+"""State that each step advances: declared once, and run in Python and by the CUDA kernel ``update``.
 
-A class of loss scales (:mod:`mixprec.precision.loss_scale`, :mod:`mixprec.precision.fixed_scales`), and the counter of
-skipped steps, declare their state, their settings and their rules. From them come the step on the host and on a device,
-the C++ of the kernel, and the names in a snapshot.
+The classes of loss scales (:mod:`mixprec.precision.loss_scale`, :mod:`mixprec.precision.fixed_scales`), and the counter
+of skipped steps, declare their state, their settings and their rules. The step on the host and on a device, the C++
+code of the kernel, and the names in a snapshot derive from these.
 """
 
 import functools
@@ -19,7 +19,7 @@ from mixprec.base.bounds import INT32
 _IN_C = {"float64": "double", "int32": "int", "int64": "long long", "bool": "bool"}
 _OF_HOST = {"float64": float, "int32": int, "int64": int, "bool": bool}
 _FUNCTIONS = ("where", "at_least", "at_most")
-# Of Python's numbers: in the way of arrays, steps on the host would take a tenth of an update.
+# For Python's numbers: with arrays, these rules would take a tenth of an update on the host.
 _ON_HOST = (lambda condition, a, b: a if condition else b, max, min)
 _FUNCTIONS_IN_C = """
 template <class A, class B> __device__ __forceinline__ auto where(bool c, A a, B b) { return c ? a : b; }
@@ -29,16 +29,16 @@ template <class A, class B> __device__ __forceinline__ auto at_most(A a, B b) { 
 
 
 class StepState:
-    """A handful of arrays of shape () that live where the gradients are checked.
+    """A few arrays of shape () on the device where the gradients are checked.
 
-    So a step on a GPU moves them, and the host need not read them.
+    A step on a GPU advances them there, and the host need not read them.
 
     A rule is a line ``name = expression``, in Python and in C++. It may use the state, the settings, ``overflow``, the
     names of lines before it, ``where(condition, a, b)``, ``at_least(a, b)`` and ``at_most(a, b)``.
 
     Attributes:
         state: names of the arrays, which begin with 0, and their dtypes.
-        settings: names of the attributes that the rules use, and the number that stands for ``None``.
+        settings: names of the attributes that the rules use, and the number that represents ``None``.
         rules: the lines.
     """
 
@@ -94,7 +94,7 @@ class StepState:
         arguments.instance("serializer", serializer, AbstractSerializer, "a chainer.AbstractSerializer")
         kinds = {name: _OF_HOST[dtype] for name, dtype in self.state.items()}
         state = {name: kind(stored(serializer, name, self._state[name])) for name, kind in kinds.items()}
-        if isinstance(serializer, Deserializer):  # what is saved stays where it is: a graph may hold it
+        if isinstance(serializer, Deserializer):  # saving must not move the state: a graph may hold it
             self._set(**state)
 
     def held_by(self, hold: Callable[[Any], Any]) -> None:
@@ -106,20 +106,20 @@ class StepState:
         self._state = {name: hold(array) for name, array in self._state.items()}
 
     def _set(self, **state):
-        """Takes a state of the host; what is not given is 0."""
+        """Sets the state on the host; anything not given is 0."""
         self._state = {name: np.array(state.get(name, 0), dtype) for name, dtype in self.state.items()}
 
 
 class ScaleState(StepState):
-    """What all loss scales have, whether they move or not: they count overflows in a row.
+    """The base of all loss scales, constant or not: counts overflows in a row.
 
-    The optimizer looks at the count rarely, and ends training when patience has run out.
+    The optimizer reads the count rarely, and ends training when patience has run out.
 
     Args:
-        patience: number of overflows in a row after which :attr:`exhausted` is true; ``None`` switches that off.
+        patience: number of overflows in a row after which :attr:`exhausted` is true; ``None`` for no limit.
 
     Attributes:
-        is_searching: whether an overflow in the next step lets its backward pass run again, at a smaller scale.
+        is_searching: whether an overflow in the next step makes its backward pass run again, at a smaller scale.
     """
 
     state: ClassVar[dict[str, str]] = {"overflows_in_row": "int32"}
@@ -141,25 +141,25 @@ class ScaleState(StepState):
         return self.patience is not None and self.overflows_in_row >= self.patience
 
     def factor(self, device: backend.Device) -> Any:
-        """Returns what to multiply the loss by.
+        """Returns the factor on the loss.
 
         Args:
             device: a :class:`chainer.backend.Device`.
 
         Returns:
-            The scale, a float32 array of shape () on the device; ``None`` if nothing is to be multiplied.
+            The scale, a float32 array of shape () on the device; ``None`` for no factor.
         """
         check_device(device)
         value = self._state.get("value")
         return None if value is None else device.send(value).astype(np.float32)
 
     def reset(self) -> None:
-        """Goes back to the first step: no overflow in a row."""
+        """Resets the count of overflows in a row."""
         self._set()
 
 
 def check_device(device):
-    """Raises TypeError unless it is one."""
+    """Raises TypeError if ``device`` is not a :class:`chainer.backend.Device`."""
     if not isinstance(device, backend.Device):
         raise arguments.not_a("device", device, "a chainer.backend.Device")
 
@@ -179,7 +179,7 @@ def kernel_arguments(cls, owner, address):
 
     Args:
         cls: as for :func:`kernel_code`.
-        owner: :class:`StepState`, which may have a part of that state only, or ``None``.
+        owner: :class:`StepState`, which may have only a part of that state, or ``None``.
         address: function from an array, or ``None``, to its address.
 
     Raises:

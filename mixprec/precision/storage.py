@@ -1,7 +1,7 @@
-"""Parameters of links in a storage dtype: initialization, files in float32, and the memory order of filters.
+"""Parameters in a storage dtype: their initialization, float32 in files, and the memory order of filters.
 
-A file has Chainer's names, Chainer's order of axes and float32, in whatever dtype the parameters are: a model of these
-links and one of Chainer's own load each other's files.
+A file has Chainer's names, Chainer's order of axes and float32, whatever the dtype of the parameters: a model of these
+links and a model of Chainer's own links can load each other's files.
 """
 
 import chainer
@@ -21,13 +21,13 @@ _FLOATS = np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)
 
 
 class Rounded(chainer.initializer.Initializer):
-    """Draws the values that a parameter would have in float32, and rounds them to a storage dtype.
+    """Draws initial values in float32, and rounds them to a storage dtype.
 
     Args:
-        initializer: what Chainer's links take: an initializer, an array, a number, or ``None`` for ``LeCunNormal``.
-        dtype: name or dtype; ``None`` for that of the initializer, or else of ``chainer.config.dtype``, with float16
-            for ``chainer.mixed16``.
-        name: of the dtype, for messages.
+        initializer: as for Chainer's links: an initializer, an array, a number, or ``None`` for ``LeCunNormal``.
+        dtype: name or dtype; ``None`` for the initializer's dtype, or else ``chainer.config.dtype``, with float16 for
+            ``chainer.mixed16``.
+        name: name of the argument ``dtype``, for messages.
         parameter: path of the parameter, for a warning if 16 bits cannot hold its values; ``None`` for no warning.
 
     Raises:
@@ -53,10 +53,10 @@ class Rounded(chainer.initializer.Initializer):
 
 
 def filter_sizes(name, in_channels, out_channels, ksize, stride, pad, nobias, dilate, groups):
-    """Returns the first three arguments of a link of this name as Chainer wants them, with Python's numbers.
+    """Checks the arguments of a convolution link; returns its first three in Chainer's order, as Python's numbers.
 
     Raises:
-        TypeError: ``nobias`` is no bool.
+        TypeError: ``nobias`` is not a bool.
         ValueError: another argument is out of its range.
     """
     if ksize is None:  # then Chainer takes the first two for out_channels and ksize
@@ -75,7 +75,7 @@ def rounded(name, initialW, initial_bias, dtype):
     """Returns the initializers of W and b of a link of this name, each a :class:`Rounded`.
 
     Raises:
-        TypeError: an argument is no initializer.
+        TypeError: an argument is not an initializer.
         ValueError: ``dtype`` is none of the storage dtypes.
     """
     check_initializers(name, initialW=initialW, initial_bias=initial_bias)
@@ -84,7 +84,7 @@ def rounded(name, initialW, initial_bias, dtype):
 
 
 def check_initializers(name, **initializers):
-    """Raises TypeError if an argument of a link of this name is no initializer."""
+    """Raises TypeError if an argument of a link of this name is not an initializer."""
     for argument, value in initializers.items():
         arguments.initializer(f"{name}: {argument}", value)
 
@@ -93,24 +93,24 @@ class StoredInFloat32:
     """A mixin for links whose files are in float32."""
 
     def serialize(self, serializer):
-        """Saves parameters in float32, or loads what is there and rounds it."""
+        """Saves parameters in float32, or loads and rounds them."""
         super().serialize(in_float32(serializer))
 
 
 def in_float32(serializer):
-    """Returns a serializer that saves float16 and bfloat16 arrays as float32, and loads them from that."""
+    """Returns a serializer that saves float16 and bfloat16 arrays as float32, and loads them from float32."""
     return _Loading(serializer) if isinstance(serializer, chainer.Deserializer) else _Saving(serializer)
 
 
 class ChannelsLast(StoredInFloat32):
     """A mixin for links with filters W of the shape (K, C, R, S) that lie in memory as (K, R, S, C).
 
-    Chainer and CuPy copy arrays into the order of their axes here and there. Whenever this link is asked for something
-    it looks, and puts another array into the parameter if need be.
+    Some functions of Chainer and CuPy copy arrays into the order of their axes. Therefore every method of this link
+    checks the memory order, and replaces the parameter's array if necessary.
     """
 
     def lay_out(self):
-        """Makes W lie as (K, R, S, C)."""
+        """Gives W the memory order (K, R, S, C)."""
         if self.W.array is not None:
             lay_out(self.W)
 
@@ -120,7 +120,7 @@ class ChannelsLast(StoredInFloat32):
         return super().__call__(x, *args, **kwargs)
 
     def prepare(self, x):
-        """Makes W fit for an input (N, H, W, C): initialized and laid out."""
+        """Initializes W for an input (N, H, W, C), and gives it its memory order."""
         if self.W.array is None:
             checks.variable(type(self).__name__, "x", x)
             checks.images(type(self).__name__, "x", x)
@@ -147,7 +147,7 @@ class ChannelsLast(StoredInFloat32):
         self.lay_out()
 
     def serialize(self, serializer):
-        """Saves or loads parameters; what is initialized by that is laid out."""
+        """Saves or loads parameters; a W that loading initializes gets its memory order."""
         super().serialize(serializer)
         self.lay_out()
 
@@ -173,7 +173,7 @@ class _Loading(chainer.Deserializer):
     def __call__(self, key, value):
         if not _is_floating(value) or (value.dtype == np.float32 and value.flags.c_contiguous):
             return self._serializer(key, value)
-        loaded = self._serializer(key, _float32(value))  # what is not in the file stays as it is
+        loaded = self._serializer(key, _float32(value))  # a value that is not in the file stays as it is
         if loaded is None:
             return None
         warn_of_lost(path_of(self._serializer, key), loaded, value.dtype)

@@ -1,12 +1,12 @@
-"""Copies of weights in 16 bits: the FP32 master goes along, and a model that is copied alone becomes FP32.
+"""Copies of 16-bit weights: the FP32 master is copied too, and a model that is copied alone becomes FP32.
 
-Chainer copies and pickles parameters by ``Parameter.__reduce__``, whatever way a model is copied. ``convert`` and
-``setup`` replace it, and so does a parameter that is unpickled in another process:
+However a model is copied or pickled, Chainer uses ``Parameter.__reduce__``. ``convert`` and ``setup`` patch it, and so
+does a parameter that is unpickled in another process:
 
-- The master of a parameter goes with it.
-- A parameter of a converted link becomes FP32. It has :data:`COMPUTE`, by which calls of the model cast it where it is
-  used: results are the same bit for bit, and small steps that are added in place are not rounded away.
-- Where an optimizer, or ``ParallelUpdater``, comes with the copy, :func:`narrow` gives it 16 bits again.
+- The master of a parameter is copied with it.
+- A parameter of a converted link becomes FP32. Its attribute :data:`COMPUTE` makes calls of the model cast it where it
+  is used: results are the same bit for bit, and small steps that are added in place are not rounded away.
+- If an optimizer, or ``ParallelUpdater``, is copied along, :func:`narrow` restores the 16 bits.
 """
 
 import functools
@@ -23,7 +23,7 @@ from mixprec.compat.registry import MISSING, patch
 from mixprec.precision.master_arrays import MASTER, OWNER, master_of, written
 from mixprec.precision.storage import Rounded
 
-# Attribute of a parameter of a converted link: the dtype in which the link computes with it.
+# Attribute of a parameter of a converted link: the dtype in which the link uses it.
 COMPUTE = "_mixprec_compute"
 
 # Attribute of a parameter: its dtype and initializer before it became FP32 in a copy.
@@ -38,13 +38,13 @@ WHEN = "mixprec.convert, setup"
 
 
 def install():
-    """Replaces what the process has not replaced yet."""
+    """Applies the patches that this process has not applied yet."""
     for each in (reduce, setstate, copydata, addgrad, no_wide_replicas):
         each.apply()
 
 
 def compute_in(param, dtype):
-    """Notes in what dtype the link of a parameter computes with it, which has that, or will have; FP32 for a plain one.
+    """Records the dtype in which a link uses its parameter, which has, or will get, this dtype; ``None`` for FP32.
 
     Args:
         param: parameter of a link that is converted or reverted.
@@ -57,18 +57,18 @@ def compute_in(param, dtype):
 
 
 def computes_in(param):
-    """Returns the dtype from :func:`compute_in`, or ``None`` for a plain one."""
+    """Returns the dtype from :func:`compute_in`, or ``None``."""
     return param.__dict__.get(COMPUTE)
 
 
 def exact(param):
-    """Returns the FP32 numbers of a parameter in 16 bits: its master's, or what was written into it since.
+    """Returns the FP32 values of a 16-bit parameter: its master's, or values written into it since.
 
     Args:
         param: an initialized parameter in float16 or bfloat16.
 
     Returns:
-        a new float32 array on the device of the parameter, with the same order of axes in memory.
+        A new float32 array on the device of the parameter, with the same order of axes in memory.
     """
     master = master_of(param)
     with chainer.using_device(param.device):
@@ -80,7 +80,7 @@ def exact(param):
 
 
 def write(param, values):
-    """Writes float32 values into a parameter in 16 bits, which rounds them, and into its master, which it may get."""
+    """Writes float32 values into a 16-bit parameter, rounded, and into its master, which is made if necessary."""
     master = master_of(param)
     with chainer.using_device(param.device), np.errstate(over="ignore"):
         if master is None or backend.get_device_from_array(master) != param.device:
@@ -92,7 +92,7 @@ def write(param, values):
 
 def rounded(array, dtype):
     """Returns an array in another storage dtype, with the same order of axes in memory."""
-    if dtype == BFLOAT16:  # which CuPy cannot cast to
+    if dtype == BFLOAT16:  # CuPy cannot cast to it
         order = axes(array)
         turned = array.transpose(order)
         return turned_back(primitives_of(array).cast(turned.copy(order="C"), BFLOAT16), order)
@@ -101,7 +101,7 @@ def rounded(array, dtype):
 
 
 def narrow(params):
-    """Gives parameters that became FP32 when they were copied the dtype that they were copied from, bit for bit."""
+    """Gives parameters that became FP32 in a copy their original dtype again, bit for bit."""
     for param in params:
         if _BEFORE in param.__dict__:
             dtype, initializer = param.__dict__.pop(_BEFORE)
@@ -109,14 +109,14 @@ def narrow(params):
 
 
 def as_computed(scope, inputs):
-    """Returns the inputs of a function inside a converted model: FP32 parameters that stand for 16 bits are cast."""
+    """Returns the inputs of a function in a converted model, with FP32 copies of 16-bit parameters cast to 16 bits."""
     return tuple(
         scope.cast(x, computes_in(x)) if isinstance(x, chainer.Parameter) and is_wide(x) else x for x in inputs
     )
 
 
 def announce_wide(namedparams):
-    """Says once which of ``[(name, parameter)]`` are trained in FP32, though their links compute in 16 bits."""
+    """Announces once which of ``[(name, parameter)]`` are trained in FP32 although their links compute in 16 bits."""
     found = [(name, param) for name, param in namedparams if is_wide(param) and param.array is not None]
     found = [(name, param) for name, param in found if param.update_rule is not None and param.update_rule.enabled]
     if found:
@@ -126,12 +126,12 @@ def announce_wide(namedparams):
 
 
 def is_wide(param):
-    """Whether a parameter is in FP32, though the converted link of which it was copied computes in 16 bits."""
+    """Whether a copied parameter is in FP32 although its converted link computes in 16 bits."""
     return COMPUTE in param.__dict__ and param.dtype == np.float32
 
 
 def _recover(recover, args, master, compute):
-    """Makes a parameter from what :func:`reduce` has given to pickle or ``copy.deepcopy``."""
+    """Makes a parameter from the values that :func:`reduce` gives to pickle or ``copy.deepcopy``."""
     param = recover(*args)
     if compute is not None:
         install()
@@ -148,7 +148,7 @@ def _recover(recover, args, master, compute):
 
 
 def _store(param, dtype, initializer):
-    """Gives a parameter another dtype: its array, its gradient, and what it may be initialized with."""
+    """Gives a parameter a new dtype: its array, its gradient, and its initializer."""
     array, gradient = param.array, param._grad
     param.initializer, param._grad_initializer = initializer, None
     param.cleargrad()
@@ -186,7 +186,7 @@ def setstate(original):
         else:
             original(self, state)
         target = state.get("target")
-        if isinstance(target, chainer.Link) and "_params" in target.__dict__:  # else a model that has its optimizer
+        if isinstance(target, chainer.Link) and "_params" in target.__dict__:  # otherwise the model holds its optimizer
             narrow(target.params())
 
     return __setstate__
@@ -205,8 +205,8 @@ def copydata(original):
             self.initialize(var.shape)
         elif var.array is None:
             var.initialize(self.shape)
-        narrows = is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some
-        # Else 16 bits are written into 16 bits: as with other writes, what does not change keeps its master's bits.
+        narrows = is_half(var.dtype) and var.dtype != self.dtype  # NumPy refuses some casts
+        # Otherwise 16 bits are written into 16 bits: as with all writes, unchanged elements keep their master's bits.
         is_wider = master_of(var) is not None or narrows or (has_master and var.dtype != self.dtype)
         if not is_wider or not {self.dtype, var.dtype} <= STORAGE_DTYPES:
             original(self, var)

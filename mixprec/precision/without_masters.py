@@ -1,8 +1,8 @@
-"""A warning about parameters in 16 bits that an optimizer updates without FP32 masters, after the first such update.
+"""Warns about 16-bit parameters that an optimizer updates without FP32 masters, after the first such update.
 
-The smallest step of a float16 number is 5e-4 of it, of a bfloat16 number 4e-3: what is less is lost, and the model
-stands still. That happens when a converted model, or one of :mod:`mixprec.links`, is given to an optimizer of Chainer
-itself. A model of Chainer's own in float16 is the user's affair.
+The smallest relative step of a float16 number is 5e-4, of a bfloat16 number 4e-3: smaller updates are lost, and the
+model stops learning. That happens when a converted model, or a model of :mod:`mixprec.links`, is given to a plain
+Chainer optimizer. Models of Chainer's own links in float16 are not checked.
 """
 
 import functools
@@ -14,7 +14,7 @@ from mixprec.base.announcements import announce
 from mixprec.base.dtypes import is_half
 from mixprec.compat.registry import patch
 
-# Attribute of a link: the mixprec.rewrite.convert.LinkState of a converted one.
+# Attribute of a converted link: its mixprec.rewrite.convert.LinkState.
 CONVERSION = "_mixprec_conversion"
 
 _MESSAGE = (
@@ -23,11 +23,11 @@ _MESSAGE = (
 )
 
 
-_looked = weakref.WeakKeyDictionary()  # optimizer -> weak reference to the model it had when it was looked at
+_looked = weakref.WeakKeyDictionary()  # optimizer -> weak reference to the model that it had when it was checked
 
 
 def look_again():
-    """Looks at each optimizer after its next update; called when parameters of a model are given 16 bits."""
+    """Checks each optimizer after its next update; called when parameters of a model are given 16 bits."""
     _looked.clear()
     _watched.apply()  # again, if other code has replaced the method since
 

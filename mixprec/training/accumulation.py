@@ -1,6 +1,6 @@
-"""The gradient of several batches for one step of the optimizer, with the activations of one batch at a time.
+"""Gradient accumulation: one optimizer step over several batches, with the activations of one batch at a time.
 
-The updaters put :class:`Accumulated` around the model if ``training.accumulation_steps`` is more than 1, or if several
+The updaters wrap the model in :class:`Accumulated` if ``training.accumulation_steps`` is more than 1, or if several
 ranks train together.
 """
 
@@ -34,15 +34,15 @@ class Weighing(NamedTuple):
 
 
 class Accumulated:
-    """A loss function of several batches, for :meth:`mixprec.MixedPrecisionOptimizer.update` and ``mixprec.capture``.
+    """A loss function over several batches, for :meth:`mixprec.MixedPrecisionOptimizer.update` and ``mixprec.capture``.
 
     ``update(Accumulated(lossfun), batches)`` is a step with the gradient of the mean loss over all images of the
-    batches whose labels are not -1, however they are distributed. What ``lossfun`` reports is reported once, as the
-    mean over these images. Running statistics move once for each batch.
+    batches whose labels are not -1, however they are distributed. Values that ``lossfun`` reports are reported once, as
+    means over these images. Running statistics are updated once for each batch.
 
-    With ChainerMN, ``create_multi_node_optimizer(MixedPrecisionOptimizer(...), communicator).update(...)`` takes it as
-    well. Gradients are then sent once, after the last batch, and the mean of all processes is that over all images if
-    each process has as many of them. Its first update only sends the weights of the first process to all.
+    With ChainerMN, ``create_multi_node_optimizer(MixedPrecisionOptimizer(...), communicator).update(...)`` accepts it
+    as well. Gradients are then sent once, after the last batch, and the mean over processes is the mean over all images
+    if each process has the same number of images. The first update only sends the weights of the first process to all.
 
     Args:
         lossfun: loss function of one batch: a mean over its images.
@@ -57,13 +57,13 @@ class Accumulated:
     def __call__(self, batches, images=None, weight=None):
         """Returns an iterator of the weighted loss of each batch.
 
-        The graph of one is gone before the next one is computed.
+        The graph of a loss is freed before the next one is computed.
 
         Args:
             batches: list of tuples, the arguments of ``lossfun``: images, and labels.
-            images: of several ranks, the number of images that count, as a mean over ranks: the means over ranks of
-                losses and of what is reported are then those over all images. float32 array of shape ().
-            weight: the sum of their weights likewise, if they have some.
+            images: with several ranks, the mean over ranks of the number of images that count, a float32 array of shape
+                (). The means over ranks of losses and of reported values are then means over all images.
+            weight: with several ranks, the mean over ranks of the sum of the weights of these images, if they have any.
         """
         return CountedLosses(self._losses(batches, images, weight), len(batches))
 
@@ -88,7 +88,7 @@ class Accumulated:
 
 
 def _counts(batches):
-    """Returns the number of images that count in each batch, and their sum, 1 at least, where the labels are."""
+    """Returns the number of images that count in each batch, and their sum, at least 1, on the labels' device."""
     counts = list(map(valid_images, batches))
     total = sum(counts)
     return counts, max(total, 1) if on_host(total) else chainer.backend.get_array_module(total).maximum(total, 1)
@@ -102,7 +102,7 @@ def _shares_of_weights(weight_of, batches, total):
 
 
 def _share(count, total):
-    """Returns the share in float32."""
+    """Returns ``count / total`` in float32."""
     return np.float32(count / total) if on_host(count) else (count / total).astype(np.float32)
 
 

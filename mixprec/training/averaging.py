@@ -1,6 +1,6 @@
 """An exponential moving average of the weights, for evaluation and for ``model.npz``.
 
-The trainer makes it if a config has ``training.ema_decay``, and calls it after each step.
+The command uses it if a config has ``training.ema_decay``; the trainer calls it after each step.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from mixprec.precision.step_counter import skip_flag
 class WeightAverage(extension.Extension):
     """Averages the weights of a model over the steps (Polyak & Juditsky 1992, with exponential weights).
 
-    After each step that was not skipped the averages of all FP32 masters, and of all running statistics in float32,
-    move by :class:`~mixprec.optimizer.moving_average.MovingAverage`; on a GPU by two launches, and nothing is read.
-    Statistics are averaged like weights, as in timm's ``ModelEmaV2`` and, with ``use_buffers``, in
-    ``torch.optim.swa_utils.AveragedModel``; whatever else a link keeps, such as the counter of batch normalization, is
-    that of the model. Snapshots hold the averages in FP32, under the model's own names.
+    After each step that was not skipped, the averages of all FP32 masters, and of all running statistics in float32,
+    are updated by :class:`~mixprec.optimizer.moving_average.MovingAverage`; on a GPU by two launches, and nothing is
+    read. Statistics are averaged like weights, as in timm's ``ModelEmaV2`` and, with ``use_buffers``, in
+    ``torch.optim.swa_utils.AveragedModel``; other persistent values of a link, such as the counter of batch
+    normalization, are not averaged. Snapshots hold the averages in FP32, under the model's own names.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
@@ -41,11 +41,11 @@ class WeightAverage(extension.Extension):
         self._average = MovingAverage(decay)
 
     def initialize(self, trainer):
-        """Begins with the weights that the model has, unless there are averages from a snapshot."""
+        """Starts from the current weights of the model, unless averages were loaded from a snapshot."""
         self._follow()
         if self._average.steps == 0:
             for param in self._index.params:
-                self._optimizer.master(param)  # what was written into a parameter reaches its master
+                self._optimizer.master(param)  # updates the master with values written into the parameter
             self._average.restart()
 
     def __call__(self, trainer):
@@ -54,9 +54,9 @@ class WeightAverage(extension.Extension):
 
     @contextlib.contextmanager
     def applied(self):
-        """Inside of the block the model has the averages in its masters, parameters and statistics.
+        """A context in which the model has the averages in its masters, parameters and statistics.
 
-        After it everything is, bit for bit, what it was. The optimizer must not step meanwhile.
+        Afterwards everything is restored bit for bit. The optimizer must not step inside.
         """
         arrays = self._follow()
         averages = [(array, self._average.averages[name]) for name, array in arrays.items()]
@@ -76,13 +76,13 @@ class WeightAverage(extension.Extension):
             serializer("steps", self._average.steps)
 
     def averages_of(self, names):
-        """Returns the averages of those of some names that are averaged, a dict. Names begin without a slash."""
+        """Returns a dict of the averages for the given names, without names that are not averaged; no leading slash."""
         self._follow()
         averages = self._average.averages
         return {name: averages[f"/{name}"] for name in names if f"/{name}" in averages}
 
     def _follow(self):
-        """Returns what is averaged by name: masters, and statistics."""
+        """Returns a dict of the averaged arrays by name: masters, and statistics."""
         index = self._index
         index.refresh()
         if index.links is not self._links:
@@ -99,15 +99,15 @@ class WeightAverage(extension.Extension):
         return arrays
 
     def _copies(self):
-        """Returns ``[(array, array of its master)]`` of the parameters in 16 bits, a shared one once."""
+        """Returns ``[(array, array of its master)]`` of the 16-bit parameters, each once."""
         found = {id(param): (param.array, master_of(param)) for param in self._index.params}
         return [(array, master) for array, master in found.values() if master is not None]
 
 
 def averaged_weights(trainer):
-    """Returns a context manager, inside of which the model has the weights that count.
+    """Returns a context manager in which the model has the weights for evaluation.
 
-    Those are averages if its trainer has a :class:`WeightAverage`, or else what the optimizer wants evaluated, see
+    These are averages if the trainer has a :class:`WeightAverage`, or else the weights of
     :meth:`mixprec.MixedPrecisionOptimizer.evaluated`.
 
     Args:

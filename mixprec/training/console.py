@@ -1,4 +1,4 @@
-"""The output of a run on the console: bars for training and evaluation, and a table with the entries of the log.
+"""Console output of a run: progress bars for training and evaluation, and a table with the entries of the log.
 
 :func:`mixprec.app.parts.trainer.build_trainer` adds these extensions.
 """
@@ -24,10 +24,10 @@ _OTHERS = ("lr", "loss_scale", "skipped", "images/s")
 
 
 class ProgressBar(extension.Extension):
-    """A bar over the whole training with images/s and the remaining time, on standard error if that is a terminal.
+    """A progress bar for the whole training with images/s and remaining time, on standard error if it is a terminal.
 
-    It also shows loss and loss scale. The host waits for neither. The loss is copied to the host in passing, one at a
-    time, and shown when it is there, so that it may be a few steps old. The loss scale is the one that was last logged.
+    It also shows loss and loss scale, without making the host wait. The loss is copied to the host asynchronously and
+    shown when it arrives, so it may be a few steps old. The loss scale is the last logged one.
 
     Args:
         images: number of images in an epoch.
@@ -40,11 +40,11 @@ class ProgressBar(extension.Extension):
         self._images = images
         self._epochs = epochs
         self._bar = tqdm(disable=True)  # until there is one
-        self._coming = None  # the loss that is on its way to the host
+        self._coming = None  # the loss in transfer to the host
         self._shown = {}
 
     def initialize(self, trainer):
-        """Draws the bar where the training begins or goes on."""
+        """Draws the bar at the current position, also after a resume."""
         self._bar = _bar(self._images * self._epochs, initial=self._seen(trainer))
 
     def __call__(self, trainer):
@@ -61,7 +61,7 @@ class ProgressBar(extension.Extension):
         self._bar.close()
 
     def _look(self, observation):
-        """Takes what is there; returns whether something is new."""
+        """Takes values that have arrived; returns whether any is new."""
         before = dict(self._shown)
         if self._coming is None and "main/loss" in observation:
             self._coming = _fetch(observation["main/loss"])
@@ -77,12 +77,12 @@ class ProgressBar(extension.Extension):
 
 
 class Shown(dataset.Iterator):
-    """The iterator of an evaluation, with a bar that is there as long as it runs.
+    """The iterator of an evaluation, with a progress bar while it runs.
 
     Args:
-        iterator: iterator over batches ``(x, t)`` that ends, and has ``reset``.
+        iterator: finite iterator over batches ``(x, t)``, with a method ``reset``.
         images: number of images that it delivers.
-        before_batch: called before each batch is delivered.
+        before_batch: function that is called before each batch is delivered.
     """
 
     def __init__(self, iterator, images, before_batch=lambda: None):
@@ -104,7 +104,7 @@ class Shown(dataset.Iterator):
         except BaseException:
             self._bar.close()
             raise
-        self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more than are left
+        self._bar.update(min(len(batch[0]), self._images - self._bar.n))  # a padded batch has more
         return batch
 
     def finalize(self):
@@ -114,11 +114,11 @@ class Shown(dataset.Iterator):
 
 
 class Table(extensions.PrintReport):
-    """A line for each entry of the log; those from before a resume are not printed again.
+    """Prints a line for each entry of the log; entries from before a resume are not printed again.
 
     Args:
-        classes: number of classes: with up to 5 there is no top-5 accuracy.
-        validation: whether there is one.
+        classes: number of classes; with 5 or fewer there is no top-5 accuracy.
+        validation: whether there is a validation.
     """
 
     def __init__(self, classes, validation):
@@ -126,7 +126,7 @@ class Table(extensions.PrintReport):
         super().__init__((*_COLUMNS, *shown, *_OTHERS), log_report="LogReport", out=Lines())
 
     def initialize(self, trainer):
-        """Looks how long the log is already."""
+        """Reads the current length of the log."""
         self._log_len = len(trainer.get_extension("LogReport").log)
 
 
@@ -137,9 +137,9 @@ class Lines:
         self._pending = ""
 
     def write(self, text):
-        """Takes a part of a line and prints the lines that are complete."""
+        """Takes a part of a line and prints complete lines."""
         *lines, self._pending = (self._pending + text.replace("\033[J", "")).split("\n")
-        for line in lines if sys.stdout is not None else ():  # which is None in a service, for example
+        for line in lines if sys.stdout is not None else ():  # None in a service, for example
             with _going_on():
                 tqdm.write(line.rstrip(), file=sys.stdout)
 
@@ -152,10 +152,10 @@ class Lines:
 
 @contextlib.contextmanager
 def _going_on():
-    """In a program of the user's the streams are as they are; the log has all that would have been printed."""
+    """A context that survives errors of standard output in a user's program; the log has everything, too."""
     try:
         yield
-    except (OSError, ValueError) as error:  # a full disk, a reader that has gone; a file that is closed
+    except (OSError, ValueError) as error:  # a full disk, a reader that has ended; a closed file
         announce("standard output: %s; training goes on, and its log has the rest", one_line(error))
 
 

@@ -1,6 +1,6 @@
-"""What tells that a run has diverged: losses, weights and running statistics that no run can go on from.
+"""Detects that a run has diverged: losses, weights and running statistics from which no run can recover.
 
-The trainer has a :class:`SoundLosses` among its extensions. Snapshots ask it before they are written, and the training
+:class:`SoundLosses` is an extension of the trainer. It is checked before snapshots are written, and by the training
 command before it writes ``model.npz``.
 """
 
@@ -17,25 +17,25 @@ from mixprec.training.snapshots import contents
 from mixprec.training.unsaved_triggers import EachIteration
 
 _LOSSES = {"main/loss": "the training loss", "validation/main/loss": "the validation loss"}
-# A loss of a classifier is a difference of logits: with a larger one they do not fit into float16, nor do larger
-# weights. In float32 and bfloat16 a network that has diverged may stay below inf for long.
+# A loss of a classifier is a difference of logits: with a larger loss the logits do not fit into float16, nor do larger
+# weights. In float32 and bfloat16 a network that has diverged may stay finite for long.
 LARGEST = float(np.finfo(np.float16).max)
 # These need only be finite, as variances of images in 0..255 are large. Other values of a link may be inf by design.
 _STATISTICS = ("avg_mean", "avg_var")
 
 
 class Diverged(RuntimeError):
-    """Training came to its end with a network that is worth nothing; the message is one line."""
+    """Training ended with a useless network; the message is one line."""
 
 
 class SoundLosses(EachIteration):
-    """Knows whether the network is sound: losses of the last step, weights and running statistics are finite.
+    """Checks that the network is sound: losses of the last step, weights and running statistics are finite.
 
     A loss must also be at most 65504, the largest number of float16, and so must weights. It reads from a GPU only when
-    it is asked, or saved. All ranks ask together.
+    it is asked or saved. All ranks ask together.
 
     Args:
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
     """
 
     name = "losses"
@@ -43,14 +43,14 @@ class SoundLosses(EachIteration):
 
     def __init__(self, ranks):
         self._ranks = ranks
-        self._values = {}  # of the last step, by name
+        self._values = {}  # losses of the last step, by name
         self._has_said = False
 
     def __call__(self, trainer):
         self._values = {name: value_of(trainer.observation[name]) for name in _LOSSES if name in trainer.observation}
 
     def allow_snapshot(self, trainer):
-        """Whether the state of a trainer is worth a snapshot; if it is not, rank 0 says why, once in a process."""
+        """Whether the state of a trainer is worth a snapshot; if not, rank 0 prints the reason, once per process."""
         self(trainer)
         problem = self._problem(trainer)
         if problem is not None and self._ranks.is_first and not self._has_said:
@@ -59,10 +59,10 @@ class SoundLosses(EachIteration):
         return problem is None
 
     def check_end(self, trainer):
-        """To be called at the end of training, with the weights that are to be saved in their place.
+        """Must be called at the end of training, while the model has the weights to be saved.
 
         Raises:
-            Diverged: they are worth nothing; on all ranks.
+            Diverged: the weights are useless; raised on all ranks.
         """
         steps, problem, smaller = trainer.updater.iteration, self._problem(trainer), "optimizer.lr"
         if problem is None and steps and not trainer.updater.get_optimizer("main").t:
@@ -75,7 +75,7 @@ class SoundLosses(EachIteration):
             )
 
     def _problem(self, trainer):
-        """Returns what is wrong, in words, the same on all ranks, or ``None``."""
+        """Returns the problem, as text, the same on all ranks, or ``None``."""
         found = self._of_losses() or _of_weights(trainer.updater.get_optimizer("main").target)
         return next(filter(None, self._ranks.gather(found)), None)
 
@@ -91,7 +91,7 @@ class SoundLosses(EachIteration):
         return {name: float(to_host(value)) for name, value in self._values.items()}
 
     def serialize(self, serializer):
-        """Saves or loads the losses: a run that has come to its end has no further step to know them from."""
+        """Saves or loads the losses: a finished run has no further step to get them from."""
         if not isinstance(serializer, Deserializer):
             serializer("last", json.dumps(self._losses()))
         else:
@@ -99,7 +99,7 @@ class SoundLosses(EachIteration):
 
 
 def _of_weights(model):
-    """Returns which weights, or running statistics, no sound network has, in words, or ``None``."""
+    """Returns the first unsound weights or running statistics, as text, or ``None``."""
     params = {name.lstrip("/") for name, _ in model.namedparams()}
     values, sound = {}, {}
     for name, value in sorted(contents(model).items()):
@@ -112,5 +112,5 @@ def _of_weights(model):
         return None
     name = next(name for name in sound if not to_host(sound[name]))
     largest = to_host(abs(values[name]).max())
-    words = f"has {largest:.3g} in it, which is more than {LARGEST:.0f}" if math.isfinite(largest) else "is not finite"
+    words = f"contains {largest:.3g}, which is more than {LARGEST:.0f}" if math.isfinite(largest) else "is not finite"
     return f"{name.removeprefix('predictor/')} {words}"

@@ -1,4 +1,4 @@
-"""Evaluation in which every image counts the same.
+"""Evaluation in which every image has the same weight.
 
 The trainer calls :class:`Evaluator` after each epoch.
 """
@@ -16,18 +16,18 @@ from mixprec.training.log_report import DictSummary, Summary
 class Evaluator(extensions.Evaluator):
     """Chainer's evaluator, with the mean taken over images instead of batches.
 
-    Chainer's own gives the last, smaller batch the weight of a full one. Here a batch has the weight of its labels that
-    are not -1, so that padding does not count, and sums are in float64. What a GPU has computed is summed on the host,
-    which waits for it once, at the end.
+    Chainer's own gives the last, smaller batch the weight of a full one. Here the weight of a batch is the number of
+    its labels that are not -1, so that padding does not count, and sums are in float64. Values from a GPU are summed on
+    the host, which waits for them once, at the end.
 
     Args:
-        args: all that Chainer's takes: an iterator with ``reset``, the model, a ``converter`` to images and labels, a
+        args: as for Chainer's evaluator: an iterator with ``reset``, the model, a ``converter`` to images and labels, a
             ``device``; an ``eval_func`` such as :func:`mixprec.graph_capture.capture_evaluation`, which is called in
             place of the model.
-        kwargs: likewise.
-        weights: function that returns a context manager, inside of which the model has the weights to be evaluated.
-        gather: function from a value to the list of the values of all ranks. They evaluate different images, and have
-            the mean over all of them.
+        kwargs: as for Chainer's evaluator.
+        weights: function that returns a context manager in which the model has the weights to be evaluated.
+        gather: function from a value to the list of the values of all ranks. Ranks evaluate different images, and all
+            get the mean over all images.
     """
 
     default_name = "validation"
@@ -38,7 +38,7 @@ class Evaluator(extensions.Evaluator):
         self._gather = gather
 
     def evaluate(self):
-        """Runs over the iterator once and returns the means of what the model reports."""
+        """Runs over the iterator once and returns the means of the values that the model reports."""
         iterator = self.get_iterator("main")
         iterator.reset()
         summary = DictSummary(self._gather, _Mean)

@@ -1,4 +1,4 @@
-"""Counts of gradients by their place in the range of FP16, on the device that holds them.
+"""Counts gradients by their position in the range of FP16, on their device.
 
 :class:`mixprec.training.GradientHistogram` calls it at its trigger.
 """
@@ -12,15 +12,15 @@ from chainer import backend
 from chainer.backends import cuda
 
 # FP16 rounds to nearest, ties to even.
-LARGEST_FLUSHED = 2.0**-25  # half the smallest subnormal: up to here a magnitude becomes zero
+LARGEST_FLUSHED = 2.0**-25  # half the smallest subnormal: magnitudes up to this become zero
 SMALLEST_NORMAL = 2.0**-14
-SMALLEST_OVERFLOW = 65520.0  # half way from the largest number, 65504, to 2^16: from here on it becomes infinite
+SMALLEST_OVERFLOW = 65520.0  # half way from the largest number, 65504, to 2^16: larger magnitudes become infinite
 
 LOWEST, HIGHEST = -149, 127  # binades of FP32, subnormal numbers included
 
 
 class Regions(NamedTuple):
-    """Numbers of values in the regions of FP16; exact zeros are in none of them."""
+    """Numbers of values in the regions of FP16; exact zeros are in no region."""
 
     flushed: int
     subnormal: int
@@ -34,7 +34,7 @@ class Counts:
 
     Attributes:
         zeros: exact zeros.
-        not_finite: inf and NaN; ``overflow`` holds them, too.
+        not_finite: inf and NaN; they are included in ``overflow``, too.
         scaled: the regions of the gradients times the loss scale.
         unscaled: the regions of the gradients themselves.
         binades: ``binades[i]`` counts the gradients of 2^(LOWEST + i) <= magnitude < 2^(LOWEST + i + 1).
@@ -68,7 +68,7 @@ class Summary:
 
     @property
     def shift(self):
-        """log2 of the scale: by so many binades it moves every gradient."""
+        """log2 of the scale: the number of binades by which it shifts every gradient."""
         return math.frexp(self.scale)[1] - 1
 
 
@@ -96,10 +96,10 @@ _LENGTH = 2 + 4 + 4 + _BINADES  # zeros, not finite, regions twice, binades
 
 def _count(array, scale):
     xp = backend.get_array_module(array)
-    magnitude = xp.abs(array).astype(np.float64).ravel()  # times any scale it is exact in FP64
+    magnitude = xp.abs(array).astype(np.float64).ravel()  # the product with any scale is exact in FP64
     zero, finite = magnitude == 0, xp.isfinite(magnitude)
     numbers = [zero.sum(), (~finite).sum(), *_regions(magnitude, zero, scale), *_regions(magnitude, zero, 1.0)]
-    # Slot 0 takes zeros, inf and NaN, which are in no binade.
+    # Slot 0 is for zeros, inf and NaN, which are in no binade.
     slots = xp.where(zero | ~finite, 0, xp.frexp(magnitude)[1] - LOWEST)
     return xp.concatenate([xp.stack(numbers), xp.bincount(slots, minlength=1 + _BINADES)[1:]])
 
@@ -107,7 +107,7 @@ def _count(array, scale):
 def _regions(magnitude, zero, scale):
     scaled = magnitude * scale
     flushed, small, fits = scaled <= LARGEST_FLUSHED, scaled < SMALLEST_NORMAL, scaled < SMALLEST_OVERFLOW
-    # NaN is less than nothing, and therefore in the last one.
+    # Comparisons with NaN are false, so it is in the last region.
     return [(flushed & ~zero).sum(), (small & ~flushed).sum(), (fits & ~small).sum(), (~fits).sum()]
 
 

@@ -1,4 +1,4 @@
-"""A picture of the gradients, and its numbers: those that FP16 can hold, with and without loss scaling."""
+"""A picture of the distribution of gradients over the range of FP16, with and without loss scaling, and its numbers."""
 
 import math
 import os
@@ -33,22 +33,23 @@ _REGIONS = (
 class GradientHistogram(extension.Extension):
     """Draws the distribution of the last step's gradients over the range of FP16.
 
-    Above, a histogram of all gradients with and without loss scaling (Micikevicius et al. 2018, figure 3); below,
-    the share of each layer's gradients that would become zero in FP16. Gradients that were FP16 in the backward pass
-    have been rounded there already: what they lost at the present loss scale is among the exact zeros.
+    Above, a histogram of all gradients with and without loss scaling (Micikevicius et al. 2018, figure 3); below, the
+    share of each layer's gradients that would become zero in FP16. Gradients that were FP16 in the backward pass have
+    been rounded there already: gradients that became zero at the current loss scale are among the exact zeros.
 
-    Drawing takes at most 5 % of the time: a picture that would soon be replaced is left out. The last one is always
-    drawn. The numbers are written at each call, a line of JSON; those of layers are ``[exact zeros, becomes zero,
-    subnormal, normal, overflow]``, times the loss scale.
+    Drawing takes at most 5 % of the time: a picture that would soon be replaced is left out. The last picture is always
+    drawn. Each call also writes the numbers as a line of JSON; for layers they are ``[exact zeros, becomes zero,
+    subnormal, normal, overflow]``, with the loss scale applied.
 
     Args:
         optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
         filename: name of the picture in the results folder. It is formatted with the trainer like the name of
             Chainer's snapshots: ``"gradients_{.updater.iteration}.png"`` keeps one picture of each call.
-        numbers: name of the file with the numbers there; ``None`` writes none.
+        numbers: name of the file for the numbers in the results folder; ``None`` for no file.
 
     Raises:
-        TypeError: ``optimizer`` is another one, ``filename`` no text, or ``numbers`` neither a text nor ``None``.
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`, ``filename`` is not a string, or
+            ``numbers`` is neither a string nor ``None``.
 
     Example:
         >>> import os, tempfile
@@ -72,14 +73,14 @@ class GradientHistogram(extension.Extension):
 
     def __init__(self, optimizer, filename="gradients.png", numbers=FILE):
         self._optimizer = arguments.optimizer("optimizer", optimizer)
-        self._filename = arguments.instance("filename", filename, str, "a text")
+        self._filename = arguments.instance("filename", filename, str, "a string")
         self._pictures, self._path = Pictures(), None
         if numbers is not None:
-            arguments.instance("numbers", numbers, str, "a text or None")
+            arguments.instance("numbers", numbers, str, "a string or None")
         self._log = None if numbers is None else GradientLog(numbers)
 
     def initialize(self, trainer):
-        """Brings the numbers of a run that is resumed to its iteration: there may be later ones."""
+        """In a resumed run, drops numbers of later iterations from the file."""
         if self._log is not None:
             self._log.go_on(trainer.out, trainer.updater.iteration)
 
@@ -90,7 +91,7 @@ class GradientHistogram(extension.Extension):
         if self._log is not None:
             self._log.add(trainer, summary)
         path = os.path.join(trainer.out, self._filename.format(trainer))
-        if path != self._path:  # the picture before stays
+        if path != self._path:  # the previous picture is kept
             self._pictures.finish()
             self._pictures, self._path = Pictures(), path
         iteration = trainer.updater.iteration
@@ -143,7 +144,7 @@ def _draw_histogram(axes, summary):
 
 
 def _draw_regions(axes, total, left, right):
-    """Colors the regions and writes their shares above them."""
+    """Colors the regions and writes their percentages above them."""
     start = left
     for (name, end, color), scaled, unscaled in zip(_REGIONS, total.scaled, total.unscaled, strict=True):
         end = min(math.log2(end), right)

@@ -17,9 +17,9 @@ FILE = "gradients.jsonl"
 class GradientLog:
     """A file with a line for each :class:`~mixprec.training.gradient_counts.Summary`, a JSON object.
 
-    A line is appended, as it may have a number for each of hundreds of layers, and the file many lines: what a killed
-    run has half written is dropped when the run goes on. That of a resumed run has no lines of later iterations. But a
-    snapshot does not hold it: a run that goes on in another folder begins it there.
+    Lines are appended, as a line may have numbers for hundreds of layers, and the file many lines. When a run is
+    resumed, a line that a killed run has half written is dropped, and so are lines of later iterations. Snapshots do
+    not include the file: a run that is resumed in another folder starts a new one.
 
     Args:
         filename: name of the file in the results folder.
@@ -27,10 +27,10 @@ class GradientLog:
 
     def __init__(self, filename=FILE):
         self._filename = filename
-        self._last = -1  # the last iteration that has a line
+        self._last = -1  # the last iteration with a line
 
     def go_on(self, folder, iteration):
-        """Takes what the file has up to ``iteration``, and drops later lines; those from a damaged one on, too."""
+        """Keeps the lines up to ``iteration``, and drops later lines, and all lines from a damaged one on."""
         path = os.path.join(folder, self._filename)
         content, length = _read(path), 0
         for line in content.splitlines(keepends=True):
@@ -54,7 +54,7 @@ class GradientLog:
 
 def _entry(updater, summary):
     total = summary.total
-    used = np.flatnonzero(total.binades).tolist() or [-LOWEST]  # where all are zero there is none, and lowest is 0
+    used = np.flatnonzero(total.binades).tolist() or [-LOWEST]  # if all are zero there is no binade, and lowest is 0
     first, binades = used[0], total.binades[used[0] : used[-1] + 1]
     return {
         "iteration": updater.iteration,
@@ -77,7 +77,7 @@ def _read(path):
 
 
 def _iteration(line):
-    """Returns the iteration that a line is of; ``None`` if it is damaged."""
+    """Returns the iteration of a line; ``None`` if the line is damaged."""
     try:
         entry = json.loads(line.decode())
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A heartbeat of a run, ``status.json``: what training does now, for those who look at the results folder.
+"""A heartbeat of a run, ``status.json`` in the results folder: the current state of training.
 
 The trainer of rank 0 has a :class:`Heartbeat`. The training command runs it inside of :meth:`Heartbeat.watching`.
 """
@@ -20,15 +20,14 @@ _SECONDS = 1  # from one heartbeat to the next, at least
 
 
 class Heartbeat(EachIteration):
-    """Writes ``status.json`` once a second at most, while steps or batches of an evaluation come to an end.
+    """Writes ``status.json`` at most once a second, after steps or batches of an evaluation.
 
-    It tells of a run that was killed, too: the file says ``training``, and its process is gone. It is renamed to its
-    place, so that it is never half written, and not synced to disk: a heartbeat need not survive a power cut. Where it
-    cannot be written there is none, and training goes on. It reads nothing from a GPU, and snapshots hold nothing of
-    it.
+    It also reveals a run that was killed: the file says ``training``, and its process is gone. The file is written by
+    renaming, so that it is never incomplete, and not synced to disk: a heartbeat need not survive a power cut. If it
+    cannot be written, training continues without it. It reads nothing from a GPU, and snapshots do not include it.
 
-    The remaining time follows from the rate of this process since its first step, which may take long. Evaluations
-    count as far as there have been any.
+    The remaining time is estimated from the rate of this process since its first step, which may take long. Evaluations
+    are included once there has been one.
 
     Args:
         epochs: length of training in epochs.
@@ -37,22 +36,23 @@ class Heartbeat(EachIteration):
     """
 
     name = "heartbeat"
-    priority = 1000  # before all else: what fails in another extension, also at the beginning, is a failure of the run
+    priority = 1000  # first: an error in another extension, even at the beginning, is a failure of the run
 
     def __init__(self, epochs, steps, clock=time.monotonic):
         self._epochs, self._steps, self._clock = epochs, steps, clock
         self._trainer, self._iterations, self._process = None, None, {}
-        # Of the last step that has come to its end: where the loader is, that of one that has failed counts, too.
+        # The position after the last completed step: the loader's position would include a failed step.
         self._iteration, self._epoch = 0, 0.0
         self._first = None  # epoch and time after the first step of this process
         self._next = -math.inf
 
     def initialize(self, trainer):
-        """Says that training begins, or goes on."""
+        """Writes that training starts, or continues."""
         self._trainer, pid = trainer, os.getpid()
         self._process = {"pid": pid, "host": platform.node(), "start": start_of(pid)}
         self._look(trainer.updater)
-        # From here on, as a resumed run may have steps of another size. A part of one is a step, a rounding error none.
+        # Counted from here, as a resumed run may have steps of another size. A part of a step counts as one, a rounding
+        # error does not.
         left = self._steps.until(self._epochs) - self._steps.until(self._epoch)
         self._iterations = self._iteration + math.ceil(left - 1e-6)
         self._beat("training")
@@ -64,12 +64,12 @@ class Heartbeat(EachIteration):
         self._beat("training")
 
     def evaluating(self):
-        """To be called before each batch of an evaluation."""
+        """Must be called before each batch of an evaluation."""
         self._beat("evaluating")
 
     @contextlib.contextmanager
     def watching(self):
-        """Around a run: the last heartbeat says how it ended."""
+        """A context for a run: the last heartbeat says how the run ended."""
         try:
             yield
         except BaseException as error:
@@ -85,7 +85,7 @@ class Heartbeat(EachIteration):
             self._write(state)
 
     def _write(self, state):
-        if self._trainer is None:  # it has not begun
+        if self._trainer is None:  # training has not begun
             return
         now = self._clock()
         self._next = now + _SECONDS
@@ -114,5 +114,5 @@ class Heartbeat(EachIteration):
 
 
 def _is_stop(error):
-    """Returns whether the run was asked to end, and there is nothing wrong with it."""
+    """Returns whether the run was asked to stop, and nothing has failed."""
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, Stopped) and error.failure is None)

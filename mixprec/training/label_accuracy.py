@@ -1,4 +1,4 @@
-"""Accuracies over the labels that count. The host reads nothing for them, so that a CUDA graph can hold them."""
+"""Accuracies that ignore padding. The host reads nothing, so that a CUDA graph can contain them."""
 
 from mixprec import functions
 
@@ -7,11 +7,11 @@ TOP = 5
 
 
 def accuracy(y, t, top=None, loss=None):
-    """Returns the share of labels whose logit is the largest, the first one among equals, as an argmax has it.
+    """Returns the fraction of labels whose logit is the largest (the first among equals, as in an argmax).
 
-    Or whose logit is among the ``top`` largest. Logits that are equal to that of the label then count as larger ones.
-    Where there are such, ``torch.topk`` may pick either; this is the worst it may do. So do logits that are NaN.
-    Chainer's own function looks at the number of ignored labels on the host, and counts in the dtype of the logits.
+    With ``top``, the fraction of labels whose logit is among the ``top`` largest. Logits that are equal to the label's
+    logit, or NaN, then count as larger. In such ties ``torch.topk`` may pick either logit; this is its worst case.
+    Chainer's own function reads the number of ignored labels on the host, and counts in the dtype of the logits.
 
     Args:
         y: logits (N, K), variable or array; K is larger than ``top``.
@@ -26,7 +26,7 @@ def accuracy(y, t, top=None, loss=None):
 
 
 def valid_images(arrays):
-    """Returns how many images of a batch count.
+    """Returns the number of images of a batch that are not padding.
 
     Args:
         arrays: tuple of arrays, the first with images. If the second has integers, these are labels.

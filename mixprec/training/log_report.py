@@ -1,4 +1,4 @@
-"""Chainer's log, as JSON lines, without waiting for a GPU in every step."""
+"""Chainer's log as JSON lines, without waiting for a GPU in every step."""
 
 import collections
 import copy
@@ -17,24 +17,25 @@ LOG = "log.jsonl"
 
 
 class LogReport(extensions.LogReport):
-    """Chainer's extension of this name. Values of a GPU are copied to the host in passing, and summed there.
+    """Chainer's ``LogReport``, which copies values from a GPU asynchronously and sums them on the host.
 
-    Chainer adds observed values up on their device, which is about ten small launches a step and value, and waits for
-    the device with each mean. Here each value costs a small copy. The host waits for it only when it needs the sum: for
-    an entry of the log, or in a snapshot. Order and dtype of the sums are Chainer's, so that the entries are the same,
+    Chainer sums observed values on their device, which takes about ten small launches per step and value, and waits for
+    the device for each mean. Here each value costs a small copy. The host waits only when it needs the sum: for an
+    entry of the log, or in a snapshot. Order and dtype of the sums are as in Chainer, so that the entries are the same,
     and each can read the other's snapshots.
 
     The file has one entry a line, a JSON object (https://jsonlines.org); a value that is inf or NaN is ``null`` there.
-    It is replaced as a whole, so that it is never half written. When a run is resumed it becomes that of the snapshot.
+    It is replaced as a whole, so that it is never incomplete. When a run is resumed, the file is restored from the
+    snapshot.
 
     Args:
         keys, trigger, postprocess: as for Chainer's extension.
-        filename: name of the file in the results folder, formatted with the entry; ``None`` writes none.
-        gather: function from a value to the list of the values of all ranks, which have this extension with the same
-            trigger: an entry has the mean over ranks of what several of them observe.
+        filename: name of the file in the results folder, formatted with the entry; ``None`` for no file.
+        gather: function from a value to the list of the values of all ranks, which must have this extension with the
+            same trigger: an entry has means over the ranks that observe a value.
 
     Raises:
-        TypeError: an argument is none of those.
+        TypeError: an argument has a wrong type.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -57,17 +58,17 @@ class LogReport(extensions.LogReport):
 
     def __init__(self, keys=None, trigger=(1, "epoch"), postprocess=None, filename=LOG, gather=lambda value: [value]):
         if keys is not None:
-            arguments.instance("keys", keys, (list, tuple, set, frozenset), "a list of texts or None")
+            arguments.instance("keys", keys, (list, tuple, set, frozenset), "a list of strings or None")
         arguments.trigger("trigger", trigger)
         arguments.function("postprocess", postprocess)
         if filename is not None:
-            arguments.instance("filename", filename, str, "a text or None")
+            arguments.instance("filename", filename, str, "a string or None")
         self._gather = gather
-        super().__init__(keys, trigger, postprocess, log_name=None)  # the file is not Chainer's business
+        super().__init__(keys, trigger, postprocess, log_name=None)  # Chainer must not write the file
         self._filename = filename
 
     def initialize(self, trainer):
-        """Writes the file of a run that is resumed: it may have entries that the snapshot does not know."""
+        """Rewrites the file in a resumed run: it may have entries that are not in the snapshot."""
         self._write(trainer)
 
     def __call__(self, trainer):
@@ -87,7 +88,7 @@ class LogReport(extensions.LogReport):
 
 
 class Summary(reporter.Summary):
-    """Chainer's, summing on the host what may still be on its way there."""
+    """Chainer's ``Summary``, which sums on the host values that may still be in transfer."""
 
     def __init__(self):
         super().__init__()
@@ -98,28 +99,28 @@ class Summary(reporter.Summary):
 
         Args:
             value: a number, or an array on any device; it may be overwritten afterwards.
-            weight: likewise.
+            weight: a number, or an array on any device; it may be overwritten afterwards.
         """
         self._coming.append((_on_its_way(value), _on_its_way(weight)))
         while self._coming and all(_is_there(part) for part in self._coming[0]):
             self._add_first()
 
     def compute_mean(self):
-        """Returns the mean, as a number that the host knows; waits for what was added."""
+        """Returns the mean as a host number; waits for the added values."""
         return _mean([self.sums()])
 
     def sums(self):
-        """Returns the sum of the values times their weights, and that of the weights; waits likewise."""
+        """Returns the weighted sum of the values, and the sum of the weights; waits for the added values."""
         self._wait()
         return self._x, self._n
 
     def make_statistics(self):
-        """Returns mean and standard deviation likewise."""
+        """Returns mean and standard deviation as host numbers; waits for the added values."""
         self._wait()
         return super().make_statistics()
 
     def serialize(self, serializer):
-        """Saves or loads the sums; what was added before is waited for."""
+        """Saves or loads the sums; waits for the added values."""
         self._wait()
         super().serialize(serializer)
 
@@ -129,16 +130,16 @@ class Summary(reporter.Summary):
 
     def _add_first(self):
         value, weight = (part.value if isinstance(part, HostCopy) else part for part in self._coming.popleft())
-        with np.errstate(over="ignore", invalid="ignore"):  # of losses that diverge; their squares are not logged
+        with np.errstate(over="ignore", invalid="ignore"):  # diverging losses; their squares are not logged
             super().add(value, weight)
 
 
 class DictSummary(reporter.DictSummary):
-    """Chainer's, with the :class:`Summary` of this module for each name.
+    """Chainer's ``DictSummary``, with the :class:`Summary` of this module for each name.
 
     Args:
         gather: as for :class:`LogReport`.
-        summary: class of the sums under a name.
+        summary: class of the sums for a name.
     """
 
     def __init__(self, gather, summary=Summary):
@@ -146,13 +147,13 @@ class DictSummary(reporter.DictSummary):
         self._summaries = collections.defaultdict(summary)
 
     def compute_mean(self):
-        """Returns the means by name, over all ranks that have added something under a name."""
+        """Returns the means by name, over all ranks that have added values under the name."""
         of_ranks = self._gather({name: summary.sums() for name, summary in self._summaries.items()})
         return {name: _mean([sums[name] for sums in of_ranks if name in sums]) for name in self._summaries}
 
 
 def value_of(observed):
-    """Returns the number, or the array of shape (), of a value that may be a variable, or come with a weight."""
+    """Returns the number, or the array of shape (), of an observed value, which may be a variable or have a weight."""
     value = observed[0] if isinstance(observed, tuple) else observed
     return getattr(value, "array", value)
 
@@ -168,7 +169,7 @@ def _line(entry):
 
 
 def _on_its_way(value):
-    # What the host knows stays a Python number if it is one: it has a say in the dtype of the sum.
+    # A Python number stays one, as its type affects the dtype of the sum.
     return copy.copy(value) if on_host(value) else to_host_async(value)
 
 

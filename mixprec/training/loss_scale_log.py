@@ -13,18 +13,18 @@ from mixprec.base import arguments
 class LossScaleLog(extension.Extension):
     """Reports ``loss_scale``, ``skipped`` and ``gradient_norm``; give it the trigger of the log.
 
-    These are the loss scale of the next step, the number of skipped steps since the beginning, and the L2 norm over
+    These are the loss scale of the next step, the number of skipped steps since training began, and the L2 norm over
     all gradients of the last step, unscaled and before any hook. A norm that is inf or NaN is left out: the step was
-    skipped, and JSON has no such number. The norm of a step before would have to be computed in every step. So a log at
-    the end of an epoch is best one of a whole batch: ``data.last_batch: drop``.
+    skipped, and JSON has no such number. The norm is computed for the last step only, so a log at the end of an epoch
+    is best with full batches: ``data.last_batch: drop``.
 
-    Each call reads from the GPU, which makes it wait; so once per entry of the log, not in every step.
+    Each call waits for a read from the GPU; so use it once per entry of the log, not in every step.
 
     Args:
         optimizer: the :class:`~mixprec.MixedPrecisionOptimizer`.
 
     Raises:
-        TypeError: ``optimizer`` is another one.
+        TypeError: ``optimizer`` is not a :class:`~mixprec.MixedPrecisionOptimizer`.
 
     Example:
         >>> import tempfile
@@ -61,7 +61,7 @@ class LossScaleLog(extension.Extension):
 
 
 def _norm(arrays):
-    # In FP64 no square of an FP32 number overflows. The sums stay on the device up to the last one.
+    # In FP64 no square of an FP32 number overflows. Only the final sum is read from the device.
     squares = [(array.astype(np.float64) ** 2).sum() for array in arrays]
     if not squares:
         return 0.0

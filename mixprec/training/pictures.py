@@ -1,15 +1,15 @@
-"""When pictures of a run are drawn: :mod:`.plots` and :mod:`.gradient_histogram` ask."""
+"""Decides when pictures of a run are drawn, for :mod:`.plots` and :mod:`.gradient_histogram`."""
 
 import time
 
-_SHARE = 0.05  # of the time, at most
+_SHARE = 0.05  # largest fraction of the time
 
 
 class Pictures:
-    """Draws at once if the last drawing took at most 5 % of the time since then, and later otherwise.
+    """Draws at once if drawing has taken at most 5 % of the time since the last picture, otherwise later.
 
-    An epoch of a small data set takes as long as its pictures do. A trainer calls :meth:`finish` at its end, so that
-    the last pictures are always those of the last call.
+    Drawing may take as long as an epoch of a small data set. A trainer calls :meth:`finish` at its end, so that the
+    last call is always drawn.
 
     Example::
 
@@ -28,7 +28,7 @@ class Pictures:
             self.finish()
 
     def finish(self):
-        """Draws what waits."""
+        """Draws a delayed picture."""
         if self._waiting is None:
             return
         write, self._waiting = self._waiting, None

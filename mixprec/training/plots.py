@@ -30,11 +30,11 @@ _PLOTS = {
 
 
 class Plots(extension.Extension):
-    """Redraws the curves of a run over its epochs, at the trigger of the log.
+    """Draws the curves of a run over its epochs, at the trigger of the log.
 
     They are loss, accuracy, learning rate, loss scale, gradient norm and images/s. The points come from the log, so
-    that they are those of the whole run also after a resume. Drawing takes at most 5 % of the time; what was left out
-    is drawn at the end of training.
+    that they cover the whole run also after a resume. Drawing takes at most 5 % of the time; plots that were left out
+    are drawn at the end of training.
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.

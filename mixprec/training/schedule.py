@@ -1,7 +1,7 @@
 """Schedules of learning rate and damping as pure functions of the epoch.
 
-The trainer calls a :class:`Schedule` after each step, which sets the learning rate of the next one, and another for the
-damping of K-FAC.
+The trainer calls a :class:`Schedule` after each step, which sets the learning rate of the next step, and a second one
+for the damping of K-FAC.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from chainer.training import extension
 class Rates:
     """The learning rate over the epochs.
 
-    The first ``warmup_epochs`` rise linearly from one iteration's share of ``peak`` to all of it (Goyal et al. 2017,
-    arXiv:1706.02677, section 2.2). What follows depends on ``settings.kind``; ``progress`` is 0 at the end of the
-    warm-up, or with ``decay_from`` at the start of training, and 1 at the end of training:
+    In the first ``warmup_epochs`` it rises linearly, from ``peak`` divided by the number of warm-up iterations to
+    ``peak`` (Goyal et al. 2017, arXiv:1706.02677, section 2.2). Then it depends on ``settings.kind``; ``progress`` is 0
+    at the end of the warm-up, or with ``decay_from`` at the start of training, and 1 at the end of training:
 
     ============  ================================================================================================
     ``constant``  ``peak``
@@ -32,8 +32,8 @@ class Rates:
             ``milestones``, ``gamma``, ``power`` and ``decay_from``; its rates are scaled already.
         peak: learning rate at the end of the warm-up.
         epochs: length of training in epochs.
-        stages: of each stage of training, in order: the epoch until which it goes, what the rate is multiplied by in
-            it, and the length of one of its iterations in epochs. The last one has no end.
+        stages: for each stage of training, in order: the epoch at which it ends, the factor on the rate, and the length
+            of an iteration in epochs. The last stage has no end.
     """
 
     settings: object
@@ -67,11 +67,11 @@ class Rates:
 class Schedule(extension.Extension):
     """Sets an attribute, such as the learning rate, before every iteration, from the epoch alone.
 
-    There is nothing to save: a resumed run computes the same values.
+    It saves nothing: a resumed run computes the same values.
 
     Args:
         target: object whose ``attribute`` is set, such as an optimizer.
-        attribute: its name; of a learning rate see :func:`mixprec.app.parts.optimizers.attribute`.
+        attribute: name of the attribute; for a learning rate see :func:`mixprec.app.parts.optimizers.attribute`.
         at: function from the epoch, a float, to the value, such as :meth:`Rates.at`.
     """
 

@@ -1,7 +1,7 @@
-"""Snapshots: written atomically, found again after a kill, and checked before anything is loaded from them.
+"""Snapshots: written atomically, found again after a kill, and checked before loading.
 
-The trainer writes them through :func:`extension` and :class:`BestSnapshot`. The training command looks for one to
-resume from, and loads it before the first step.
+The trainer writes them by :func:`extension` and :class:`BestSnapshot`. To resume, the training command finds a
+snapshot, and loads it before the first step.
 """
 
 import math
@@ -38,7 +38,7 @@ class AtomicWriter(snapshot_writers.SimpleWriter):
     """Writes a snapshot through a temporary file, synced to disk before it is renamed.
 
     Attributes:
-        written: name of the file that was last written, or ``None``.
+        written: name of the last written file, or ``None``.
     """
 
     written = None
@@ -47,7 +47,7 @@ class AtomicWriter(snapshot_writers.SimpleWriter):
         """Saves ``target`` to ``outdir/filename``; called by Chainer's snapshot extension.
 
         Raises:
-            WriteError: the disk is full, the folder is gone...
+            WriteError: the file cannot be written, for example because the disk is full, or the folder is gone.
         """
         path = os.path.join(outdir, filename)
         try:
@@ -63,24 +63,24 @@ class AtomicWriter(snapshot_writers.SimpleWriter):
 def extension(keep):
     """Returns Chainer's snapshot extension, writing atomically and keeping the ``keep`` newest files.
 
-    The newest are those that were written last, also by an earlier process of the run.
+    The newest files are the last written ones, also by an earlier process of the run.
     """
     return extensions.snapshot(filename="snapshot_iter_{.updater.iteration}.npz", writer=AtomicWriter(), n_retains=keep)
 
 
 class BestSnapshot(chainer_extension.Extension):
-    """Keeps the snapshot with the highest validation accuracy, in ``snapshot_best.npz``; of equal ones the first.
+    """Keeps the snapshot with the highest validation accuracy, in ``snapshot_best.npz``; in a tie the first.
 
-    The value is in the file, and a resumed run compares with that: it belongs to the file at any time, also if the run
-    goes on from a snapshot that is older than it.
+    The value is stored in the file, and a resumed run compares with it. So the two always belong together, even if the
+    run is resumed from a snapshot that is older than the file.
 
     Args:
         out: results folder.
-        ranks: of :mod:`mixprec.distributed.processes`. All observe the same value; rank 0 alone reads and writes
-            the file.
-        in_files: function from a trainer to a context manager, inside of which it is as a snapshot holds it.
-        allowed: function that returns whether a trainer's state is worth a snapshot. A network whose loss is NaN has an
-            accuracy like any other.
+        ranks: from :mod:`mixprec.distributed.processes`. All observe the same value; only rank 0 reads and writes the
+            file.
+        in_files: function from a trainer to a context manager in which its state is as in a snapshot.
+        allowed: function that returns whether a trainer's state is worth a snapshot. A network whose loss is NaN still
+            has an accuracy.
     """
 
     trigger = 1, "iteration"
@@ -103,10 +103,10 @@ class BestSnapshot(chainer_extension.Extension):
                     AtomicWriter()(name, folder, npz.serialize(trainer))
 
     def serialize(self, serializer):
-        """Saves the value; to load is to look into the file of the best.
+        """Saves the value; loading reads it from the file of the best snapshot.
 
         Raises:
-            SnapshotError: there is one, and it cannot be read.
+            SnapshotError: the file exists and cannot be read.
         """
         if not isinstance(serializer, Deserializer):
             serializer("value", self._value)
@@ -131,8 +131,8 @@ def load(path, trainer, arrays=None):
 
     Args:
         path: snapshot file.
-        trainer: :class:`chainer.training.Trainer`; it is not touched unless the file is whole and of the same model.
-        arrays: what to load, if it is not what :func:`read` returns.
+        trainer: :class:`chainer.training.Trainer`; it is not changed unless the file is complete and of the same model.
+        arrays: dict of arrays to load in place of the result of :func:`read`.
 
     Raises:
         SnapshotError: the file is missing, corrupt, or of another model or run.
@@ -141,23 +141,23 @@ def load(path, trainer, arrays=None):
     _check_model(path, arrays, trainer.updater.get_optimizer("main").target)
     try:
         with warnings.catch_warnings():
-            # Of a trigger that the run did not have then, such as that of a histogram.
+            # For a trigger that the saved run did not have, such as the histogram's.
             warnings.filterwarnings("ignore", "The previous value of", UserWarning)
-            # Of a run with another loss_scale.mode, which is said to have changed.
+            # For a run with another loss_scale.mode; the change is reported elsewhere.
             warnings.filterwarnings("ignore", "the snapshot has no loss scale", UserWarning)
             serializers.NpzDeserializer(arrays).load(trainer)
-    except SnapshotError:  # of the best one
+    except SnapshotError:  # for the best snapshot
         raise
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except (ValueError, TypeError, ArithmeticError) as error:  # a number is text, of many dimensions, too large...
+    except (ValueError, TypeError, ArithmeticError) as error:  # a value is text, has many dimensions, is too large...
         raise SnapshotError(f"{path}: not a snapshot of this run: {error}") from error
 
 
 def check_newest(path, iteration, folder):
-    """Makes sure that a run that goes on from a snapshot does not meet its own future in its results folder.
+    """Checks that the results folder of a resumed run has no snapshots of later iterations.
 
-    ``--resume auto`` would take what is there for newer.
+    ``--resume auto`` would later take these as newer.
 
     Args:
         path: snapshot file.
@@ -176,11 +176,11 @@ def check_newest(path, iteration, folder):
 
 
 def check_length(path, epoch, epochs):
-    """Makes sure that a run that goes on from a snapshot is not over already, at a place that it will never come to.
+    """Checks that a resumed run is not already past its end.
 
     Args:
         path: snapshot file.
-        epoch: its place, in epochs.
+        epoch: its position, in epochs.
         epochs: length of training in epochs.
 
     Raises:
@@ -210,7 +210,7 @@ def read(path, names=None):
         dict: arrays by name.
 
     Raises:
-        SnapshotError: the file is missing, corrupt, or lacks one of these.
+        SnapshotError: the file is missing, corrupt, or lacks one of the names.
     """
     try:
         with files.open_regular(path) as file:
@@ -219,22 +219,22 @@ def read(path, names=None):
         raise SnapshotError(f"{path}: no such snapshot") from error
     except KeyError as error:
         raise SnapshotError(f"{path}: not a snapshot of this run: {error.args[0]}") from error
-    except (OSError, ValueError, Damaged) as error:  # a name may hold a null byte
+    except (OSError, ValueError, Damaged) as error:  # the path may contain a null byte
         raise SnapshotError(f"{path}: corrupt snapshot, or not a snapshot at all ({error}){_instead(path)}") from error
 
 
 def _objects(name, shape):
-    """What is not initialized is None, which Chainer writes as an array of objects."""
+    """Returns ``None`` for uninitialized values, which Chainer saves as arrays of objects."""
     if shape != ():
         raise Damaged(f"{name} holds Python objects")
     return np.asarray(None)
 
 
 def _instead(path):
-    """Advice about a corrupt snapshot, if there is any."""
+    """Returns advice about a corrupt snapshot, or ``""``."""
     folder, name = os.path.split(path)
     if name == BEST:
-        return "; remove it, and the best of those still to come takes its place"
+        return "; remove it, and a later best snapshot replaces it"
     match = _FILE.fullmatch(name)
     if match is None:
         return ""
@@ -248,7 +248,7 @@ def _check_model(path, arrays, model):
     if not saved:
         raise SnapshotError(f"{path}: not a snapshot of a training run (it has no {_MODEL})")
     here = contents(model)
-    for name, array in sorted(here.items()):  # Chainer's order is another one in each process
+    for name, array in sorted(here.items()):  # Chainer's order differs between processes
         if f"/{name}" not in saved:
             raise SnapshotError(f"{path}: a snapshot of another model: it has no parameter /{name}")
         found = saved[f"/{name}"].shape
@@ -265,14 +265,14 @@ def _check_model(path, arrays, model):
 
 
 def contents(link):
-    """Returns what a file of a link would hold: arrays or numbers by name, not copied; ``None`` if not initialized."""
+    """Returns the contents of a link's file: arrays or numbers by name, not copied; ``None`` if not initialized."""
     serializer = _Contents()
     serializer.save(link)
     return serializer.target
 
 
 class _Contents(serializers.DictionarySerializer):
-    """Collects what is to be saved as it is, where Chainer's would copy it to the host."""
+    """Collects the saved values without copying them to the host, as Chainer's serializer would."""
 
     def __getitem__(self, key):
         return _Contents(self.target, f"{self.path}{key.strip('/')}/")

@@ -1,4 +1,4 @@
-"""SIGTERM, which SLURM and Kubernetes send some 30 s before they kill: a snapshot, and a run that can go on from it."""
+"""Handles SIGTERM, which SLURM and Kubernetes send about 30 s before SIGKILL: writes a snapshot to resume from."""
 
 import copy
 import json
@@ -15,11 +15,11 @@ from mixprec.training.unsaved_triggers import EachIteration
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and has.
+    """The run was asked to stop, and has stopped.
 
     Attributes:
-        in_evaluation: whether an evaluation was broken off, which is then the first thing that the resumed run does.
-        failure: the error if there is no snapshot; ``None`` if there is.
+        in_evaluation: whether an evaluation was interrupted, which a resumed run then does first.
+        failure: the error if no snapshot could be written, otherwise ``None``.
     """
 
     def __init__(self, *, in_evaluation=False):
@@ -29,15 +29,15 @@ class Stopped(Exception):
 
 
 class Stopping(EachIteration):
-    """Ends training on SIGTERM, with a snapshot from which it goes on as if it had not been stopped.
+    """Ends training on SIGTERM, with a snapshot from which it continues as if it had not been stopped.
 
-    The iteration under way is finished, with all extensions; then comes the snapshot, and ``Trainer.run`` raises
-    :class:`Stopped`. An evaluation may take longer than there is time: it is broken off after a batch. The snapshot
-    then holds what was observed in the iteration, and the resumed run begins with the extensions that are still to
-    come: evaluation, log, plots, snapshot. A second SIGTERM ends the process at once.
+    The current iteration is finished, with all extensions; then the snapshot is written, and ``Trainer.run`` raises
+    :class:`Stopped`. An evaluation may take too long: it is interrupted after a batch. The snapshot then contains the
+    observations of the iteration, and the resumed run starts with the remaining extensions: evaluation, log, plots,
+    snapshot. A second SIGTERM ends the process at once.
 
-    For that, what reads gradients or reports values must come before the evaluation, and everything has a trigger that
-    does not fire twice in an iteration, such as Chainer's ``IntervalTrigger``.
+    For that, extensions that read gradients or report values must come before the evaluation, and no trigger may fire
+    twice in an iteration; Chainer's ``IntervalTrigger`` does not.
 
     Args:
         snapshot: extension from :func:`mixprec.training.snapshots.extension`.
@@ -51,12 +51,12 @@ class Stopping(EachIteration):
         self._snapshot = snapshot
         self._any_rank = any_rank
         self._asked = False
-        self._unfinished = None  # what was observed in the iteration whose evaluation was broken off
-        self._finishing = False  # whether the present iteration is that one
+        self._unfinished = None  # observations of the iteration whose evaluation was interrupted
+        self._finishing = False  # whether the current iteration finishes that one
         self._handler = None
 
     def initialize(self, trainer):
-        """Listens for the signal, and puts what is left of an unfinished iteration in the place of the first step."""
+        """Installs the signal handler; replaces the first step by the rest of an unfinished iteration."""
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._ask)
         if self._unfinished is not None:
@@ -68,12 +68,12 @@ class Stopping(EachIteration):
             raise Stopped
 
     def check(self):
-        """To be called before each batch of an evaluation: breaks it off if the run was asked to stop."""
+        """Must be called before each batch of an evaluation: interrupts it if the run was asked to stop."""
         if self._any_rank(self._asked):
             raise Stopped(in_evaluation=True)
 
     def on_error(self, trainer, exception, traceback):
-        """Writes the snapshot; Chainer calls it before it ends the iterators and whatever else has an end."""
+        """Writes the snapshot; Chainer calls it before it finalizes iterators and extensions."""
         if not isinstance(exception, Stopped):
             return
         if exception.in_evaluation:
@@ -82,17 +82,17 @@ class Stopping(EachIteration):
             return
         try:
             self._snapshot(trainer)
-        except Exception as error:  # Chainer would print it and go on: nothing written, and other ranks in wait
+        except Exception as error:  # Chainer would print it and continue: no snapshot, and other ranks waiting
             exception.failure = error
 
     def finalize(self):
-        """No longer listens."""
+        """Restores the signal handler."""
         if self._handler is not None:
             signal.signal(signal.SIGTERM, self._handler)
             self._handler = None
 
     def serialize(self, serializer):
-        """Saves or loads what was observed in an unfinished iteration, if this is one."""
+        """Saves or loads the observations of an unfinished iteration, if there is one."""
         if isinstance(serializer, Deserializer):
             text = str(serializer("unfinished", None))
             self._unfinished = None if text == "null" else dict(map(_from_json, json.loads(text)))
@@ -101,7 +101,7 @@ class Stopping(EachIteration):
             serializer("unfinished", json.dumps(values))
 
     def end(self, period, unit):
-        """Returns the trigger that ends training after ``period``, and not before an unfinished iteration."""
+        """Returns the trigger that ends training after ``period``, but not before an unfinished iteration is done."""
         return _Interval(period, unit, lambda is_due: self._unfinished is None and is_due())
 
     def evaluation(self, period, unit):
@@ -111,8 +111,8 @@ class Stopping(EachIteration):
     def snapshot_before(self, evaluation, due):
         """Returns the extension that writes a snapshot that is due before the evaluation of its iteration.
 
-        The evaluation may take long, or fail: what was trained until then is not lost. A run that goes on from it
-        begins with the evaluation; the snapshot that follows the evaluation replaces it.
+        The evaluation may take long, or fail: this keeps the training so far. A run that is resumed from it starts with
+        the evaluation; the snapshot after the evaluation replaces it.
 
         Args:
             evaluation: trigger from :meth:`evaluation`.
@@ -141,7 +141,7 @@ class Stopping(EachIteration):
 
 
 class _Interval(triggers.IntervalTrigger):
-    """Chainer's trigger; ``decide`` asks it whether an interval is over, which it may be asked once in an iteration."""
+    """Chainer's trigger; ``decide`` calls it, at most once in an iteration, to find whether an interval is over."""
 
     def __init__(self, period, unit, decide):
         super().__init__(period, unit)
@@ -152,15 +152,15 @@ class _Interval(triggers.IntervalTrigger):
 
 
 def _to_json(item):
-    """``[name, value, weight]`` with pairs of :func:`_number`; ``None`` for what no log would take."""
+    """``[name, value, weight]`` with pairs of :func:`_number`; ``None`` for values that a log cannot contain."""
     name, value = item
     parts = list(map(_number, value if isinstance(value, tuple) else (value,)))
     return None if None in parts else [name, *parts]
 
 
 def _number(value):
-    """``[dtype, number]``, with ``None`` for the dtype of a Python number; ``None`` if it is no number."""
-    value = getattr(value, "array", value)  # of a variable
+    """``[dtype, number]``, with ``None`` for the dtype of a Python number; ``None`` if it is not a number."""
+    value = getattr(value, "array", value)  # a variable
     if type(value) in (bool, int, float):
         return [None, value]
     if getattr(value, "shape", None) != ():

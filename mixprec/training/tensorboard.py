@@ -1,7 +1,7 @@
 """The log as TensorBoard events.
 
-With ``log.tensorboard`` the trainer calls :class:`TensorBoard` after each entry of the log. The training command asks
-:func:`missing` before.
+With ``log.tensorboard`` the trainer calls :class:`TensorBoard` after each entry of the log. The training command calls
+:func:`missing` first.
 """
 
 import importlib.util
@@ -16,16 +16,16 @@ _NOT_VALUES = ("epoch", "iteration", "elapsed_time")
 
 
 def missing():
-    """Returns why there can be no events, in one line, or ``None``."""
+    """Returns why events cannot be written, in one line, or ``None``."""
     if importlib.util.find_spec("tensorboardX") is None:
         return f"needs the package tensorboardX: {install_hint('tensorboard')}"
     return None
 
 
 class TensorBoard(extension.Extension):
-    """Writes each entry of the log as events, a scalar for each of its values, in ``tensorboard`` among the results.
+    """Writes each entry of the log as scalar events, in the folder ``tensorboard`` of the results.
 
-    The step is the iteration. A resumed run adds a file, which takes away what an older one has beyond the snapshot.
+    The step is the iteration. A resumed run adds a file, which makes TensorBoard drop older events beyond the snapshot.
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`; give this extension the same trigger.

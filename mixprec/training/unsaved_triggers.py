@@ -1,10 +1,10 @@
-"""Base classes of extensions whose triggers have no state, so that snapshots hold nothing of them."""
+"""Base classes of extensions whose triggers have no state in snapshots."""
 
 from chainer.training import extension
 
 
 class EachIteration(extension.Extension):
-    """An extension that is called after each iteration. Chainer's trigger would keep in snapshots when that was."""
+    """An extension that is called after each iteration. Chainer's trigger would save the last call in snapshots."""
 
     @staticmethod
     def trigger(trainer):
@@ -13,7 +13,7 @@ class EachIteration(extension.Extension):
 
 
 class NeverCalled(extension.Extension):
-    """An extension that only has something to save."""
+    """An extension that only saves state."""
 
     @staticmethod
     def trigger(trainer):

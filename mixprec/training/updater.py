@@ -1,4 +1,4 @@
-"""The updaters, with the time they spend on training: one with eager steps, one with a CUDA graph for each."""
+"""The updaters, which measure their training time: one runs eager steps, one a CUDA graph for each step."""
 
 import contextlib
 import functools
@@ -18,26 +18,26 @@ from mixprec.training.accumulation import Accumulated
 
 
 class TimedUpdater(updaters.StandardUpdater):
-    """Chainer's updater; ``seconds`` sums up its own time, without evaluation and snapshots.
+    """Chainer's updater; ``seconds`` is the total time of its steps, without evaluation and snapshots.
 
-    An iteration is a step of the optimizer. With ``accumulate`` it has as many batches of the iterator, or fewer at the
-    end of an epoch, see :class:`~mixprec.training.accumulation.Accumulated`; these are tuples then.
+    An iteration is a step of the optimizer. With ``accumulate`` it takes that many batches from the iterator, or fewer
+    at the end of an epoch, see :class:`~mixprec.training.accumulation.Accumulated`; batches must then be tuples.
 
     Args:
         iterator: as for ``StandardUpdater``.
-        optimizer: likewise.
+        optimizer: as for ``StandardUpdater``.
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...
-        kwargs: likewise.
+        kwargs: as for ``StandardUpdater``.
         accumulate: number of batches in a step.
         ranks: number of processes that train together, each with a shard of the images.
         weighing: :class:`~mixprec.training.accumulation.Weighing`, if the loss is a weighted mean.
-        memory: from :func:`mixprec.offload`, which each step enters; ``None`` for none.
-        mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. The iterator is one of
-            :mod:`mixprec.data`, which knows how many batches came before, and so is the converter, which mixes images
-            in the layout that the iterator gives them.
+        memory: context from :func:`mixprec.offload`, which each step enters; ``None`` for none.
+        mixing: :class:`mixprec.data.mixing.Mixing`, which mixes each batch; ``None`` for none. Iterator and converter
+            must then be from :mod:`mixprec.data`: the iterator counts batches, and the converter mixes images in the
+            iterator's layout.
 
     Raises:
-        TypeError: ``iterator`` is none, or ``converter`` cannot mix.
+        TypeError: ``iterator`` is not an iterator, or ``converter`` cannot mix.
         ValueError: ``accumulate`` is not a whole number, 1 or more.
     """
 
@@ -55,11 +55,11 @@ class TimedUpdater(updaters.StandardUpdater):
         super().__init__(iterator, optimizer, *args, **kwargs)
         if mixing is not None:
             arguments.instance("converter", self.converter, ToNCHW, "one of mixprec.data, with mixing")
-        self._began = None  # where the last iteration began, in epochs
+        self._began = None  # start of the last iteration, in epochs
 
     @property
     def previous_epoch_detail(self):
-        """The position where the last iteration began, in epochs."""
+        """The position at the start of the last iteration, in epochs."""
         return super().previous_epoch_detail if self._began is None else self._began
 
     def update_core(self):
@@ -82,7 +82,7 @@ class TimedUpdater(updaters.StandardUpdater):
         return self.converted(batch, getattr(iterator, "delivered", 0) - 1)
 
     def converted(self, batch, number):
-        """Returns what the model takes of an iterator's batch, on the device; ``number``, from 0, fixes a mixture."""
+        """Returns the model's arguments for a batch, on the device; ``number``, from 0, seeds the mixing."""
         if self._mixing is None:
             return convert._call_converter(self.converter, batch, self.input_device)
         return self.converter(batch, self.input_device, functools.partial(self._mixing.mix, number=number))
@@ -117,7 +117,7 @@ class TimedUpdater(updaters.StandardUpdater):
         self.seconds += time.perf_counter() - start
 
     def wait(self):
-        """Waits until a GPU has done what the iterations have asked of it; that time is theirs, too."""
+        """Waits until a GPU has finished the work of the iterations; this time is included in ``seconds``."""
         start = time.perf_counter()
         if isinstance(self.device, backend.GpuDevice):
             self.device.device.synchronize()
@@ -126,7 +126,7 @@ class TimedUpdater(updaters.StandardUpdater):
 
 @contextlib.contextmanager
 def within_budget(memory):
-    """A context for a step that :func:`mixprec.offload` limits, if anything; an error names the key of the budget."""
+    """A context for a step, under :func:`mixprec.offload` if given; an error names the key of the budget."""
     try:
         with contextlib.nullcontext() if memory is None else memory:
             yield
@@ -135,22 +135,23 @@ def within_budget(memory):
 
 
 class CapturedUpdater(TimedUpdater):
-    """Chainer's updater with :func:`mixprec.capture`: after some eager steps each is the launch of one CUDA graph.
+    """Chainer's updater with :func:`mixprec.capture`: after some eager steps, each step launches one CUDA graph.
 
-    For Chainer's Trainer, whose extensions, observations, schedules, snapshots and evaluation go on as before. On a CPU
-    it does what :class:`TimedUpdater` does.
+    For Chainer's Trainer; extensions, observations, schedules, snapshots and evaluation work as before. On a CPU it
+    does what :class:`TimedUpdater` does.
 
     Args:
         iterator: as for ``StandardUpdater``.
-        optimizer: likewise; the one named ``"main"`` is a :class:`mixprec.MixedPrecisionOptimizer`.
+        optimizer: as for ``StandardUpdater``; the optimizer ``"main"`` must be a
+            :class:`mixprec.MixedPrecisionOptimizer`.
         args: all that ``StandardUpdater`` takes: ``converter``, ``device``, ``loss_func``...; the loss function cannot
             be replaced later.
-        kwargs: likewise, and ``accumulate``, ``ranks``, ``weighing``, ``memory`` and ``mixing`` as for
+        kwargs: as for ``StandardUpdater``; also ``accumulate``, ``ranks``, ``weighing``, ``memory`` and ``mixing`` of
             :class:`TimedUpdater`.
         warmup, graphs, other_shapes, required, second_stream: as for :func:`mixprec.capture`.
 
     Attributes:
-        step: what :func:`mixprec.capture` returned: ``step.why_not``, ``step.replays``, ``step.report()``.
+        step: the result of :func:`mixprec.capture`: ``step.why_not``, ``step.replays``, ``step.report()``.
 
     Raises:
         mixprec.graph_capture.CaptureError: ``required`` is true and no step can be captured.
@@ -196,7 +197,7 @@ class CapturedUpdater(TimedUpdater):
 
     def _step(self, *args, **kwargs):
         stage = getattr(self.get_iterator("main"), "stage", None)
-        if stage != self._stage:  # the graph of the last one would keep its memory, and is not launched again
+        if stage != self._stage:  # the last stage's graph would keep its memory, and is not launched again
             self.step.reset()
             self._stage = stage
         self.step(*args, **kwargs)
@@ -209,7 +210,7 @@ class Throughput(extension.Extension):
         images: number of images in an epoch.
     """
 
-    priority = extension.PRIORITY_WRITER + 1  # before evaluation, which would wait for the GPU in its own time
+    priority = extension.PRIORITY_WRITER + 1  # before evaluation, which would otherwise wait for the GPU
 
     def __init__(self, images):
         self._images = images

@@ -137,7 +137,10 @@ def test_passes_over_one_graph(tmp_path, at_least):
 def test_double_backprop(tmp_path):
     memory = _memory(tmp_path, smallest=1)
     x = chainer.Variable(np.ones((64, 64), np.float32))
-    with memory, pytest.raises(RuntimeError, match=r"mixprec\.offload has no double backprop: .* outside of its block"):
+    with (
+        memory,
+        pytest.raises(RuntimeError, match=r"mixprec\.offload does not support double backprop: .* outside of it"),
+    ):
         F.sum(F.tanh(x) ** 2).backward(enable_double_backprop=True)
 
 
@@ -187,7 +190,7 @@ def test_all_fits(tmp_path):
     """Nothing moves, and the report says so."""
     memory = _memory(tmp_path)
     run = Run("narrow_resnet18", "float16", memory)
-    assert memory.report() == "nothing has been retained that is large enough to be moved"
+    assert memory.report() == "no retained array is large enough to be moved"
     run.step(0)
     assert memory.report() == "the plan is made after two rounds"
     run.steps(range(1, 4))

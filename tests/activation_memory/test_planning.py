@@ -174,8 +174,8 @@ def test_text():
         "recomputed         6         6.0",
         "swapped            0         0.0",
         "peak: 14.0 MB of 15.0 MB; 19.0 MB if all is kept",
-        "expected time of a round: 660.0 ms, 110.0 % of that with all kept; "
-        "waiting for copies 0.0 %, computing again 10.0 %",
+        "expected time of a round: 660.0 ms, 110.0 % of the time with all kept; "
+        "waiting for copies 0.0 %, recomputing 10.0 %",
         "largest recomputed: /f1 1.0 MB; /f3 1.0 MB; /f5 1.0 MB",
     ]
     assert "largest swapped: /f0 1.0 MB" in str(plan(recording, 15 * megabyte, Bus(1e9, 1e9)))
@@ -187,7 +187,7 @@ def test_a_budget_that_is_too_small():
     with pytest.raises(DoesNotFit) as caught:
         plan(recording, 10**6, FAST)
     assert str(caught.value) == (
-        "no plan fits into 1.0 MB: f1 going forward takes 2.1 MB, even if all that may move is elsewhere; that is the "
-        "least budget that does"
+        "no plan fits into 1.0 MB: f1 going forward takes 2.1 MB, even with all movable buffers elsewhere; this is the "
+        "smallest possible budget"
     )
     assert isinstance(caught.value, ValueError)

@@ -65,7 +65,7 @@ def test_an_error_leaves_nothing_behind(when):
 def test_another_result_the_second_time_is_an_error():
     function = mixprec.recompute(lambda x: (x * 2, x * 3) if chainer.config.in_recomputing else (x * 2,))
     (y,) = function(chainer.Variable(np.ones(3, np.float32)))
-    with pytest.raises(RuntimeError, match="called again it has not returned what it returned at first"):
+    with pytest.raises(RuntimeError, match="the repeated call returned other variables than the first call"):
         F.sum(y).backward()
 
 

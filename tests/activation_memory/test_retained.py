@@ -21,7 +21,7 @@ def _normalized(running=None):
 def test_all_places_are_found():
     """The input, and in a named tuple the statistics and the mask of the ReLU; taken away they are put back."""
     y, node = _normalized()
-    places = list(retained.places_of(node))
+    places = list(retained.references_of(node))
     names = {(place.name, array.size) for place, array in places}
     assert ("_data", 96) in names
     saved = [(place, array) for place, array in places if place.name == "_saved"]

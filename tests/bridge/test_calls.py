@@ -353,7 +353,7 @@ def test_four_axes_in_space(said):
     x, w, y = drawn((1, 2, 3, 3, 3, 3), (1, 2, 2, 2, 2, 2), (1, 1, 2, 2, 2, 2))
     functions.convolution_forward(x, w, None, y, (0,) * 4, (1,) * 4, (1,) * 4, 1, **SWITCHES)
     close(y, F.convolution_nd(host(x), host(w)).array)
-    assert "cuDNN has no convolutions of 4 axes in space" in said.text
+    assert "cuDNN has no convolutions with 4 spatial axes" in said.text
 
 
 def test_what_is_not_bridged_says_so():

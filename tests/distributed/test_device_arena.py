@@ -60,7 +60,7 @@ def test_a_bucket_is_packed_as_on_numpy(dtype, dtype_of_sum, shapes, ranks, orde
     arena = DeviceArena(plan.sizes["own"], dtype, dtype_of_sum, transport, LAUNCHER)
     gradients = {}
     for name, model in models.items():
-        arena.place(name, plan.slots[name], model)
+        arena.add(name, plan.slots[name], model)
         order = orders[random.randint(2)]
         gradients[name] = None if random.randint(5) == 0 else _array(random, model.shape, dtype, order, offset)
         arena.put(name, gradients[name])
@@ -86,7 +86,7 @@ def test_one_rounding_of_a_product_in_float32(dtype, dtype_of_sum):
     arena = DeviceArena(4096, dtype, dtype_of_sum, transport, LAUNCHER)
     gradient = (random.normal(size=4096) * 2.0 ** random.randint(-10, 4, 4096)).astype(dtype).view(DeviceArray)
     plan = layout([("w", "own", 4096)], {"own": 4}, 2**20, ALIGNED)
-    arena.place("w", plan.slots["w"], gradient)
+    arena.add("w", plan.slots["w"], gradient)
     arena.put("w", gradient)
     arena.start(plan.buckets[0])
     exact = gradient.view(np.ndarray).astype(np.float64) * float(np.float32(1 / 3))
@@ -103,7 +103,7 @@ def test_many_gradients_take_several_launches_and_padding_stays_zero(monkeypatch
     arena = DeviceArena(plan.sizes["float16"], np.dtype(np.float16), np.dtype(np.float32), Packs(), LAUNCHER)
     for (name, *_), shape in zip(members, shapes, strict=True):
         gradient = np.ones(shape, np.float16).view(DeviceArray)
-        arena.place(name, plan.slots[name], gradient)
+        arena.add(name, plan.slots[name], gradient)
         arena.put(name, gradient)
     before = len(LAUNCHER.launches)
     for bucket in plan.buckets:

@@ -29,7 +29,7 @@ def test_a_loss_function_that_fails_ends_training():
         optimizer.update(model, *batch(0))
     with pytest.raises(ZeroDivisionError):
         optimizer.update(lambda: 1 / 0)
-    with pytest.raises(RuntimeError, match="the step before failed on rank 0, for whose gradients others may wait"):
+    with pytest.raises(RuntimeError, match="the previous step failed on rank 0, whose gradients others may wait for"):
         optimizer.update(model, *batch(1))
 
 

@@ -212,7 +212,7 @@ def test_ranks_in_other_orders_are_an_error_on_all(two_ranks):
 
 def test_other_places_on_other_ranks_are_an_error_on_all(two_ranks):
     def run(rank, communicator):
-        with pytest.raises(ValueError, match=r"the place of .* is a GPU on rank 0, NumPy on rank 1"):
+        with pytest.raises(ValueError, match=r"the device of .* is a GPU on rank 0, NumPy on rank 1"):
             _built(rank, communicator, (lambda model: None) if rank else graph_array.send)
         return True
 
@@ -252,5 +252,5 @@ def test_the_scale_of_a_gradient_that_is_used_once_more_is_read(host, monkeypatc
 
         optimizer.update(model, *map(graph_array.array, small_batch(0)))
         monkeypatch.setattr(graph_array.graph_work, "read", refused)
-        with pytest.raises(CaptureError, match=r"a gradient of another step.* call model.cleargrads"):
+        with pytest.raises(CaptureError, match=r"a gradient of an earlier step.* call model.cleargrads"):
             optimizer.update()

@@ -214,9 +214,7 @@ def test_your_own_backward_wants_them_before():
     model = Lazy()
     optimizer = wrapped(optimizers.SGD()).setup(model)
     optimizer.scale_loss(model(np.ones((5, 3), "f"))).backward()
-    with pytest.raises(
-        ValueError, match=r"/norm/beta has got its values after setup.*call the model once before setup"
-    ):
+    with pytest.raises(ValueError, match=r"/norm/beta was initialized after setup.*call the model once before setup"):
         optimizer.update()
 
 
@@ -227,7 +225,10 @@ def test_your_own_backward_wants_them_before():
     ("settings", "message"),
     [
         ({"communicator": "naive"}, r"communicator must be one of chainermn.create_communicator\(...\), or None"),
-        ({"allreduce_dtype": "float16"}, "allreduce_dtype is that of sums over processes, and needs a communicator"),
+        (
+            {"allreduce_dtype": "float16"},
+            "allreduce_dtype is the dtype of sums over processes, and needs a communicator",
+        ),
         ({"communicator": COMMUNICATOR, "allreduce_dtype": "int8"}, "allreduce_dtype must be one of float16, bfloat16"),
     ],
 )

@@ -67,7 +67,7 @@ def test_other_graphs_make_room_for_one_that_did_not_fit(host, monkeypatch, capl
     captured, expected, run = _runs()
     run(range(8), 4)
     run(range(8, 18), 2)
-    assert "graphs of other arguments make room for what did not fit into memory" in caplog.text
+    assert "graphs of other arguments were dropped, as memory ran out" in caplog.text
     assert captured.step.why_not is None
     assert captured.step.replays > 8 - FIRST_REPLAY
     run(range(18, 28), 4)  # this is its first time

@@ -208,7 +208,7 @@ def does_other_things(model, x, t):
 
 FAULTS = {
     reads: "the host reads from the device",
-    uploads: "something of the host is copied to the device",
+    uploads: "host data is copied to the device",
     multiplies_by_a_number: "value of the function MulConstant is",
     carries: "memory that is kept from one step to the next",
     does_other_things: "the step asks for the function S",
@@ -267,7 +267,7 @@ def test_a_graph_that_is_not_the_eager_step(side):  # noqa: F811
         return model(x * (2.0 if len(calls) == 5 else 1.0), t)  # three eager calls, another one, and the captured one
 
     captured = Run({}, lossfun=lossfun, side=side).run(range(4))
-    assert re.match(r"the result is [\d.]+ by the graph, and [\d.]+ by an eager step", captured.step.why_not)
+    assert re.match(r"the result is [\d.]+ in the graph, and [\d.]+ in an eager step", captured.step.why_not)
     assert_same(captured, eager(4, side=side))
 
 

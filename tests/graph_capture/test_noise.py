@@ -61,7 +61,7 @@ def test_a_late_capture_of_a_batch_that_is_learnt_by_heart(host, monkeypatch):  
 @pytest.mark.slow
 def test_what_a_graph_is_off_by_is_compared_with_how_much_runs_vary(noise, monkeypatch):
     monkeypatch.setattr(verification, "_APART", 0)
-    with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
+    with pytest.raises(CaptureError, match="differs between the graph and an eager step"):
         Run(REQUIRED).run(range(12))
 
 
@@ -101,7 +101,7 @@ def test_an_array_that_each_step_changes_in_place_is_found(host, monkeypatch):  
         return model(x, t) * hidden
 
     run = Run(REQUIRED, lossfun=lossfun)
-    with pytest.raises(CaptureError, match="by the graph, and"):
+    with pytest.raises(CaptureError, match="in the graph, and"):
         run.run(range(30))
     assert len(run.observed) > doubts.CALLS
 
@@ -149,7 +149,7 @@ def test_a_graph_that_always_overflows_where_an_eager_step_does_not_is_a_differe
 
     _disturb(monkeypatch, change)
     run = Run(REQUIRED)
-    with pytest.raises(CaptureError, match="is not the same after the graph as after an eager step"):
+    with pytest.raises(CaptureError, match="differs between the graph and an eager step"):
         run.run(range(30))
     assert len(launched) / 2 >= 2 * doubts.CALLS
     assert run.optimizer.skipped <= 2  # those of the batches

@@ -12,11 +12,11 @@ from mixprec.base import announcements
 from mixprec.graph_capture import doubts
 from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import line_of
+from mixprec.graph_capture.rank_agreement import CAPTURE, EAGER, FAILED, LAUNCH, REFUSED, RankVote, resolve
 from mixprec.graph_capture.reports import Reports
 from mixprec.graph_capture.step_arguments import Arguments
 from mixprec.graph_capture.verification import Runs, Verification
 from mixprec.graph_capture.watch import difference
-from mixprec.graph_capture.wishes import CAPTURE, EAGER, FAILED, LAUNCH, REFUSED, Wish, agreed
 
 
 class Host:
@@ -64,10 +64,10 @@ def test_numbers_are_a_part_of_the_key(one, other):
 
 
 def test_an_argument_that_cannot_be_compared_is_named():
-    with pytest.raises(TypeError, match="an argument is a set; allowed are arrays, and what is hashable"):
+    with pytest.raises(TypeError, match="an argument is a set; allowed are arrays and hashable objects"):
         Arguments((X, {1}), {}).key  # noqa: B018
     for value in (["a", "bc"], [None]):
-        with pytest.raises(TypeError, match=r"an argument is an array of (<U2|object), which no device has"):
+        with pytest.raises(TypeError, match=r"an argument is an array of (<U2|object), which no device supports"):
             Arguments((X, np.array(value)), {}).key  # noqa: B018
 
 
@@ -121,8 +121,8 @@ def test_what_was_told_is_told_again_with_other_arrays():
 
 
 def test_nothing_is_passed_on_unless_wanted():
-    def run(observer, **wish):
-        with Reports(**wish) as reports:
+    def run(observer, **options):
+        with Reports(**options) as reports:
             chainer.report({"loss": np.array(0.5)}, observer)
         assert [name for name, _ in reports.values] == ["loss"]
 
@@ -165,15 +165,19 @@ def test_memory_that_was_given_out_again_is_another_block():
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        (_notes(0.5), _notes(0.25, line="f:1"), "f:1: the kernel k has the number 0.25, and had 0.5 one step before"),
+        (_notes(0.5), _notes(0.25, line="f:1"), "f:1: the kernel k has the number 0.25, and had 0.5 a step before"),
         (_notes(PLACE), _notes(PLACE + 512), "the kernel k uses memory that is kept from one step to the next"),
-        (_notes(), _notes(name="other"), "asks for the kernel other where the one before asked for the kernel k"),
-        (_notes(), _notes() + _notes(name="more"), "asks for more than the one before, the kernel more among it"),
-        (_notes() + _notes(name="more"), _notes(), "asks for less than the one before, the kernel more among it"),
+        (_notes(), _notes(name="other"), "requests the kernel other where the step before requested the kernel k"),
+        (_notes(), _notes() + _notes(name="more"), "makes more requests than the step before, such as the kernel more"),
+        (
+            _notes() + _notes(name="more"),
+            _notes(),
+            "makes fewer requests than the step before, such as the kernel more",
+        ),
         (
             _notes(("ratio", 0.5), kind="function", name="Dropout"),
             _notes(("ratio", 0.4), kind="function", name="Dropout"),
-            "ratio of the function Dropout is 0.4, and was 0.5 one step before: a graph would repeat it",
+            "ratio of the function Dropout is 0.4, and was 0.5 a step before: a graph would repeat it",
         ),
         (_notes(1, kind="report", name="lr"), _notes(2, kind="report", name="lr"), "the reported lr has the number 2"),
     ],
@@ -241,7 +245,7 @@ def test_one_bit_is_wrong_only_if_bits_count():
         if bitwise:
             distance, change = 2.0**-23, np.sqrt(0.5**2 + 0.25**2 + 1)
             assert found["weights"] == (
-                "weights is not the same after the graph as after an eager step: "
+                "weights differs between the graph and an eager step: "
                 f"distance {distance:.3g}, change {change:.3g}, noise 0"
             )
             verification.take(eager.outcome)
@@ -422,28 +426,28 @@ def test_a_long_comparison_is_announced_once(caplog, monkeypatch):
 
 # --- several ranks
 
-_LAUNCHES = Wish(LAUNCH, "", 1)
+_LAUNCHES = RankVote(LAUNCH, "", 1)
 
 
 @pytest.mark.parametrize(
     ("other", "kind", "drops"),
     [
-        (Wish(EAGER, "why"), EAGER, False),
-        (Wish(EAGER, "why", drops=True), EAGER, True),
-        (Wish(CAPTURE, "why"), EAGER, True),
-        (Wish(CAPTURE, "why", 2), EAGER, False),
-        (Wish(FAILED, "why"), FAILED, False),
-        (Wish(REFUSED, "why"), REFUSED, False),
+        (RankVote(EAGER, "why"), EAGER, False),
+        (RankVote(EAGER, "why", drops=True), EAGER, True),
+        (RankVote(CAPTURE, "why"), EAGER, True),
+        (RankVote(CAPTURE, "why", 2), EAGER, False),
+        (RankVote(FAILED, "why"), FAILED, False),
+        (RankVote(REFUSED, "why"), REFUSED, False),
     ],
 )
 def test_ranks_that_differ_do_what_the_first_one_says(other, kind, drops):
     for own in (_LAUNCHES, other):
-        assert agreed(own, [_LAUNCHES, other, _LAUNCHES]) == Wish(kind, "on rank 1: why", drops=drops)
+        assert resolve(own, [_LAUNCHES, other, _LAUNCHES]) == RankVote(kind, "on rank 1: why", drops=drops)
     assert other.number != _LAUNCHES.number
 
 
-def test_ranks_with_one_wish_have_it():
-    assert agreed(_LAUNCHES, None) is _LAUNCHES
-    assert Wish(LAUNCH, "another reason", 1).number == _LAUNCHES.number != Wish(LAUNCH, "", 2).number
-    wishes = [Wish(FAILED, "one"), Wish(REFUSED, "other")]
-    assert agreed(wishes[0], wishes).kind == REFUSED
+def test_ranks_with_the_same_vote_follow_it():
+    assert resolve(_LAUNCHES, None) is _LAUNCHES
+    assert RankVote(LAUNCH, "another reason", 1).number == _LAUNCHES.number != RankVote(LAUNCH, "", 2).number
+    votes = [RankVote(FAILED, "one"), RankVote(REFUSED, "other")]
+    assert resolve(votes[0], votes).kind == REFUSED

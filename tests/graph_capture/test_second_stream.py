@@ -146,9 +146,9 @@ def _one_for_all(self, stream, size, address=Workspaces.address):
         2,
         [
             (SideStream, "join", lambda self: self.forget(), "Unjoined"),
-            (SideStream, "run", _without_holding, "not the same after the graph"),
-            (graph_on_host._Streams, "fork", _fork_at_first, "not the same after the graph"),
-            (pass_scales, "sole_uses", _everything, "not the same after the graph"),
+            (SideStream, "run", _without_holding, "differs between the graph"),
+            (graph_on_host._Streams, "fork", _fork_at_first, "differs between the graph"),
+            (pass_scales, "sole_uses", _everything, "differs between the graph"),
             (Workspaces, "address", _one_for_all, "two streams have one workspace"),
         ],
     ),

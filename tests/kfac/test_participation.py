@@ -71,7 +71,7 @@ def test_a_layer_that_is_not_used_is_not_touched():
     assert list(kfac._collector.layers) == ["/last/W", "/first/W"]
     assert kfac.report().splitlines() == [
         "2 layers: 2 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 7 x 7",
-        "with their gradients as they are: /other/W, /other/b",
+        "not preconditioned: /other/W, /other/b",
     ]
 
 
@@ -158,7 +158,7 @@ def test_too_large_layers_go_on_with_their_gradients():
     assert list(found.moments) == ["/first/W"]
     assert found.kfac.report().splitlines() == [
         "1 layer: 1 by the moments of inputs and outputs, 0 batch normalizations; the largest matrix is 6 x 6",
-        "with their gradients as they are: /last/W (its matrix would have 7 rows), /last/b, /other/W, /other/b",
+        "not preconditioned: /last/W (its matrix would have 7 rows), /last/b, /other/W, /other/b",
     ]
     gradients = _gradients(Net(), x, t)
     for name in ("/last/W", "/last/b"):
@@ -211,7 +211,7 @@ def test_a_parameter_with_two_names_is_reported_once():
     model.other.W = model.last.W
     optimizer, kfac = wrapped(model, damping=DAMPING)
     optimizer.update(_loss, model, *rows(0))
-    assert kfac.report().splitlines()[1] == "with their gradients as they are: /other/b"
+    assert kfac.report().splitlines()[1] == "not preconditioned: /other/b"
 
 
 class Shared(chainer.Chain):

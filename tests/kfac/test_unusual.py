@@ -82,7 +82,7 @@ def test_a_pass_that_was_not_seen_is_an_error_at_first_and_announced_later(caplo
     model.cleargrads()
     model(*_batch(1)).backward()
     optimizer.update()
-    assert "goes on with the second moments of earlier ones" in caplog.text
+    assert "uses the second moments of earlier steps" in caplog.text
 
 
 def test_a_layer_that_is_replaced_begins_afresh():

@@ -165,7 +165,7 @@ def test_other_orders_of_chainermns_optimizer_and_the_wrapper_are_refused():
     assert inside.endswith("create_multi_node_optimizer(MixedPrecisionOptimizer(optimizer), communicator)")
     assert len(buffered) == 2
     for line in buffered:
-        assert line.startswith("double_buffering updates with the gradients of the step before")
+        assert line.startswith("double_buffering updates with the gradients of the previous step")
         assert "use MixedPrecisionOptimizer(optimizer, communicator=communicator)" in line
     assert chainers.startswith("This communicator does not support double buffering")
     assert twice == (

@@ -80,7 +80,7 @@ def test_a_pattern_that_fits_nothing_names_what_is_like_it(pattern, message):
     ("rates", "error", "message"),
     [
         ([("*", 1)], TypeError, "rates must be a dict from patterns to numbers, or None"),
-        ({1: 1}, TypeError, "a pattern of rates must be a text"),
+        ({1: 1}, TypeError, "a pattern of rates must be a string"),
         ({"*": -1}, ValueError, r"rates\['\*'\] must be a finite number, 0 or more; found -1"),
         ({"*": "0.1"}, ValueError, "found '0.1'"),
         ({"*": float("nan")}, ValueError, "found nan"),

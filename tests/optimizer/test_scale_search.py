@@ -273,7 +273,7 @@ def _own_loop(model, optimizer, x):
         (_recomputed, {}, ["mixprec.recompute"]),
         (_offloaded, {}, ["mixprec.offload"]),
         (None, {"preconditioner": mixprec.KFAC}, ["K-FAC looks at layers in the backward pass"]),
-        (_multi_node, {}, ["ChainerMN's optimizer is around the wrapper"]),
+        (_multi_node, {}, ["ChainerMN's optimizer wraps this optimizer"]),
         (_own_loop, {}, []),  # known to whoever wrote the loop
     ],
 )

@@ -11,7 +11,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests.app.monitor.server import free_port
+from tests.app.monitor.server import TOKEN, free_port
 
 pytestmark = pytest.mark.long
 
@@ -19,6 +19,7 @@ COMMANDS = [
     *("train", "evaluate", "predict", "export", "weights", "convert-report", "pack", "digits", "monitor", "tune"),
     "info",
 ]
+LINES = 24  # of a help, on a terminal with 80 columns
 EPOCHS = 3
 LEAST = 0.8  # of the validation images, after so many epochs; chance is 0.1
 
@@ -69,7 +70,7 @@ def test_each_command_has_a_help_that_fits_on_a_screen(call):
     for name in COMMANDS:
         printed, errors = call(name, "--help")
         assert printed.startswith(f"usage: mixprec {name} ")
-        assert len(printed.splitlines()) <= 40
+        assert len(printed.splitlines()) <= LINES
         assert (errors, "scripts/" in printed) == ("", False)
 
 
@@ -84,7 +85,7 @@ def test_evaluation_has_the_accuracy_of_the_training(call, run):
     folder, accuracy = run
     printed, _ = call("evaluate", "--run", "run", "--json", "evaluation.json")
     found = json.loads((folder.parent / "evaluation.json").read_text())
-    assert f"{accuracy:.4f}" in printed
+    assert f"top-1 {100 * accuracy:.2f} %" in printed
     assert found["images"] == 355
 
 
@@ -116,12 +117,14 @@ def test_pack_and_report(call, digits):
 
 def test_monitor(environment, run):
     port = free_port()
-    variables = {**environment.variables, "MIXPREC_MONITOR_TOKEN": "token-of-the-tests"}
+    usual = {name: value for name, value in environment.variables.items() if not name.startswith("PYTEST")}
+    variables = {**usual, "MIXPREC_MONITOR_TOKEN": TOKEN}
     command = [environment.command, "monitor", ".", "--port", str(port)]
     process = subprocess.Popen(command, cwd=run[0].parent, env=variables, stdout=subprocess.PIPE, text=True)
     try:
         assert "Ctrl-C" in process.stdout.readline() + process.stdout.readline()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/?token=token-of-the-tests", timeout=60) as page:
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/", headers={"Authorization": f"Bearer {TOKEN}"})
+        with urllib.request.urlopen(asked, timeout=60) as page:
             assert page.status == 200
     finally:
         process.send_signal(signal.SIGINT)

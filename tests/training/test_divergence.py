@@ -179,7 +179,7 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     ("link", "name", "value", "words"),
     [
         ("norm", "avg_var", math.inf, "norm/avg_var is not finite"),
-        ("linear", "W", -6e14, r"linear/W has 6e\+14 in it, which is more than 65504"),
+        ("linear", "W", -6e14, r"linear/W contains 6e\+14, which is more than 65504"),
     ],
 )
 def test_weights_that_only_the_last_step_has_spoilt(train, monkeypatch, link, name, value, words):

@@ -365,7 +365,7 @@ def test_the_best_snapshot_survives_a_resume(tmp_path, later, best):
 def test_a_corrupt_best_snapshot_is_named(tmp_path):
     _trainer(tmp_path, accuracies=[0.5] * 6).run()
     (tmp_path / "snapshot_best.npz").write_bytes(b"no")
-    message = r"snapshot_best\.npz: corrupt snapshot.*; remove it, and the best of those still to come takes its place$"
+    message = r"snapshot_best\.npz: corrupt snapshot.*; remove it, and a later best snapshot replaces it$"
     with pytest.raises(snapshots.SnapshotError, match=message):
         snapshots.load(tmp_path / "snapshot_iter_6.npz", _trainer(tmp_path, accuracies=[0.5] * 6))
 

@@ -38,8 +38,8 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
     ],
 )
 def test_the_place_is_that_of_the_launchers_environment(environment, place):
-    found = launched.place_in(environment)
-    assert found == (None if place is None else launched.Place(*place))
+    found = launched.rank_in(environment)
+    assert found == (None if place is None else launched.LaunchedRank(*place))
 
 
 @pytest.mark.parametrize("environment", [{}, {"PMI_RANK": "0", "PMI_SIZE": "1"}])

@@ -1,6 +1,7 @@
 """Parts that the argument parsers of the commands share."""
 
 import argparse
+import functools
 import math
 import sys
 import textwrap
@@ -22,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on standard error, with exit code 2."""
 
     def __init__(self, **options):
-        super().__init__(formatter_class=_Help, **options)
+        super().__init__(formatter_class=functools.partial(_Help, max_help_position=32), **options)
 
     def parse_known_args(self, args=None, namespace=None):
         """Parses as ``argparse`` does, and says more of two mistakes.

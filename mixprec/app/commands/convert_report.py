@@ -152,26 +152,25 @@ def load_model(target):
 
 def _parse(argv):
     parser = Parser(
-        prog="mixprec convert-report", description="Prints what mixprec.convert does to a model.", allow_abbrev=False
+        prog="mixprec convert-report",
+        usage="%(prog)s [OPTION ...] MODEL",
+        description="Prints what mixprec.convert does to a model.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a network that comes with mixprec, such as resnet50; or module:callable or module:callable(arguments), "
-        "which makes a chainer.Link, or module:link, also in the current directory. Example: "
+        help="a network that comes with mixprec, such as resnet50, or module:callable or module:callable(arguments): "
         "'chainer.links:VGG16Layers(pretrained_model=None)'",
     )
-    help = (
-        f"what the model is called on, such as 2x3x64x64 or 4x20:int32 (zeros); default {_INPUT}; one for each "
-        "positional argument; of a chainer.links.Classifier a single one is for its predictor"
-    )
+    help = f"zeros on which the model is called, such as 4x20:int32; default {_INPUT}; one for each argument"
     parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
     parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default float16")
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw fuses nothing")
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
     )
-    help = "links whose names match stay in float32, such as /fc or '/head/*'"
+    help = "such links stay in float32: /fc, '/head/*'"
     parser.add_repeated("--keep-float32", "PATTERN", help)
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
     parser.add_argument("--json", metavar="PATH", help="write the report there, too")

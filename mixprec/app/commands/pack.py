@@ -39,6 +39,7 @@ def main(argv):
 def _parse(argv):
     parser = Parser(
         prog="mixprec pack",
+        usage="%(prog)s (--source PATH --out DIR --format FORMAT [OPTION ...] | --verify DIR)",
         description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed.",
         allow_abbrev=False,
     )
@@ -53,35 +54,32 @@ def _parse(argv):
         "--out",
         metavar="DIR",
         type=folder,
-        help="folder to make; the same call goes on where one that was killed stopped",
+        help="folder to make; after a kill the same call goes on",
     )
     parser.add_argument("--format", choices=sorted(WRITTEN), help="of the shards that are written")
     parser.add_argument(
         "--source-format",
         choices=("auto", *FORMATS),
         default="auto",
-        help="of what is read; auto looks (default: %(default)s)",
+        help="of the images that are read (default: %(default)s)",
     )
     parser.add_argument(
         "--root",
         metavar="DIR",
         type=folder,
-        help="folder that the paths in a list are relative to (default: the folder of the list)",
+        help="folder of the paths in a list (default: the list's own)",
     )
     parser.add_argument(
-        "--shard-mib", metavar="MIB", type=float, default=256.0, help="about so many MiB a shard (default: 256)"
+        "--shard-mib", metavar="MIB", type=float, default=256.0, help="MiB of a shard, about (default: 256)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the order of the images (default: %(default)s)")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help=f"what to do with a bad image: name it and stop, or leave it out and list it in {SKIPPED} "
-        "(default: %(default)s)",
+        help=f"of a bad image: stop, or leave it out, in {SKIPPED} (default: %(default)s)",
     )
-    parser.add_argument(
-        "--verify", metavar="DIR", type=folder, help="compare every shard with the manifest; decode every image"
-    )
+    parser.add_argument("--verify", metavar="DIR", type=folder, help="check every shard, and decode every image")
     arguments = parser.parse_args(argv)
     if arguments.verify is None:
         missing = [f"--{name}" for name in ("source", "out", "format") if getattr(arguments, name) is None]

@@ -63,6 +63,7 @@ def main(argv):
 def _parse(argv):
     parser = Parser(
         prog="mixprec tune",
+        usage="%(prog)s [OPTION ...]",
         description="Searches for the fastest engine of cuDNN for every operation of a training step. The choices stay "
         "on disk, and training takes them from there. Interrupted, the same call goes on where it was.",
         allow_abbrev=False,

@@ -1,6 +1,6 @@
 """The batched update on a device: a step of all parameters in two launches, with nothing read back.
 
-Launches of a step, whatever the number of parameters, of different rules among them, and of hooks:
+The number of launches in a step, whatever the number of parameters, of different rules, and of hooks:
 
 ================================================================================  =
 no hook or rule needs norms                                                       2
@@ -10,8 +10,8 @@ one of these with elementwise hooks after it, or with LARS or LAMB              
 ``GradientClipping`` and ``GradientLARS``                                         3
 ================================================================================  =
 
-In general: as many as there are norms to be found one after the other, one more if elementwise hooks follow the last of
-them (one, if there are no norms), and one for the update.
+In general: one for each norm that depends on an earlier one, one more if elementwise hooks follow the last norm (one,
+if there are no norms), and one for the update.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ _SUMMING = {None: 0, "each": 1, "all": 2}
 
 
 class DeviceBatch:
-    """Updates the same parameters step after step. What it costs to launch does not depend on their number.
+    """Updates the same parameters in every step. The cost of launching does not depend on their number.
 
-    A step is :meth:`check`, then :meth:`update`. In between the caller may look at nothing, or at everything: the
-    parameters change in :meth:`update` only.
+    A step is :meth:`check`, then :meth:`update`. The caller may read anything in between: only :meth:`update` changes
+    the parameters.
 
     Args:
-        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of each parameter, on one device, none float64.
-            Which ones there are, their rules and hooks must stay as they are; arrays and hyperparameters may change.
+        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of each parameter, on one device, none in float64. The
+            entries, their rules and hooks must not change; arrays and hyperparameters may.
         launcher: :class:`~mixprec.backends.launch.CupyLauncher` of their device.
-        seed: of the random numbers for ``GradientNoise``, below 2**63. These depend on it, on the place of the
-            parameter among ``entries``, on ``t``, and on nothing else.
+        seed: seed of the random numbers for ``GradientNoise``, below 2**63. They depend only on the seed, on the index
+            of the parameter in ``entries``, and on ``t``.
 
     Attributes:
-        applied: how many steps were not skipped since the last :meth:`settle`, an int64 array of shape () on the
-            device. ``t`` of the rules does not know of them yet.
+        applied: number of steps that were not skipped since the last :meth:`settle`, an int64 array of shape () on the
+            device. ``t`` of the rules does not include them yet.
         table: the :class:`~mixprec.optimizer.batch.table.Table` that the kernels read.
     """
 
@@ -59,16 +59,16 @@ class DeviceBatch:
         self._seed = seed
         keys = [KernelProgram.key(entry) for entry in self._entries]
         programs = {key: KernelProgram(entry) for key, entry in zip(keys, self._entries, strict=True)}
-        places = {key: place for place, key in enumerate(programs)}
+        indices = {key: index for index, key in enumerate(programs)}
         self._stages = _stages_of(self._entries, [programs[key] for key in keys])
         self._passes = max([1, *(program.passes for program in programs.values())])
         self._kernels = launcher.compile(
             source_of(tuple(programs.values()), launcher.threads, launcher.chunk), _KERNELS
         )
-        self._programs = [places[key] for key in keys]
+        self._programs = [indices[key] for key in keys]
         self.table = Table(self._entries, self._programs, launcher)
         self._norms = launcher.full((len(self._entries) * points_of(programs.values()) + 1, 2), 0, "float32")
-        self._partial = None  # sums of squares, two for each block
+        self._partial = None  # partial sums of squares, two for each block
         self._ticket = launcher.full((), 0, "uint32")
         self._found = launcher.full((), False, "bool")
         self._skip = launcher.full((), False, "bool")
@@ -76,26 +76,26 @@ class DeviceBatch:
         updated = [entry for entry in self._entries if entry.rule is not None]
         self._powers = [(entry.rule, *power) for entry in updated for power in entry.formula.powers.items()]
         self._bases = self._bases_now()
-        self._chosen = self._expected = None  # which entries have a gradient, and what those must look like
-        self._step = None  # arrays that the step under way uses, and gradients of which it uses copies
+        self._chosen = self._expected = None  # entries that have a gradient, and the expected dtypes and shapes
+        self._step = None  # arrays that the current step uses, and gradients of which it uses copies
         self.applied = launcher.full((), 0, "int64")
 
     def check(self, factors=None, restores=(), of_masters=()):
-        """Looks whether all gradients are finite, unscaled and after hooks.
+        """Checks whether all gradients are finite, unscaled and after hooks.
 
         Args:
-            factors: for each entry what its gradient was multiplied by: ``None``, a number, or a float32 or float64
-                array of shape () on the device. ``None`` for 1 everywhere.
+            factors: for each entry the factor of its gradient: ``None`` for 1, a number, or a float32 or float64 array
+                of shape () on the device. ``None`` for 1 everywhere.
             restores: ``[(array, its copy)]``, C-contiguous and on the device, from before the step: :meth:`update`
                 copies them back if the step is skipped.
-            of_masters: ids of the parameters whose gradients are those of their masters, in float32.
+            of_masters: ids of the parameters whose gradients are read from their masters, in float32.
 
         Returns:
-            Whether the step is to be skipped: a boolean array of shape () on the device, the same one in every step,
+            Whether the step must be skipped: a boolean array of shape () on the device, the same array in every step,
             valid until the next check.
 
         Raises:
-            ValueError: naming the parameter with a gradient or an array that does not fit.
+            ValueError: a gradient or an array has a wrong shape, dtype or device; the message names the parameter.
         """
         self._step = None
         gradients, addresses, copied = self._gradients_with_masters(of_masters) if of_masters else self._gradients()
@@ -116,17 +116,17 @@ class DeviceBatch:
         return self._skip
 
     def update(self, skip=None, scaler=None, counter=None, zero_gradients=False):
-        """Updates masters, states and half parameters, or restores what a skipped step restores; after :meth:`check`.
+        """Updates masters, states and 16-bit parameters, or restores arrays in a skipped step; after :meth:`check`.
 
         Args:
             skip: another reason to skip the step: a boolean array of shape () on the device, or ``None``.
             scaler: the loss scale, whose state on the device advances, or ``None``.
             counter: :class:`~mixprec.precision.step_counter.StepCounter`, whose state on the device advances, or
                 ``None``.
-            zero_gradients: whether to leave zeros in the gradients, also if the step is skipped.
+            zero_gradients: whether to set the gradients to zero, also if the step is skipped.
         """
         if self._step is None:
-            raise RuntimeError("check() comes before update()")
+            raise RuntimeError("call check() before update()")
         self.follow_bases()
         address = self._address
         self._launch(
@@ -147,12 +147,12 @@ class DeviceBatch:
         self._step = None
 
     def forget(self):
-        """Lets go of the gradients of :meth:`check`, if no :meth:`update` follows."""
+        """Releases the gradients of :meth:`check`, if no :meth:`update` follows."""
         self._step = None
 
     @contextlib.contextmanager
     def reading(self, table):
-        """Inside of the block kernels are launched that read another table, one for the same parameters."""
+        """A context in which kernels read another table for the same parameters."""
         try:
             with scoped(self, table=table, _chosen=(), _expected=self._expected):  # and look at the gradients
                 yield
@@ -160,10 +160,10 @@ class DeviceBatch:
             self._step = None
 
     def settle(self):
-        """Counts, in ``t`` of the rules, the steps that were not skipped; reads from the device.
+        """Adds the steps that were not skipped to ``t`` of the rules; reads from the device.
 
         Returns:
-            Their number, for ``t`` of the optimizer.
+            The number of these steps, for ``t`` of the optimizer.
         """
         applied = int(to_host(self.applied))
         self._launcher.zero(self.applied)
@@ -176,21 +176,21 @@ class DeviceBatch:
 
     @property
     def must_settle(self):
-        """Whether rules multiply powers by another number from now on: what was applied has to be settled before."""
+        """Whether the base of a rule's powers has changed: then steps so far must be settled first."""
         return self._bases_now() != self._bases
 
     def follow_bases(self):
-        """To be called before a graph launches a step: powers are of the hyperparameters as they are now."""
+        """Must be called before a graph launches a step: powers use the current hyperparameters."""
         self._bases = self._bases_now()
 
     def _bases_now(self):
         return [getattr(rule.hyperparam, base) for rule, _, base in self._powers]
 
     def _gradients(self):
-        """The gradients, as their parameters lie in memory, their addresses, and those of which they are copies."""
+        """The gradients in their parameters' memory order, their addresses, and the originals of copied gradients."""
         table = self.table
         gradients = list(map(_GRAD, table.params))
-        if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # of a backward pass
+        if not all(map(operator.is_, map(_GRAD_VAR, table.params), itertools.repeat(None))):  # from a backward pass
             gradients = [param.grad for param in table.params]
         present = [gradient for gradient in gradients if gradient is not None]
         chosen = None  # all
@@ -208,7 +208,7 @@ class DeviceBatch:
         return gradients, addresses, []
 
     def _looks(self, arrays):
-        """What gradients must have in common with their parameters."""
+        """The properties that gradients must share with their parameters."""
         return list(map(_SHAPE, arrays)), list(map(_DTYPE, arrays)), self._launcher.orders(arrays)
 
     def _gradients_one_by_one(self, gradients):
@@ -223,7 +223,7 @@ class DeviceBatch:
         return used, list(map(self._address, used)), copied
 
     def _gradients_with_masters(self, of_masters):
-        """Like :meth:`_gradients`; a step may leave zeros in those of the parameters, as if these were copied."""
+        """Like :meth:`_gradients`; treats the parameters' own gradients as copied, so that a step can zero them."""
         of_params, addresses, copied = self._gradients()
         gradients = list(of_params)
         for number, entry in enumerate(self._entries):
@@ -267,15 +267,15 @@ class DeviceBatch:
 
 
 def _stages_of(entries, programs):
-    """Returns which kind of norms each launch of ``check`` finds, ``"each"`` or ``"all"``.
+    """Returns the kind of norms that each launch of ``check`` computes, ``"each"`` or ``"all"``.
 
-    A hook that wants the norm of all gradients is one of the optimizer, and has the same place in all programs.
+    A hook that needs the norm of all gradients is a hook of the optimizer, and has the same position in all programs.
     """
     stages = []
     for entry, program in zip(entries, programs, strict=True):
-        for place, kind in enumerate(program.norms):
-            if place == len(stages):
+        for index, kind in enumerate(program.norms):
+            if index == len(stages):
                 stages.append(kind)
-            elif stages[place] != kind:
-                raise ValueError(f"{entry.name}: hooks that need norms come in another order than elsewhere")
+            elif stages[index] != kind:
+                raise ValueError(f"{entry.name}: hooks that need norms are not in the same order for all parameters")
     return stages

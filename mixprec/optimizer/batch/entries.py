@@ -1,4 +1,4 @@
-"""One parameter, as the batched update knows it: an entry of the plan.
+"""An entry of the plan: one parameter in the batched update.
 
 :class:`~mixprec.optimizer.batch.update_plan.UpdatePlan` makes an :class:`Entry` for each parameter in the batch. The
 forms of the update read them.
@@ -16,10 +16,9 @@ class BatchedHook:
     """A hook that runs inside of the batched update.
 
     Attributes:
-        formula: what it does to an element.
+        formula: its formula for one element.
         hook: Chainer's hook, whose attributes are its hyperparameters.
-        counted: whether ``rule.t`` counts the step already when the hook runs: true at rule level, false at optimizer
-            level.
+        counted: whether ``rule.t`` includes the step when the hook runs: true at rule level, false at optimizer level.
     """
 
     formula: HookFormula
@@ -32,15 +31,15 @@ class Entry:
     """One initialized parameter.
 
     Its array, its master and the states of its rule are dense, with their axes in the same order in memory
-    (:mod:`~mixprec.backends.memory`); its gradient may lie there as it likes.
+    (:mod:`~mixprec.backends.memory`); its gradient may have any memory order.
 
     Attributes:
         name: as in ``namedparams`` of the model.
         param: the parameter of the model.
-        master: its master, float32 if ``param`` is float16 or bfloat16; else its array is that of ``param``.
+        master: its master, float32 if ``param`` is float16 or bfloat16; otherwise it shares the array of ``param``.
         rule: Chainer's update rule, with its state; ``None`` if the parameter is not updated, only checked.
-        formula: what the rule does to an element; ``None`` without a rule.
-        hooks: the :class:`BatchedHook` to run, in their order.
+        formula: formula of the rule for one element; ``None`` without a rule.
+        hooks: the :class:`BatchedHook` objects to run, in order.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The CUDA source of the batched update: files in ``kernels/`` here and of the backends, and a class of C++ for each
-program between them.
+"""The CUDA source of the batched update: the files in ``kernels/``, and a generated C++ class for each program.
 
-A program is what is done to the elements of a parameter: the hooks, in their order, and the update rule.
+A program is the code for the elements of a parameter: the hooks, in order, and the update rule. Some kernel files are
+shared with the backends.
 """
 
 from mixprec.backends.launch import text_of
@@ -11,7 +11,7 @@ from mixprec.precision.step_counter import StepCounter
 from mixprec.precision.step_state import kernel_code
 
 MAX_STATES = 3
-_SHARED = ("words.cuh", "philox.cuh")  # with the kernels of the primitives
+_SHARED = ("words.cuh", "philox.cuh")  # shared with the kernels of the primitives
 _FILES = ("common.cuh", None, "elements.cuh", "check.cu", "update.cu")  # None: the programs
 
 
@@ -19,10 +19,10 @@ class KernelProgram:
     """The code of an update rule and its hooks.
 
     Args:
-        entry: :class:`~mixprec.optimizer.batch.entries.Entry`; others with the same :meth:`key` have the same program.
+        entry: :class:`~mixprec.optimizer.batch.entries.Entry`; entries with the same :meth:`key` have the same program.
 
     Attributes:
-        norms: the norms that hooks and rule want, in the order in which they have to be found: ``"each"`` or ``"all"``.
+        norms: the norms that hooks and rule need, in the order in which they must be computed: ``"each"`` or ``"all"``.
         passes: number of launches of ``check`` that a parameter with this program takes part in.
     """
 
@@ -39,24 +39,24 @@ class KernelProgram:
 
     @staticmethod
     def key(entry):
-        """Returns what entries with the same program have in common, while they live."""
+        """Returns a key that is equal for entries with the same program, as long as they live."""
         return id(entry.formula), tuple((id(hook.formula), hook.counted) for hook in entry.hooks)
 
     @property
     def numbers(self):
-        """How many numbers a step has."""
+        """Number of the numbers of a step."""
         return sum(len(owner.numbers) for owner in self._owners())
 
     @property
     def carries(self):
-        """Whether the rule has numbers that it carries from step to step."""
+        """Whether the rule carries numbers from step to step."""
         return self._formula is not None and bool(self._formula.carried)
 
     def _owners(self):
         return [hook for hook, _ in self._hooks] + [self._formula] * (self._formula is not None)
 
     def code(self, index):
-        """Returns the text of ``Program<index>``."""
+        """Returns the source of ``Program<index>``."""
         formula = self._formula
         hook_numbers = sum(len(hook.numbers) for hook, _ in self._hooks)
         texts = [hook.device for hook, _ in self._hooks]
@@ -88,7 +88,7 @@ class KernelProgram:
         return "\n".join([*lines, "};"])
 
     def _number(self):
-        """The formulas, on the hyperparameters of hooks and rule, which follow ``t`` in the table."""
+        """The formulas of the numbers, from the hyperparameters of hooks and rule, which follow ``t`` in the table."""
         arguments = "int number_, const double* values_, const double* carried_, double applied_"
         yield _function("float number", arguments)
         yield "switch (number_) {"
@@ -102,10 +102,10 @@ class KernelProgram:
                 yield f"case {number}: {{"
                 if uses(formula, "t"):
                     yield f"const double t = values_[0] + applied_ + {int(t_counts)};"
-                for place, name in sorted(enumerate(owner.hyperparameters), key=lambda item: item[1] in powers):
+                for index, name in sorted(enumerate(owner.hyperparameters), key=lambda item: item[1] in powers):
                     if name in needed:
                         moved = f" * pow({powers[name]}, applied_)" if name in powers else ""
-                        yield f"const double {name} = values_[{value + place}]{moved};"
+                        yield f"const double {name} = values_[{value + index}]{moved};"
                 yield from _carried(owner, formula)
                 yield f"return static_cast<float>({formula}); }}"
                 number += 1
@@ -113,16 +113,16 @@ class KernelProgram:
         yield "}\nreturn 0; }"
 
     def _carry(self):
-        """The formulas of what the rule carries; hooks have the numbers before those of the rule."""
+        """The formulas of the numbers that the rule carries; the numbers of hooks precede the rule's."""
         formula, texts = self._formula, " ".join(self._formula.carried.values())
         first = 1 + sum(len(hook.hyperparameters) for hook, _ in self._hooks)
         yield _function("void carry", "const double* values_, double* carried_")
-        for place, name in enumerate(formula.hyperparameters):
+        for index, name in enumerate(formula.hyperparameters):
             if uses(texts, name):
-                yield f"const double {name} = values_[{first + place}];"
+                yield f"const double {name} = values_[{first + index}];"
         yield from _carried(formula, texts)
-        for place, text in enumerate(formula.carried.values()):
-            yield f"carried_[{place}] = {text};"
+        for index, text in enumerate(formula.carried.values()):
+            yield f"carried_[{index}] = {text};"
         yield "}"
 
     def _hooks_code(self):
@@ -189,15 +189,15 @@ def source_of(programs, threads, chunk):
 
 
 def points_of(programs):
-    """Returns for how many norms of a parameter there is room in the table of norms."""
+    """Returns the number of norms per parameter for which the table of norms has space."""
     return max([1, *(len(program.norms) for program in programs)])
 
 
 def _carried(owner, text):
-    """Declares the carried numbers that a formula uses, as they were before the step."""
-    for place, name in enumerate(owner.carried):
+    """Declares the carried numbers that a formula uses, with their values from before the step."""
+    for index, name in enumerate(owner.carried):
         if uses(text, name):
-            yield f"const double {name} = carried_[{place}];"
+            yield f"const double {name} = carried_[{index}];"
 
 
 def _function(name, arguments):
@@ -209,9 +209,9 @@ def _norms(of, second="grad_norm"):
 
 
 def _block(owner, first, given, text=None, states=()):
-    """The code of a hook or a rule in a scope of its own, in which what it uses has its name."""
+    """The code of a hook or a rule in a scope of its own, with its variables declared by name."""
     text = text or owner.device
-    values = {name: f"numbers_[{first + place}]" for place, name in enumerate(owner.numbers)} | given
+    values = {name: f"numbers_[{first + index}]" for index, name in enumerate(owner.numbers)} | given
     constants = [f"const float {name} = {value};" for name, value in values.items() if uses(text, name)]
-    references = [f"float& {name} = states_[{place}];" for place, name in enumerate(states)]
+    references = [f"float& {name} = states_[{index}];" for index, name in enumerate(states)]
     return ["{", *constants, *references, text, "}"]

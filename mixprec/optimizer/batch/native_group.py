@@ -1,10 +1,10 @@
-"""A group of entries that the native library updates by the same numbers, in one call for all of them.
+"""A group of entries that the native library updates with the same numbers, in one call.
 
-A table of the library has the arrays of parameters, masters and states, which it holds until a change of the plan, and
-in a step the gradients. It goes over them twice: ``update_check`` looks for overflows before and after hooks,
-``update_run`` does the rest. What is computed on the way stays in the processor's cache.
+A table of the library refers to the arrays of parameters, masters and states, until the plan changes, and during a step
+to the gradients. It is traversed twice: ``update_check`` looks for overflows before and after hooks, ``update_run``
+does the rest. Intermediate results stay in the processor's cache.
 
-:class:`~mixprec.optimizer.host_form.HostForm` makes groups for a plan, and goes through them in each step.
+:class:`~mixprec.optimizer.host_form.HostForm` makes groups for a plan, and runs them in each step.
 """
 
 import operator
@@ -21,7 +21,7 @@ _FINITE, _FINITE_AFTER_HOOKS = 1, 2
 
 
 def refused(param, master, rule=None):
-    """Returns what keeps the library from a parameter, ``None`` if it takes it.
+    """Returns why the library does not support a parameter, or ``None`` if it does.
 
     Args:
         param: the parameter.
@@ -40,11 +40,11 @@ def refused(param, master, rule=None):
 
 
 class NativeGroup:
-    """Entries with the same hooks and the same rule, by the same hyperparameters.
+    """Entries with the same hooks, the same rule and the same hyperparameters.
 
     Args:
         members: ``[(number of the entry, entry)]``.
-        count: how many entries there are in all groups.
+        count: number of entries in all groups.
     """
 
     def __init__(self, members, count):
@@ -65,7 +65,7 @@ class NativeGroup:
         return self._formula is not None
 
     def load(self, gradients, inverses):
-        """Takes a list of the gradients of all entries, and what to multiply them by: a float, or a list of floats.
+        """Sets the gradients of all entries, a list, and their factors: one float for all, or a list of floats.
 
         The axes of a gradient are in the order of its parameter's memory.
         """
@@ -78,11 +78,11 @@ class NativeGroup:
             for i in self._bfloats:
                 gradients[i] = raw(gradients[i])
             library().update_load(self._table, gradients, inverses)
-        except ValueError:  # one is not contiguous, or in another dtype
+        except ValueError:  # a gradient is not contiguous, or has another dtype
             library().update_load(self._table, [_stored(gradient) for gradient in given], inverses)
 
     def follow(self):
-        """Takes over what was written into rounded parameters since the last step.
+        """Updates masters with values written into rounded parameters since the last step.
 
         Returns:
             Whether the unscaled gradients are finite.
@@ -92,19 +92,19 @@ class NativeGroup:
         return bool(self._found & _FINITE)
 
     def look(self):
-        """Takes the hyperparameters of the rule as they are now, for this step.
+        """Reads the current hyperparameters of the rule, for this step.
 
         Returns:
             Whether the gradients are finite after hooks, which change no array.
 
         Raises:
-            ValueError: a hyperparameter is refused, as in Chainer.
+            ValueError: a hyperparameter is invalid, as in Chainer.
         """
         self._numbers = self._formula.numbers_of(self._rules[0], self._rules[0].t + 1)
         self._carried = self._formula.carried_after(self._rules[0])
         if not self._hooks:
             return True
-        if self._found is None:  # what was loaded after follow()
+        if self._found is None:  # gradients were loaded after follow()
             self.follow()
         return bool(self._found & _FINITE_AFTER_HOOKS)
 
@@ -125,7 +125,7 @@ class NativeGroup:
                 setattr(rule, power, getattr(rule, power) * getattr(rule.hyperparam, base))
 
     def forget(self):
-        """Lets go of the gradients, whose memory the next backward pass may want."""
+        """Releases the gradients, whose memory the next backward pass may need."""
         library().update_load(self._table, None, None)
 
 
@@ -138,7 +138,7 @@ def _picker(numbers):
 
 
 def _arrays(entry):
-    """Returns what the table takes of an entry, all of it flat; the parameter as the library takes it."""
+    """Returns the flat arrays of an entry for the table; the parameter in the dtype that the library accepts."""
     states = entry.formula.states if entry.formula is not None else ()
     rounded = flat(entry.param.array) if entry.is_rounded else None
     if rounded is not None and rounded.dtype == BFLOAT16:
@@ -147,6 +147,6 @@ def _arrays(entry):
 
 
 def _stored(gradient):
-    """Returns a gradient as the library takes it."""
+    """Returns a gradient in the dtype that the library accepts."""
     with np.errstate(over="ignore"):
         return raw(gradient if is_stored(gradient.dtype) else gradient.astype(np.float32))

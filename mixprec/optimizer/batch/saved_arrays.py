@@ -1,7 +1,8 @@
-"""Taking a step back: copies of arrays from before it, and bringing them back where the step is skipped.
+"""Undoing a step: copies of arrays from before it, which are restored if the step is skipped.
 
-What moves before it is known whether the step counts goes this way: running statistics, which the forward pass moves,
-and what Chainer's own loop updates. The batch needs no copies: it checks before it updates.
+They are for arrays that change before it is known whether the step is skipped: running statistics, which the forward
+pass changes, and arrays that Chainer's own loop updates. The batched update needs no copies: it checks before it
+updates.
 """
 
 import contextlib
@@ -15,11 +16,11 @@ from mixprec.backends.memory import in_order_of
 from mixprec.backends.transfers import on_host
 
 _PIECE = np.dtype([("from", np.uint64), ("to", np.uint64), ("bytes", np.int64)])  # as in kernels/save.cu
-_BYTES = 16384  # of an array for a block, a multiple of all dtypes
+_BYTES = 16384  # per block, a multiple of all item sizes
 
 
 class SavedArrays:
-    """Copies that are overwritten by each :meth:`save`; addresses stay, so that a CUDA graph may hold the launch.
+    """Copies that each :meth:`save` overwrites; addresses do not change, so that a CUDA graph may contain the launch.
 
     Args:
         arrays: C-contiguous arrays on the device.
@@ -46,7 +47,7 @@ class SavedArrays:
         return len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
 
     def save(self):
-        """Copies all arrays as they are now."""
+        """Copies the current values of all arrays."""
         if self._blocks:
             self._launcher.launch(self._kernel, self._blocks, [self._launcher.address(self._table)])
 
@@ -66,20 +67,20 @@ def table_of(rows, launcher):
 
 @contextlib.contextmanager
 def overwritten(pairs):
-    """Inside of the block arrays have other values; after it they are, bit for bit, what they were.
+    """A context in which arrays have other values; afterwards they are restored bit for bit.
 
-    They are written in place, so that graphs stay valid. Nothing is read from a device.
+    Arrays are written in place, so that graphs stay valid. Nothing is read from a device.
 
     Args:
-        pairs: yields ``(array, values)``.
+        pairs: iterable of ``(array, values)``.
     """
     pairs = list(pairs)
-    before = [(array, in_order_of(array, array)) for array, _ in pairs]  # all first: they may share memory
+    before = [(array, in_order_of(array, array)) for array, _ in pairs]  # copy all first: arrays may share memory
     try:
         with np.errstate(over="ignore"):
             for array, values in pairs:
                 array[...] = values
-        del pairs  # and values with them
+        del pairs  # frees the values, too
         yield bool(before)
     finally:
         for array, value in before:
@@ -87,13 +88,13 @@ def overwritten(pairs):
 
 
 def restore(array, before, skipped, now=None):
-    """Brings an array back if a step is skipped, in place.
+    """Restores an array in place if a step is skipped.
 
     Args:
         array: the array.
-        before: what was in it before the step: an array, or a number.
+        before: its values from before the step: an array, or a number.
         skipped: a bool, or a boolean array of shape () on any device, which is not read: elements are then selected.
-        now: what to leave in it if the step counts, ``None`` for what is there.
+        now: values to write if the step is not skipped; ``None`` leaves the array as it is.
     """
     now = array if now is None else now
     if on_host(skipped):

@@ -1,10 +1,10 @@
-"""The table of parameters on the device: where each one's arrays are, and its hyperparameters.
+"""The table of parameters on the device: the addresses of their arrays, and their hyperparameters.
 
 :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` makes one, and calls :meth:`Table.write` before the kernels
-of each step. One buffer has all of it, in this order: first what may move in every step (addresses of gradients and of
-loss scales, and of what a skipped step restores; ``t`` and hyperparameters), then what hardly ever does (addresses of
-masters, half parameters and states; which block of a launch has which part of which parameter). A step uploads nothing,
-the first part or everything, always by one copy.
+of each step. One buffer has everything, in this order: first data that may change in every step (addresses of
+gradients, of loss scales, and of arrays that a skipped step restores; ``t`` and hyperparameters), then data that rarely
+changes (addresses of masters, 16-bit parameters and states; the assignment of blocks to parts of parameters). A step
+uploads nothing, the first part or everything, always in one copy.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from mixprec.optimizer.rules.formulas import CARRIED
 
 # As in kernels/common.cuh.
 _DTYPES = {"float16": 0, "bfloat16": 1, "float32": 2}
-_FACTOR_IS_DOUBLE = GRADIENT_IS_FLOAT = 1  # in the lowest bit of an address
+_FACTOR_IS_DOUBLE = GRADIENT_IS_FLOAT = 1  # flag in the lowest bit of an address
 _MOVING = np.dtype([("grad", np.uint64), ("factor", np.uint64)])
 _ROW = np.dtype(
     [
@@ -47,21 +47,21 @@ class Table:
 
     Args:
         entries: tuple of :class:`~mixprec.optimizer.batch.entries.Entry`.
-        programs: index of the program of each of them.
+        programs: index of the program of each entry.
         launcher: :class:`~mixprec.backends.launch.CupyLauncher`.
 
     Attributes:
         params: the parameters.
         arrays: their arrays at the last :meth:`look`.
-        chunks: number of blocks that the parameters need; known after the first :meth:`write`.
-        restores: number of arrays that a skipped step restores, by a block for each.
+        chunks: number of blocks for the parameters; known after the first :meth:`write`.
+        restores: number of arrays that a skipped step restores, one block for each.
     """
 
     def __init__(self, entries, programs, launcher):
         self._entries = entries
         self._programs = programs
         self._launcher = launcher
-        # What every step looks at, in lists that iterators go through without bytecode.
+        # Objects that every step checks, in lists that iterators traverse without bytecode.
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
@@ -69,19 +69,19 @@ class Table:
             (entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)
         ]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
-        self._arrays = None  # those the rows point to; held, so that no other array gets their addresses
+        self._arrays = None  # arrays that rows point to; held so that no other array gets their addresses
         self._values = Values(entries)
         self._flat = self._moving_addresses = self._restore_addresses = None
         self.chunks = self.restores = 0
 
     def look(self):
-        """Looks at all arrays, before :meth:`write`; returns whether they are those of the last one."""
+        """Checks all arrays, before :meth:`write`; returns whether they are the same as in the last one."""
         if self._arrays is None:
             self._init_states()
         self.arrays = [array for (array,) in map(_DATA, self.params)]
         try:
             states = list(map(dict.get, map(_STATE, self._rule_of_states), self._names_of_states))
-        except TypeError:  # the user has taken the state away from a rule
+        except TypeError:  # the user has removed the state of a rule
             self._init_states()
             states = [rule.state[name] for rule, name in zip(self._rule_of_states, self._names_of_states, strict=True)]
         self._all = self.arrays + [array for (array,) in map(_DATA, self._masters)] + states
@@ -94,9 +94,10 @@ class Table:
         The caller holds gradients and factors until its kernels are launched.
 
         Args:
-            gradients: the address of the gradient of each entry; 0 for zeros. The lowest bit says that it is float32,
-                though the parameter is not.
-            factors: what it was multiplied by, a float32 or float64 array of shape () on the device, or ``None`` for 1.
+            gradients: the address of the gradient of each entry; 0 for zeros. The lowest bit is set if the gradient is
+                float32 although the parameter is not.
+            factors: the factor of each gradient, a float32 or float64 array of shape () on the device, or ``None`` for
+                1.
             restores: ``[(array, its copy)]``.
         """
         if not (same_values := self._values.look()):
@@ -114,7 +115,7 @@ class Table:
             and copies == self._restore_addresses
         ):
             return
-        self._arrays = None  # until all is there
+        self._arrays = None  # until everything is written
         self._moving["grad"], self._moving["factor"] = moving
         self._host_restores["now"], self._host_restores["before"], self._host_restores["bytes"] = copies
         self._values.put(flat, self._host_values)
@@ -123,7 +124,7 @@ class Table:
         self._arrays = self._all
 
     def addresses(self):
-        """Returns the addresses of the parts, as the kernels want them: moving, restores, values, rows, chunks."""
+        """Returns the addresses of the parts, for the kernels: moving, restores, values, rows, chunks."""
         start = self._launcher.address(self._device)
         return [start + offset for offset in self._offsets]
 
@@ -132,7 +133,7 @@ class Table:
         self._launcher.upload(self._host[:size], self._device)
 
     def _init_states(self):
-        """Before the first update, so that one that is skipped leaves what Chainer begins with."""
+        """Initializes states before the first update, so that a skipped one leaves Chainer's initial values."""
         for entry in self._entries:
             if entry.rule is not None and entry.rule.state is None:
                 entry.rule._init_states(entry.master)
@@ -164,7 +165,7 @@ class Table:
         return self._launcher.address(factor) | (_FACTOR_IS_DOUBLE if factor.dtype == np.float64 else 0)
 
     def _build(self, values, restores):
-        """Lays out the buffer and fills in what hardly ever changes."""
+        """Lays out the buffer and fills in the data that rarely changes."""
         rows = np.zeros(len(self._entries), _ROW)
         first_value = first_chunk = 0
         for row, entry, program in zip(rows, self._entries, self._programs, strict=True):
@@ -200,7 +201,7 @@ class Table:
 
 
 def all_states(formula):
-    """Returns the names of all states of a rule, of whatever shape."""
+    """Returns the names of all states of a rule, of any shape."""
     return (*formula.states, CARRIED) if formula.carried else formula.states
 
 
@@ -234,4 +235,4 @@ def _check(entry, launcher):
         if array is not param and array.dtype != np.float32:
             raise ValueError(f"{entry.name}: {what} has dtype {array.dtype}; it must be float32")
     if param.dtype == np.float32 and launcher.address(param) != launcher.address(master):
-        raise ValueError(f"{entry.name}: its master is not its array, although that is in float32")
+        raise ValueError(f"{entry.name}: it is in float32, but its master has another array")

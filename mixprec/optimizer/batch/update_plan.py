@@ -1,6 +1,6 @@
 """The plan of a step: the parameters that take part in the batched update, and why the others do not.
 
-:class:`~mixprec.optimizer.step.OptimizerStep` makes one before the first step, and another one after each change of
+:class:`~mixprec.optimizer.step.OptimizerStep` makes a plan before the first step, and a new one after each change of
 parameters, rules or hooks.
 """
 
@@ -21,9 +21,9 @@ from mixprec.optimizer.part_rates import is_frozen
 from mixprec.optimizer.rules.formulas import hook_formula_of, rule_formula_of
 
 _LOGGER = logging.getLogger("mixprec")
-ONE_BY_ONE = "one by one: "  # how the reason begins for parameters that Chainer updates
+ONE_BY_ONE = "one by one: "  # prefix of the reason for parameters that Chainer updates
 _NOT_NATIVE = "there is no native library"
-# What runs a step of Chainer's optimizers; one with another of these is not what the batched update computes.
+# The methods that run a step of Chainer's optimizers; an optimizer that overrides one cannot be batched.
 _STEP = ("update", "call_hooks", "call_hook", "reallocate_cleared_grads", "is_safe_to_update", "update_loss_scale")
 
 
@@ -32,13 +32,13 @@ class UpdatePlan:
     """How each parameter is updated.
 
     Attributes:
-        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of every parameter in the batch, among them those
-            that are only checked, as they are not updated at all.
+        entries: :class:`~mixprec.optimizer.batch.entries.Entry` of every parameter in the batch, including parameters
+            that are only checked and not updated.
         others: names of the parameters that Chainer updates one by one.
-        reasons: for every initialized parameter by name what happens to it, and why.
+        reasons: dict from the name of every initialized parameter to how it is updated, and why.
         waiting: update rules of parameters that are not initialized yet, which count steps, as in Chainer.
-        before: whether the hooks of the optimizer run before the batch, in Chainer's own code, as on the host one of
-            them needs whole parameters.
+        before: whether the optimizer's hooks run before the batch, in Chainer's own code, as on the host one of them
+            needs whole parameters.
     """
 
     entries: tuple[Entry, ...]
@@ -48,9 +48,9 @@ class UpdatePlan:
     before: bool = False
 
     def announce(self, announced):
-        """Warns of parameters that are not in the batch, once for a reason, which goes into the set ``announced``.
+        """Warns about parameters outside of the batch, once per reason; adds reasons to the set ``announced``.
 
-        That there is no native library has been said when it was looked for.
+        A missing native library was announced when it was loaded.
         """
         others = [name for name, reason in self.reasons.items() if reason.startswith(ONE_BY_ONE)]
         if not others or self.reasons[others[0]] in {*announced, ONE_BY_ONE + _NOT_NATIVE}:
@@ -68,9 +68,9 @@ def plan(optimizer, namedparams, batched=True, on_device=False):
 
     Args:
         optimizer: Chainer's optimizer, set up on ``masters``.
-        namedparams: ``[(name, parameter, master)]`` of the model, a shared parameter as often as it occurs.
-        batched: whether the user wants a batched update.
-        on_device: whether kernels can be launched where the parameters are.
+        namedparams: ``[(name, parameter, master)]`` of the model, with each occurrence of a shared parameter.
+        batched: whether the user allows a batched update.
+        on_device: whether kernels can be launched on the device of the parameters.
 
     Returns:
         Plan
@@ -99,7 +99,7 @@ def _plan(optimizer, params):
     for name, param, master in params:
         rule = master.update_rule
         if occurs[id(param)] > 1:
-            reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it as often"
+            reason = f"it occurs {occurs[id(param)]} times, and Chainer updates it that many times"
         elif not is_dense(param.array):
             reason = "its array is not dense in memory"
         elif name in sharing:
@@ -110,12 +110,12 @@ def _plan(optimizer, params):
             if (unfit := _unfit(param, master, None, is_host)) is not None:
                 others[name] = unfit
                 continue
-            # Clipping by the norm of all gradients takes in those that are not updated.
+            # Clipping by the norm of all gradients includes gradients of parameters that are not updated.
             clipped = hooks if any(map(_is_over_all, hooks)) and not before else ()
             entries.append(Entry(name, param, master, None, None, _folded(clipped, (), master)))
             continue
         elif rules[id(rule)] > 1:
-            reason = "its update rule is also that of another parameter"
+            reason = "its update rule is shared with another parameter"
         else:
             own = _folded(() if before else hooks, _pre_hooks(rule), master)
             reason = _against(rule, own, is_host) or _unfit(param, master, rule, is_host)
@@ -130,13 +130,13 @@ def _plan(optimizer, params):
     if others and needed_by is not None:
         name, why = next(iter(others.items()))
         return _all_one_by_one(
-            params, f"{type(needed_by).__name__} runs over all parameters at once, and {name} is not in: {why}"
+            params, f"{type(needed_by).__name__} runs over all parameters at once, and {name} is not batched: {why}"
         )
     return UpdatePlan(tuple(entries), frozenset(others), reasons, before=before)
 
 
 def _obstacle(optimizer, params, on_device):
-    """Returns what keeps all parameters out of the batch, or ``None``."""
+    """Returns why no parameter can be in the batch, or ``None``."""
     if not params:
         return "there is no initialized parameter"
     changed = [name for name in _STEP if getattr(type(optimizer), name) is not getattr(GradientMethod, name)]
@@ -160,19 +160,19 @@ def _obstacle(optimizer, params, on_device):
 
 
 def _unfit(param, master, rule, is_host):
-    """Returns what keeps the arrays of a parameter out of the batch, or ``None``."""
+    """Returns why the arrays of a parameter cannot be in the batch, or ``None``."""
     if master.dtype != np.float32:
         return f"it is in {master.dtype}"
     return refused(param, master, rule) if is_host else None
 
 
 def _against(rule, hooks, is_host):
-    """Returns what keeps a parameter with this rule and these hooks out of the batch, or ``None``."""
+    """Returns why a parameter with this rule and these hooks cannot be in the batch, or ``None``."""
     formula = rule_formula_of(rule)
     if formula is None:
         return f"the rule {type(rule).__name__} is unknown"
     for name in formula.hyperparameters:
-        # One of shape () takes its dtype into Chainer's computations, which a number does not.
+        # An array of shape () affects the dtype of Chainer's computations, a number does not.
         if isinstance(getattr(rule.hyperparam, name, None), get_array_types()):
             return f"its hyperparameter {name} is an array"
     if is_host and not formula.is_elementwise:
@@ -188,7 +188,7 @@ def _against(rule, hooks, is_host):
         if is_host and not formula.is_elementwise:
             return f"the hook {name} needs whole parameters"
         if _is_over_all(hook):
-            return f"the hook {name} is one for optimizers"
+            return f"the hook {name} is only for optimizers"
     return None
 
 
@@ -198,7 +198,7 @@ def _all_one_by_one(params, reason):
 
 
 def _sharing_memory(params):
-    """Returns the names of those whose arrays, if they are dense, share memory with another one's."""
+    """Returns the names of the parameters whose dense arrays share memory with another parameter's array."""
     spans = sorted((_address(param.array), param.array.nbytes, name) for name, param, _ in params if param.size)
     sharing, end, last = set(), 0, None
     for start, size, name in spans:
@@ -223,7 +223,7 @@ def _pre_hooks(owner):
 
 
 def _folded(hooks, own, master):
-    """Returns the hooks of an optimizer and of a rule for one parameter, as they are in an entry."""
+    """Returns the hooks of an optimizer and of a rule for the entry of a parameter."""
     folded = []
     for hook, counted in [*((hook, False) for hook in hooks), *((hook, True) for hook in own)]:
         if isinstance(hook, DecayOfSome):

@@ -1,6 +1,6 @@
-"""The hyperparameters of rules and hooks, as numbers in the table of parameters on the device.
+"""The hyperparameters of rules and hooks in the table of parameters on the device.
 
-:class:`~mixprec.optimizer.batch.table.Table` asks :class:`Values` in each step whether one of them has changed.
+:class:`~mixprec.optimizer.batch.table.Table` checks in each step, by :class:`Values`, whether one of them has changed.
 """
 
 import operator
@@ -11,10 +11,10 @@ _T, _HYPERPARAM = map(operator.attrgetter, ("t", "hyperparam"))
 
 
 class Values:
-    """For every entry ``t`` and the hyperparameters of its hooks and its rule, one after the other.
+    """``t`` and the hyperparameters of hooks and rule for every entry, in sequence.
 
-    Most rules get theirs from the optimizer, and are not asked one by one; nor are those for ``t`` that do not compute
-    with it.
+    Most rules inherit hyperparameters from the optimizer, and are not read one by one; ``t`` is not read from rules
+    that do not use it.
 
     Args:
         entries: tuple of :class:`~mixprec.optimizer.batch.entries.Entry`.
@@ -29,7 +29,7 @@ class Values:
         self.look()
 
     def look(self):
-        """Looks from where rules get hyperparameters; returns whether that is as it was."""
+        """Checks from which objects rules get hyperparameters; returns whether they are unchanged."""
         hyperparams = list(map(_HYPERPARAM, self._rules))
         own = list(map(vars, hyperparams))
         plain = list(map(frozenset.isdisjoint, self._names, map(vars, self._rules)))
@@ -46,40 +46,40 @@ class Values:
         return False
 
     def _arrange(self, own, plain):
-        self._sources, self._place = [], []
+        self._sources, self._positions = [], []
         first, known = len(self._counting), {}
 
-        def place(key, owner, source):
+        def add(key, owner, source):
             nonlocal first
             if key not in known:
                 self._sources.append((owner, source))
                 known[key] = range(first, first + len(owner.hyperparameters))
                 first += len(owner.hyperparameters)
-            self._place.extend(known[key])
+            self._positions.extend(known[key])
 
         number = counting = 0
         for entry in self._entries:
             if _computes_with_t(entry):
-                self._place.append(counting)
+                self._positions.append(counting)
                 counting += 1
             else:
-                self._place.append(-1)
+                self._positions.append(-1)
             for hook in entry.hooks:
-                place((id(hook.hook), id(hook.formula)), hook.formula, hook.hook)
+                add((id(hook.hook), id(hook.formula)), hook.formula, hook.hook)
             if entry.rule is not None:
                 shared = plain[number] and len(own[number]) == 1
                 key = id(own[number]["_parent"]) if shared else id(entry.rule)
-                place((key, id(entry.formula)), entry.formula, entry.rule)
+                add((key, id(entry.formula)), entry.formula, entry.rule)
                 number += 1
-        self._place = np.array(self._place, np.intp)
+        self._positions = np.array(self._positions, np.intp)
 
     @property
     def size(self):
-        """How many values there are."""
-        return len(self._place)
+        """The number of values."""
+        return len(self._positions)
 
     def now(self):
-        """Returns the different ones of them, 0 at the end."""
+        """Returns the distinct values, with 0 at the end."""
         values = list(map(_T, self._counting))
         for owner, source in self._sources:
             values += owner.hyperparameters_of(source)
@@ -87,8 +87,8 @@ class Values:
         return values
 
     def put(self, values, target):
-        """Writes what :meth:`now` has returned into an array, for every entry."""
-        target[...] = np.array(values, np.float64)[self._place]
+        """Writes the values from :meth:`now` into an array, for every entry."""
+        target[...] = np.array(values, np.float64)[self._positions]
 
 
 def owners(entry):
@@ -101,5 +101,5 @@ def _computes_with_t(entry):
 
 
 def _parent(own):
-    """Returns from whom hyperparameters come if all of them do, otherwise something else."""
+    """Returns the object from which all hyperparameters are inherited; otherwise their own object."""
     return own["_parent"] if len(own) == 1 else None

@@ -56,7 +56,7 @@ _BOUND_STEP = """
 """
 _BOUND = {
     **_PLAIN,
-    # initial_alpha belongs to the rule: final_lr follows what a schedule does to alpha.
+    # initial_alpha belongs to the rule: a schedule of alpha also scales final_lr.
     "numbers": numbers(
         **_NUMBERS,
         lower="final_lr * alpha / initial_alpha * (1.0 - 1.0 / (gamma * t + 1))",

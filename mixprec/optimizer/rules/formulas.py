@@ -2,9 +2,9 @@
 
 A file of this folder declares a :class:`RuleFormula` for each update rule, of Chainer's or of this package, and
 ``hook_formulas.py`` a :class:`HookFormula` for each hook. The plan of a step looks them up by :func:`rule_formula_of`
-and :func:`hook_formula_of`; a rule or hook without a formula makes Chainer's own loop run. On a device the batched
-update makes a kernel of formulas (:mod:`~mixprec.optimizer.batch.kernel_program`). On the host it runs what the native
-library was compiled from: C++ code that :mod:`~mixprec.optimizer.rules.generate` makes of them.
+and :func:`hook_formula_of`; rules and hooks without a formula run in Chainer's own loop. On a device the batched update
+compiles formulas into a kernel (:mod:`~mixprec.optimizer.batch.kernel_program`). On the host it uses the native
+library, which is compiled from C++ code that :mod:`~mixprec.optimizer.rules.generate` makes from them.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from typing import Any
 
 from mixprec.optimizer.no_decay import DecayOfSome
 
-CARRIED = "carried"  # the name of a state: what RuleFormula.carried says
+CARRIED = "carried"  # the name of the state for RuleFormula.carried
 _FUNCTIONS = {"__builtins__": {}, "min": min, "max": max, "pow": math.pow, "sqrt": math.sqrt}
 _FLUSHED = 2.0**-150  # half of the smallest number of float32
 
@@ -29,57 +29,57 @@ _BY_HOOK = {}  # {class of a hook: HookFormula}
 
 
 def numbers(*names, **formulas):
-    """Returns the numbers of a step: hyperparameters that are taken as they are, and others by their formulas."""
+    """Returns the formulas of the numbers of a step: hyperparameters by name, and others by formula."""
     return {**{name: name for name in names}, **formulas}
 
 
 class _Formula:
-    powers: Mapping[str, str] = types.MappingProxyType({})  # hooks have none, and carry nothing
+    powers: Mapping[str, str] = types.MappingProxyType({})  # hooks have no powers and no carried numbers
     carried: Mapping[str, str] = types.MappingProxyType({})
 
     @property
     def counts(self):
-        """Whether the numbers of a step depend on how many steps there have been."""
+        """Whether the numbers of a step depend on the number of steps so far."""
         return any(uses(text, "t") for text in self.numbers.values())
 
     @property
     def moves(self):
-        """Whether the numbers of a step change by themselves: with the steps, or with a number that the rule moves."""
+        """Whether the numbers of a step change by themselves: with the steps, or with a carried number."""
         return bool(self.counts or self.powers)
 
 
 @dataclasses.dataclass(frozen=True)
 class RuleFormula(_Formula):
-    """What an update rule does to one element of a parameter; creating one declares it.
+    """The formula of an update rule for one element of a parameter; creating an instance declares it.
 
     The numbers of a step (``1 - beta1``, the bias-corrected learning rate) are computed in float64 and then rounded to
-    float32, as NumPy rounds a Python number that meets an array. Their formulas are texts that mean the same in Python
-    and in CUDA C++.
+    float32, as NumPy rounds a Python number in an operation with an array. Their formulas are strings with the same
+    meaning in Python and in CUDA C++.
 
     Attributes:
-        name: by which the native library knows it.
+        name: name in the native library.
         rule: class of the update rule.
-        switches: values of the rule's hyperparameters for which this formula holds, if there are several.
-        states: names of the state arrays, Chainer's own, of the shape and dtype of the master.
-        numbers: formulas of the numbers of a step by their name, see :func:`numbers`. They may use ``t`` and numbers
-            of the rule's ``hyperparam``, or of the rule itself.
-        device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by their names.
-            The rule in NumPy has the same operations in the same order, so that the native library's results are the
-            same bit for bit. Literals and functions have the suffix ``f``.
+        switches: values of the rule's hyperparameters for which this formula holds, if the rule has several formulas.
+        states: names of the state arrays, as in Chainer, with the shape and dtype of the master.
+        numbers: formulas of the numbers of a step by name, see :func:`numbers`. They may use ``t`` and numeric
+            attributes of the rule's ``hyperparam``, or of the rule itself.
+        device: statements in CUDA C++ on ``float`` variables: ``param``, ``grad``, states and numbers by name. The
+            NumPy code of the rule has the same operations in the same order, so that the native library's results are
+            the same bit for bit. Literals and functions have the suffix ``f``.
         norms: whether :attr:`device` may also use ``param_norm`` and ``grad_norm``, the L2 norms of the whole master
             before the update and of its whole gradient, unscaled, after hooks (LARS).
-        step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and
-            numbers; :attr:`device` may then use ``step``, ``param_norm`` and ``step_norm``, the L2 norm of the whole
-            step, and :attr:`step` must leave ``param`` alone (LAMB). It runs twice from the same states: once for the
-            norm, which discards what it did to them, and once right before :attr:`device`.
-        not_flushed: names of the hyperparameters that float32 must be able to hold: a positive one that it takes for 0
-            is an error, as in Chainer.
+        step: statements that change the states and declare ``float step`` from ``param``, ``grad``, states and numbers;
+            :attr:`device` may then use ``step``, ``param_norm`` and ``step_norm``, the L2 norm of the whole step, and
+            :attr:`step` must leave ``param`` alone (LAMB). It runs twice from the same states: once for the norm, after
+            which the states are discarded, and once right before :attr:`device`.
+        not_flushed: names of the hyperparameters that must not become 0 in float32: a positive value that does is an
+            error, as in Chainer.
         powers: attributes of the rule, among :attr:`hyperparameters`, that it multiplies by another hyperparameter
-            after each update, by their names: ``{"beta_power": "beta"}``.
+            after each update: ``{"beta_power": "beta"}``.
         hyperparameters: names of the hyperparameters in :attr:`numbers` and :attr:`carried`.
-        carried: numbers of a parameter that go on from one update to the next, 0 at first, each with the formula of
-            what it becomes, of hyperparameters and of carried numbers. :attr:`numbers` may use them, as they are before
-            the update. They are the state ``"carried"``, a float64 array, which is on the device where the master is.
+        carried: numbers of a parameter that are carried from one update to the next, initially 0, each with the formula
+            of its new value, from hyperparameters and carried numbers. :attr:`numbers` may use their values from before
+            the update. They are stored in the state ``"carried"``, a float64 array on the device of the master.
     """
 
     name: str
@@ -104,11 +104,11 @@ class RuleFormula(_Formula):
 
     @property
     def is_elementwise(self):
-        """Whether an element needs nothing of the others; the native library has such formulas only."""
+        """Whether an element does not depend on others; the native library has only such formulas."""
         return not (self.norms or self.step)
 
     def kept(self, rule):
-        """Returns the names of the attributes of the rule itself that the numbers of a step depend on."""
+        """Returns the names of the rule's own attributes that the numbers of a step depend on."""
         names = [name for name in self.hyperparameters if name in vars(rule)]
         return [*names, "t"] if self.counts else names
 
@@ -126,7 +126,7 @@ class RuleFormula(_Formula):
 
         Args:
             rule: update rule of Chainer's.
-            t: how many updates it has made with this one.
+            t: number of updates, including this one.
         """
         values = self._values(rule) | {"t": t}
         return tuple(float(eval(formula, _FUNCTIONS, values)) for formula in self._formulas)
@@ -136,7 +136,7 @@ class RuleFormula(_Formula):
         return tuple(rule.state[CARRIED].tolist()) if self.carried else ()
 
     def carried_after(self, rule):
-        """Returns what they are after an update with the hyperparameters as they are now."""
+        """Returns the carried numbers after an update with the current hyperparameters."""
         values = self._values(rule)
         return tuple(eval(formula, _FUNCTIONS, values) for formula in self._carrying)
 
@@ -147,20 +147,21 @@ class RuleFormula(_Formula):
 
 @dataclasses.dataclass(frozen=True)
 class HookFormula(_Formula):
-    """What a hook does to one element of a gradient; creating one declares it.
+    """The formula of a hook for one element of a gradient; creating an instance declares it.
 
     Attributes:
         hook: class of the hook, whose name is the formula's.
-        numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++, of attributes of the hook, which
-            are numbers; ``t`` is ``rule.t`` as the hook sees it: before the step at optimizer level, counting it at
-            rule level.
+        numbers: formulas of the float32 numbers of a step, in Python and in CUDA C++, from numeric attributes of the
+            hook; ``t`` is ``rule.t`` as the hook sees it: without the step at optimizer level, including it at rule
+            level.
         hyperparameters: names of these attributes.
-        device: statements in CUDA C++ on ``param``, ``grad`` and the numbers by their names; with :attr:`norms` also on
-            ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``. Operations are those of the hook.
-        norms: ``"each"`` for the L2 norms of every parameter and its gradient, ``"all"`` for that of all gradients
-            (``grad_norm`` only), as they are before the hook; or ``None``.
+        device: statements in CUDA C++ on ``param``, ``grad`` and the numbers by name; with :attr:`norms` also on
+            ``param_norm`` and ``grad_norm``; with :attr:`noise` on ``noise``. The operations are the same as in the
+            hook.
+        norms: ``"each"`` for the L2 norms of every parameter and its gradient, ``"all"`` for the L2 norm of all
+            gradients (``grad_norm`` only), computed before the hook; or ``None``.
         noise: whether the hook needs a standard normal random number for each element.
-        holds_for: tells for which hooks of the class the formula holds; ``None`` for all.
+        holds_for: function that tells whether the formula holds for a hook of the class; ``None`` for all.
     """
 
     hook: type
@@ -176,12 +177,12 @@ class HookFormula(_Formula):
 
     @property
     def name(self):
-        """By which the native library knows it."""
+        """The name in the native library."""
         return self.hook.__name__
 
     @property
     def is_elementwise(self):
-        """Whether an element needs nothing of the others and no noise; the native library has such formulas only."""
+        """Whether an element needs no other elements and no noise; the native library has only such formulas."""
         return self.norms is None and not self.noise
 
     def hyperparameters_of(self, hook):
@@ -190,7 +191,7 @@ class HookFormula(_Formula):
 
 
 def _variables(texts, *others):
-    """Returns the names in formulas that are neither functions, nor ``t``, nor ``others``, in their order."""
+    """Returns the names in formulas that are neither functions, nor ``t``, nor ``others``, in order."""
     names = dict.fromkeys(name for text in texts.values() for name in re.findall(r"\b[a-z_]\w*", text))
     return tuple(name for name in names if name not in {*_FUNCTIONS, *others, "t"})
 
@@ -200,14 +201,14 @@ def rule_formula_of(rule, kind=None):
 
     Args:
         rule: the update rule.
-        kind: class that is looked up; its own by default, so that a subclass of a known one is unknown.
+        kind: class to look up; by default the rule's own class, so that a subclass of a known class is unknown.
     """
     switches, formulas = _BY_RULE.get(kind or type(rule), ((), {}))
     return formulas.get(tuple(bool(getattr(rule.hyperparam, name)) for name in switches))
 
 
 def hook_formula_of(hook):
-    """Returns the :class:`HookFormula` of a hook; ``None`` if it is unknown, or has other things than numbers."""
+    """Returns the :class:`HookFormula` of a hook; ``None`` if it is unknown, or has attributes that are not numbers."""
     if isinstance(hook, DecayOfSome):
         hook = hook.hook
     formula = _BY_HOOK.get(type(hook))
@@ -218,13 +219,13 @@ def hook_formula_of(hook):
 
 
 def elementwise(formulas):
-    """Returns the part of a dict of formulas that the native library has."""
+    """Returns the formulas of a dict that the native library has."""
     return {name: formula for name, formula in formulas.items() if formula.is_elementwise}
 
 
 @functools.cache
 def may_count(kind):
-    """Whether update rules or hooks of a class may compute with ``t``, or with numbers of their own that move.
+    """Whether update rules or hooks of a class may compute with ``t``, or with numbers of their own that change.
 
     Unknown ones may: the bias correction of Adam, the annealed ``GradientNoise``, whatever users write.
     """

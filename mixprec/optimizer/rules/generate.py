@@ -1,8 +1,8 @@
-"""What is made of the declarations of rules and hooks; ``python -m mixprec.optimizer.rules.generate`` writes it.
+"""Generates files from the declarations of rules and hooks: ``python -m mixprec.optimizer.rules.generate``.
 
-To be run after a change of a formula, of a hyperparameter, or of the list of files. It writes the C++ code of the
-native library, which has to be compiled then, the names of optimizers that a config and the package can know without
-Chainer, and the table of rules in the docs.
+Run it after a change of a formula, of a hyperparameter, or of the list of files. It writes the C++ code of the native
+library, which must then be compiled, the names of optimizers for configs and for the package, which need no Chainer,
+and the table of rules in the docs.
 """
 
 import json
@@ -36,7 +36,7 @@ _HEAD_OF_MODULES = [
 
 
 def files():
-    """Returns the text of each generated file by its path, as they should be."""
+    """Returns the text of each generated file by its path."""
     page = _PACKAGE.parent / "docs" / "batched-update.md"
     return {
         _PACKAGE / "native" / "source" / "rules.inl": _source(),
@@ -164,7 +164,7 @@ def _own_optimizers():
 
 
 def _literal(head, value, tail):
-    """Returns a line of Python with a value, or as many lines as ``ruff format`` would make of it."""
+    """Returns a value as Python code, broken into lines as by ``ruff format``."""
     line = f"{head}{repr(value).replace(chr(39), chr(34))}{tail}"
     if len(line) <= _WIDTH:
         return line
@@ -178,7 +178,7 @@ def _literal(head, value, tail):
 
 
 def _with_table(text):
-    """Returns the page with its table of rules made anew."""
+    """Returns the page with a new table of rules."""
     before, _, after = text.split(_MARK)
     rows = ["| rule | states | hyperparameters | on NumPy |", "|---|---|---|---|", *map(_row, RULES.values())]
     return "\n".join([f"{before}{_MARK}", *rows, f"{_MARK}{after}"])

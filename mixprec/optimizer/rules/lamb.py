@@ -1,4 +1,4 @@
-"""LAMB: Adam's steps, scaled to the norm of the parameter that they are for."""
+"""LAMB: Adam's steps, scaled to the norm of their parameter."""
 
 import math
 from dataclasses import dataclass
@@ -54,12 +54,12 @@ class LAMB(OwnOptimizer[LAMBRule]):
         beta2: :math:`\\beta_2`.
         eps: :math:`\\epsilon`.
         weight_decay: :math:`\\lambda`.
-        adapt: whether there is a trust ratio; otherwise it is 1, and the rule that of AdamW. It is meant for the
+        adapt: whether to use the trust ratio; otherwise it is 1, and the rule equals AdamW. Meant for the
             ``hyperparam`` of the rules of biases and normalizations.
 
     Raises:
-        TypeError: ``adapt`` is no bool.
-        ValueError: another argument is no number, or out of its range.
+        TypeError: ``adapt`` is not a bool.
+        ValueError: another argument is not a number, or out of its range.
 
     Example:
         >>> import chainer.links as L

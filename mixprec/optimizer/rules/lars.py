@@ -1,4 +1,4 @@
-"""LARS: a learning rate of its own for every parameter, from the norms of the parameter and of its gradient."""
+"""LARS: a learning rate for each parameter, from the norms of the parameter and of its gradient."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,7 +39,7 @@ class LARS(OwnOptimizer[LARSRule]):
         w &\\leftarrow w - v
 
     with :math:`\\lambda = 1` if either norm is 0. Unlike the hook :class:`chainer.optimizer_hooks.GradientLARS`, the
-    rule has a trust coefficient, a weight decay that a parameter may have of its own, and parameters without a trust
+    rule has a trust coefficient, a weight decay that can be set for each parameter, and parameters without a trust
     ratio.
 
     Args:
@@ -48,12 +48,12 @@ class LARS(OwnOptimizer[LARSRule]):
         weight_decay: :math:`\\beta`.
         trust_coefficient: :math:`\\eta`.
         eps: :math:`\\epsilon`.
-        adapt: whether there is a trust ratio; otherwise :math:`\\lambda = 1`. It is meant for the ``hyperparam`` of
-            the rules of biases and normalizations.
+        adapt: whether to use the trust ratio; otherwise :math:`\\lambda = 1`. Meant for the ``hyperparam`` of the rules
+            of biases and normalizations.
 
     Raises:
-        TypeError: ``adapt`` is no bool.
-        ValueError: another argument is no number, or out of its range.
+        TypeError: ``adapt`` is not a bool.
+        ValueError: another argument is not a number, or out of its range.
 
     Example:
         >>> import chainer.links as L

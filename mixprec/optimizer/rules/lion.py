@@ -1,4 +1,4 @@
-"""Lion: steps of one length, by the sign of a running average of gradients."""
+"""Lion: steps of constant size, from the sign of a running average of gradients."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -37,17 +37,17 @@ class Lion(OwnOptimizer[LionRule]):
         w &\\leftarrow w - \\gamma (\\mathrm{sign}(\\beta_1 m + (1 - \\beta_1) g) + \\lambda w), \\\\
         m &\\leftarrow \\beta_2 m + (1 - \\beta_2) g
 
-    Each element moves by :math:`\\gamma`: the paper takes a third to a tenth of AdamW's learning rate, and as much more
-    weight decay. There is one state, where Adam has two.
+    Each element moves by :math:`\\gamma`: the paper recommends a third to a tenth of AdamW's learning rate, and three
+    to ten times its weight decay. There is one state, where Adam has two.
 
     Args:
         lr: learning rate :math:`\\gamma`.
-        beta1: :math:`\\beta_1`, of the average that a step follows.
-        beta2: :math:`\\beta_2`, of the average that is kept.
+        beta1: :math:`\\beta_1`, for the average whose sign a step takes.
+        beta2: :math:`\\beta_2`, for the average that is kept.
         weight_decay: :math:`\\lambda`.
 
     Raises:
-        ValueError: an argument is no number, or out of its range.
+        ValueError: an argument is not a number, or out of its range.
 
     Example:
         >>> import chainer.links as L
@@ -78,7 +78,7 @@ RuleFormula(
         one_minus_beta2="1.0 - beta2",
         keep="1.0 - lr * weight_decay",
     ),
-    # As in NumPy: a zero of either sign gives 0, NaN itself.
+    # As in NumPy: a zero of either sign gives 0, NaN gives NaN.
     device="""
         const float direction = beta1 * m + one_minus_beta1 * grad;
         param = keep * param - lr * (direction > 0 ? 1.0f : direction < 0 ? -1.0f : direction == 0 ? 0.0f : direction);

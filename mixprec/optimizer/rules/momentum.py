@@ -31,7 +31,7 @@ RuleFormula(
 )
 offer("MomentumSGD", keys=("momentum",))
 
-# Goyal et al. 2017, "Accurate, Large Minibatch SGD", equation (9): a new learning rate does not reach into old steps.
+# Goyal et al. 2017, "Accurate, Large Minibatch SGD", equation (9): a new learning rate does not affect old steps.
 RuleFormula(
     name="CorrectedMomentumSgd",
     rule=CorrectedMomentumSGDRule,

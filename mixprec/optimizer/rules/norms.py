@@ -7,10 +7,10 @@ from chainer.backends import cuda
 
 
 def norm(array):
-    """Returns the L2 norm, summed up in float64: no square of a float32 number overflows or vanishes there.
+    """Returns the L2 norm, accumulated in float64, in which no square of a float32 number overflows or vanishes.
 
     Returns:
-        A float for a NumPy array; for one on a GPU an array there, of its dtype and of shape (): nothing is read.
+        A float for a NumPy array; for an array on a GPU, an array of shape () there with its dtype: nothing is read.
     """
     if isinstance(array, cuda.ndarray):
         square = "static_cast<double>(x) * static_cast<double>(x)"

@@ -1,4 +1,4 @@
-"""The optimizers that a config can name, each offered by the file with its rule.
+"""The optimizers that a config can name, each declared in the file of its rule.
 
 :mod:`~mixprec.optimizer.rules.generate` writes them into ``mixprec/base/optimizer_names.py``, which can be imported
 without Chainer.
@@ -14,13 +14,13 @@ class Offer:
     """An optimizer that a config can name.
 
     Attributes:
-        name: of its class, in ``chainer.optimizers`` or ``mixprec``.
-        module: of this package that has the class; ``None`` for one of Chainer.
-        rate: its learning rate.
-        decay: the weight decay in its own formula, or ``None``.
-        keys: its other arguments that are keys in YAML.
+        name: name of its class in ``chainer.optimizers`` or ``mixprec``.
+        module: module of this package that has the class; ``None`` for Chainer's optimizers.
+        rate: name of its learning rate.
+        decay: name of the weight decay in its formula, or ``None``.
+        keys: other arguments that are keys in YAML.
         fixed: arguments that are the same in all configs.
-        is_decoupled: whether ``decay`` is a share of the parameter that follows the learning rate.
+        is_decoupled: whether ``decay`` multiplies the parameter, in proportion to the learning rate.
         has_average: whether models are evaluated at an average of their weights.
     """
 

@@ -1,7 +1,7 @@
-"""Bases of the optimizers of this package, which are Chainer's like any other; a file of this folder has one of them.
+"""Base classes of this package's optimizers, which are ordinary Chainer optimizers; each is in a file of this folder.
 
-Such a file declares the optimizer with its hyperparameters, the update rule with the update in NumPy, and the formula
-of the rule. From these come what the wrapper runs, and what Chainer runs without it.
+Such a file declares the optimizer with its hyperparameters, the update rule with its NumPy code, and the formula of the
+rule. These define the update both inside the wrapper and in plain Chainer.
 """
 
 import inspect
@@ -22,11 +22,11 @@ OptimizerT = TypeVar("OptimizerT", bound="OwnOptimizer[Any]")
 
 
 class Hyperparameter:
-    """A hyperparameter of an optimizer: an alias of the one in ``hyperparam``, as Chainer has them.
+    """A hyperparameter of an optimizer: an alias of the entry in ``hyperparam``, as in Chainer.
 
     Attributes:
         default: a number or a bool.
-        range: from where, and to below what; empty for anything finite.
+        range: the smallest value, and an exclusive upper bound; empty for any finite number.
     """
 
     def __init__(self, default, *range):
@@ -40,16 +40,16 @@ class Hyperparameter:
 
     def __set__(self, instance, value):
         hyperparam = instance.hyperparam
-        if self._name not in vars(hyperparam):  # by the constructor; later values are taken as they are, as in Chainer
+        if self._name not in vars(hyperparam):  # set by the constructor; later values are not checked, as in Chainer
             value = self.checked(value)
         setattr(hyperparam, self._name, value)
 
     def checked(self, value):
-        """Returns a value for it, as Python's number or bool.
+        """Checks a value and returns it as a Python number or bool.
 
         Raises:
-            TypeError: it is not a bool, and the default is one.
-            ValueError: it is not a number, or out of range.
+            TypeError: the default is a bool, and the value is not.
+            ValueError: the value is not a number, or out of range.
         """
         if isinstance(self.default, bool):
             return arguments.flag(self._name, value)
@@ -61,13 +61,13 @@ def hyperparameter(default: Any, *range: float) -> Any:
 
     Args:
         default: a number or a bool.
-        range: the smallest value, and where it must stay below; anything finite without.
+        range: the smallest value, and an exclusive upper bound; without it any finite number is allowed.
     """
     return Hyperparameter(default, *range)
 
 
 POSITIVE = (0.0, math.inf)
-SHARE = (0.0, 1.0)  # without 1
+SHARE = (0.0, 1.0)  # excluding 1
 
 
 class OwnRule(optimizer.UpdateRule):
@@ -75,11 +75,11 @@ class OwnRule(optimizer.UpdateRule):
 
     Args:
         parent_hyperparam: hyperparameters that provide the default values.
-        values: hyperparameters that differ from these, in the order of the optimizer's.
-        given: others by name.
+        values: hyperparameters that differ from the defaults, in the order of the optimizer's.
+        given: other hyperparameters by name.
     """
 
-    optimizer_class: Any = None  # the optimizer that is declared with it, which users' subclasses follow
+    optimizer_class: Any = None  # the optimizer of this rule; users' subclasses inherit it
 
     def __init__(self, parent_hyperparam: Any = None, *values: Any, **given: Any) -> None:
         declared = self.optimizer_class.declared()
@@ -94,11 +94,11 @@ class OwnRule(optimizer.UpdateRule):
 
     @property
     def formula(self):
-        """What the rule does to an element, with its hyperparameters as they are."""
+        """The formula of the rule with its current hyperparameters."""
         return rule_formula_of(self, self.optimizer_class.rule_class)
 
     def init_state(self, param):
-        """Puts the states of the formula into the state, all zeros."""
+        """Initializes the states of the formula to zeros."""
         xp, formula = param.device.xp, self.formula
         for name in formula.states:
             self.state[name] = xp.zeros_like(param.array)
@@ -111,29 +111,29 @@ class OwnRule(optimizer.UpdateRule):
             self.update_on_cpu(param.array, param.grad)
 
     def update_core_gpu(self, param):
-        """Updates the parameter on a GPU. Nothing is read from it."""
+        """Updates the parameter on a GPU; nothing is read from there."""
         if param.grad is not None:
             update_on_gpu(self, param.array, param.grad)
 
     def update_on_cpu(self, p: Any, grad: Any) -> None:
-        """Updates an array of NumPy and the state in place: the formula in NumPy, which the native library must match.
+        """Updates a NumPy array and the state in place: the reference that the native library must match.
 
         Args:
             p: the parameter.
-            grad: its gradient, which stays as it is.
+            grad: its gradient, which is not modified.
         """
         raise NotImplementedError
 
 
 class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
-    """An optimizer of this package, made of ``OwnOptimizer[its rule]`` by ``dataclass(eq=False, repr=False)``.
+    """An optimizer of this package: a subclass of ``OwnOptimizer[its rule]`` and ``dataclass(eq=False, repr=False)``.
 
     The fields are hyperparameters.
 
     Attributes:
         rule_class: class of its update rules.
-        keys: hyperparameters, beside ``lr`` and ``weight_decay``, that are keys of the section ``optimizer`` in YAML.
-        is_decoupled: whether ``weight_decay`` is a share of the parameter that follows the learning rate.
+        keys: hyperparameters besides ``lr`` and ``weight_decay`` that are keys of the section ``optimizer`` in YAML.
+        is_decoupled: whether ``weight_decay`` multiplies the parameter, in proportion to the learning rate.
         has_average: whether models are evaluated at an average of their weights, ``average`` of the rule.
     """
 
@@ -144,7 +144,7 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.__bases__[0] is not OwnOptimizer:  # a user's subclass of one that is declared
+        if cls.__bases__[0] is not OwnOptimizer:  # a user's subclass of a declared optimizer
             return
         (cls.rule_class,) = typing.get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
         cls.rule_class.optimizer_class = cls
@@ -158,14 +158,14 @@ class OwnOptimizer(chainer.GradientMethod, Generic[RuleT]):
         )
 
     def __new__(cls: type[OptimizerT], *args: Any, **kwargs: Any) -> OptimizerT:
-        """Makes room for hyperparameters, which the ``__init__`` of a dataclass sets."""
+        """Creates the storage of hyperparameters, which the ``__init__`` of a dataclass sets."""
         self = object.__new__(cls)
         chainer.GradientMethod.__init__(self)
         return self
 
     @classmethod
     def declared(cls) -> dict[str, Hyperparameter]:
-        """Returns the hyperparameters of the class, and of those that it is a subclass of, by name."""
+        """Returns the hyperparameters of the class and its base classes, by name."""
         found = {name: each for base in reversed(cls.__mro__) for name, each in vars(base).items()}
         return {name: each for name, each in found.items() if isinstance(each, Hyperparameter)}
 

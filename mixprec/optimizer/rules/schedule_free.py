@@ -1,4 +1,4 @@
-"""Schedule-free SGD: the learning rate stays, and an average of the weights is what counts."""
+"""Schedule-free SGD: a constant learning rate, and an average of the weights as the result."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from mixprec.optimizer.rules.own_rules import SHARE, Hyperparameter, OwnOptimize
 
 
 class ScheduleFreeSGDRule(OwnRule):
-    """Update rule of :class:`ScheduleFreeSGD`. ``z`` begins with the parameter in the first step."""
+    """Update rule of :class:`ScheduleFreeSGD`. The first step sets ``z`` to the parameter."""
 
     def update_on_cpu(self, p, grad):
         """The formula in NumPy."""
@@ -30,12 +30,12 @@ class ScheduleFreeSGDRule(OwnRule):
         self.state[CARRIED][...] = formula.carried_after(self)
 
     def average(self, y):
-        """Returns the average ``x`` of a parameter in training, a new array of its dtype; ``y`` itself before a step.
+        """Returns the average ``x`` of a parameter in training, a new array of its dtype; before the first step ``y``.
 
         ``y = (1 - beta) z + beta x``, so ``x = y + (1 - 1 / beta) (z - y)``. Nothing is read from a device.
 
         Args:
-            y: array of the parameter's master. The rule has a state.
+            y: array of the parameter's master. The rule must have a state.
         """
         device = backend.get_device_from_array(y)
         z, carried = (device.send(self.state[name]) for name in ("z", CARRIED))
@@ -58,7 +58,7 @@ class ScheduleFreeSGD(OwnOptimizer[ScheduleFreeSGDRule]):
     """SGD without a schedule: gradients are taken between a fast iterate and its average, which is the result.
 
     See: Defazio et al. 2024, "The Road Less Scheduled" <https://arxiv.org/abs/2405.15682>. With gradient :math:`g` at
-    :math:`y`, which is what the model has in training, step :math:`t` is
+    :math:`y`, the model's weights in training, step :math:`t` is
 
     .. math::
 
@@ -69,19 +69,19 @@ class ScheduleFreeSGD(OwnOptimizer[ScheduleFreeSGDRule]):
 
     where :math:`\\gamma_{max}` is the largest learning rate so far, as in ``SGDScheduleFree`` of
     facebookresearch/schedule_free with ``r=0`` and ``weight_lr_power=2``. There is one state, :math:`z`; :math:`x`
-    follows from it and from :math:`y`. A warm-up is a learning rate that rises; steps that are skipped do not count.
+    follows from it and from :math:`y`. For a warm-up let the learning rate rise; skipped steps do not count.
 
-    The model is to be evaluated, and used, at :math:`x`: inside of ``with optimizer.evaluated():`` of
+    Evaluate and use the model at :math:`x`: inside of ``with optimizer.evaluated():`` of
     :class:`~mixprec.MixedPrecisionOptimizer` it has these weights. The running statistics of batch normalizations are
-    those of training, at :math:`y`.
+    from training, at :math:`y`.
 
     Args:
-        lr: learning rate :math:`\\gamma`: that of SGD, or up to ten times as much.
-        momentum: :math:`\\beta`, above 0 and below 1; it stays as it is during training.
+        lr: learning rate :math:`\\gamma`: as for SGD, or up to ten times as large.
+        momentum: :math:`\\beta`, above 0 and below 1; it must not change during training.
         weight_decay: :math:`\\lambda`, at :math:`y`.
 
     Raises:
-        ValueError: an argument is no number, or out of its range.
+        ValueError: an argument is not a number, or out of its range.
 
     Example:
         >>> import chainer.functions as F, chainer.links as L, numpy as np

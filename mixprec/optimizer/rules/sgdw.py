@@ -27,11 +27,10 @@ class SGDWRule(OwnRule):
 
 @dataclass(eq=False, repr=False)
 class SGDW(OwnOptimizer[SGDWRule]):
-    """SGD with momentum, of Nesterov's kind or not, and a weight decay that is no part of the gradient.
+    """SGD with momentum, optionally Nesterov's, and weight decay that is not a part of the gradient.
 
     See: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 1
-    <https://arxiv.org/abs/1711.05101>. As timm's ``SGDW`` has it, a step of parameter :math:`w` with gradient
-    :math:`g` is
+    <https://arxiv.org/abs/1711.05101>. As in timm's ``SGDW``, a step of parameter :math:`w` with gradient :math:`g` is
 
     .. math::
 
@@ -39,18 +38,18 @@ class SGDW(OwnOptimizer[SGDWRule]):
         v &\\leftarrow m v + g, \\\\
         w &\\leftarrow w - \\gamma v
 
-    with :math:`g + m v` for :math:`v` in the last line if ``nesterov``, as in ``torch.optim.SGD``. So the decay of a
-    step follows the learning rate, and neither passes through the momentum nor through hooks.
+    with :math:`g + m v` for :math:`v` in the last line if ``nesterov``, as in ``torch.optim.SGD``. The decay of a step
+    is proportional to the learning rate, and passes neither through the momentum nor through hooks.
 
     Args:
         lr: learning rate :math:`\\gamma`.
         momentum: :math:`m`.
         weight_decay: :math:`\\beta`.
-        nesterov: whether a step looks ahead.
+        nesterov: whether to use Nesterov momentum.
 
     Raises:
-        TypeError: ``nesterov`` is no bool.
-        ValueError: another argument is no number, or out of its range.
+        TypeError: ``nesterov`` is not a bool.
+        ValueError: another argument is not a number, or out of its range.
 
     Example:
         >>> import chainer.links as L

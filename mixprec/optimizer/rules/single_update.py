@@ -1,4 +1,4 @@
-"""The update of one parameter on a GPU, as Chainer's own loop runs it: kernels of CuPy, made of the rule's formula."""
+"""The update of one parameter on a GPU, for Chainer's own loop: CuPy kernels made from the rule's formula."""
 
 import functools
 import re
@@ -10,11 +10,11 @@ from mixprec.optimizer.rules.norms import norm
 
 
 def update_on_gpu(rule, param, grad):
-    """Updates an array of CuPy and the state of an update rule in place. Nothing is read from the device.
+    """Updates a CuPy array and the state of an update rule in place. Nothing is read from the device.
 
     Args:
         rule: :class:`~mixprec.optimizer.rules.own_rules.OwnRule`, with its state.
-        param: array of the parameter; one of float64 is computed in float64, all others in float32.
+        param: array of the parameter; float64 arrays are computed in float64, all others in float32.
         grad: its gradient.
     """
     formula = rule.formula
@@ -35,19 +35,19 @@ def update_on_gpu(rule, param, grad):
     if formula.carried:
         code = "".join(f"const double {name}_ = {text};" for name, text in formula.carried.items())
         code += "".join(f"{name} = {name}_;" for name in formula.carried)
-        carried = {name: rule.state[CARRIED][place : place + 1] for place, name in enumerate(formula.carried)}
+        carried = {name: rule.state[CARRIED][index : index + 1] for index, name in enumerate(formula.carried)}
         outputs = ", ".join(f"float64 {name}" for name in carried)
         _launch(f"{formula.name}_carried", code, _hyperparameters(rule, formula), outputs, carried)
 
 
 def _numbers(rule, formula, wide):
-    """Returns the numbers of a step as arguments, or what they are made from on the device, and statements for that."""
+    """Returns the numbers of a step as arguments, or their inputs on the device with statements to compute them."""
     if not formula.carried:
         numbers = zip(formula.numbers, formula.numbers_of(rule, rule.t), strict=True)
         return {f"{wide} {name}": number for name, number in numbers}, ""
-    carried = {f"float64 {name}": rule.state[CARRIED][place] for place, name in enumerate(formula.carried)}
+    carried = {f"float64 {name}": rule.state[CARRIED][index] for index, name in enumerate(formula.carried)}
     made = "".join(f"const float {name}_ = {text};" for name, text in formula.numbers.items())
-    # In a scope of their own, as a number may have the name of the hyperparameter that it is made from.
+    # In a scope of their own, as a number may have the name of the hyperparameter that it is computed from.
     named = "".join(f"const float {name} = {name}_;" for name in formula.numbers)
     return {**_hyperparameters(rule, formula), **carried}, f"{made} {{ {named}"
 
@@ -58,15 +58,15 @@ def _hyperparameters(rule, formula):
 
 
 def _update(name, made, code, numbers, arrays, outputs, wide):
-    """Launches statements of a formula."""
+    """Launches a kernel with the statements of a formula."""
     inputs = {f"T {each}_of": array for each, array in arrays.items()}
     operation = _operation(made, code, tuple(arrays), tuple(outputs), wide)
     _launch(name, operation, {**inputs, **numbers}, ", ".join(f"T {each}_of" for each in outputs), outputs)
 
 
-@functools.cache  # for each parameter in each step
+@functools.cache  # called for each parameter in each step
 def _operation(made, code, arrays, outputs, wide):
-    """Returns statements of a formula, on ``float`` variables that have the names of arrays, as those of a kernel."""
+    """Returns the code of a kernel: statements of a formula on ``float`` variables named like the arrays."""
     before = "".join(f"const float {each} = {each}_of;" for each in arrays)
     before += "".join(f"float {each} = {each}_of;" for each in outputs)
     after = "".join(f"{each}_of = {each};" for each in outputs)

@@ -23,8 +23,8 @@ RuleFormula(
 )
 offer("SMORMS3")
 
-# Balles and Hennig 2018, "Dissecting Adam: The Sign, Magnitude and Variance of Stochastic Gradients". The rule keeps
-# beta_power, beta to the power of t, itself.
+# Balles and Hennig 2018, "Dissecting Adam: The Sign, Magnitude and Variance of Stochastic Gradients". The rule itself
+# keeps beta_power, beta to the power of t.
 RuleFormula(
     name="Msvag",
     rule=MSVAGRule,

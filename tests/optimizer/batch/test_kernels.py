@@ -375,7 +375,7 @@ def test_a_float32_parameter_shares_its_array_with_its_master(launcher):
     batch.update()
     np.testing.assert_array_equal(receive(param.array), expected[0])
     param.array = param.array.copy()
-    with pytest.raises(ValueError, match="p0: its master is not its array"):
+    with pytest.raises(ValueError, match="p0: it is in float32, but its master has another array"):
         batch.check()
 
 

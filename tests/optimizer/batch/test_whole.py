@@ -271,7 +271,7 @@ def _other_rule(make):
             2,
         ),
         (_uninitialized, "waits until it is initialized", 2),
-        (_shared, "one by one: it occurs 2 times, and Chainer updates it as often", 2),
+        (_shared, "one by one: it occurs 2 times, and Chainer updates it that many times", 2),
     ],
 )
 def test_what_the_report_says_of_one_parameter(do, path, batched):
@@ -322,7 +322,7 @@ def test_a_hook_over_all_parameters_names_the_one_that_is_not_in_the_batch():
     _unknown_hook(optimizer)
     optimizer.add_hook(optimizer_hooks.GradientClipping(1.0))
     paths, count = _paths(optimizer)
-    why = "GradientClipping runs over all parameters at once, and /a is not in: the hook mine is unknown"
+    why = "GradientClipping runs over all parameters at once, and /a is not batched: the hook mine is unknown"
     assert set(paths.values()) == {f"one by one: {why}"}
     assert count == 0
 
