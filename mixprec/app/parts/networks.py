@@ -48,7 +48,7 @@ def find(settings, networks):
     except importing.ImportPathError as error:
         raise ConfigError(_named(settings), str(error)) from error
     if isinstance(network, chainer.Link):
-        raise ConfigError(_named(settings), f"found a {type(network).__name__} , an instance; wanted: {_WANTED}")
+        raise ConfigError(_named(settings), f"found a {type(network).__name__} instance; wanted: {_WANTED}")
     if not callable(network):
         raise ConfigError(_named(settings), f"found {type(network).__name__}; wanted: {_WANTED}")
     signature = signature_of(network)
