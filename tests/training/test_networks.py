@@ -220,7 +220,7 @@ BAD = {
     "quits:Net": "importing quits failed: SystemExit: usage: quits (quits.py, line 3)",
     "nets:SmallNets": "nets has no attribute SmallNets in nets.py; did you mean 'SmallNet'?",
     "nets:seven": f"found int{WANTED}",
-    "nets:made": f"found a SmallNet that is made already{WANTED}",
+    "nets:made": f"found a SmallNet instance{WANTED}",
     "nets:NoClasses": "it is called with the number of classes, NoClasses(3), and takes (): too many positional",
     "nets:raises": "called with 3 it raises LookupError: nothing here\\x1b[1m!!!",
     "nets:speechless": "called with 3 it raises Own (nets.py, line ",

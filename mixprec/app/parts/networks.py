@@ -35,7 +35,7 @@ def find(settings, networks):
         return networks[settings.arch]
     network = user_code.load(_named(settings), settings.arch, sorted(networks))
     if isinstance(network, chainer.Link):
-        raise ConfigError(_named(settings), f"found a {type(network).__name__} , an instance; wanted: {_WANTED}")
+        raise ConfigError(_named(settings), f"found a {type(network).__name__} instance; wanted: {_WANTED}")
     if not callable(network):
         raise ConfigError(_named(settings), f"found {type(network).__name__}; wanted: {_WANTED}")
     attribute = settings.arch.partition(":")[2]
