@@ -66,7 +66,7 @@ def test_a_damaged_header_is_seen_by_the_checksum(tmp_path):
     content = compressed({"W": np.ones((3, 1), np.float64)}, STORED)
     path = tmp_path / "a.npz"
     path.write_bytes(content.replace(b"<f8", b"<f4"))
-    with pytest.raises(OneLineError, match=r"a\.npz: damaged, or no \.npz file \(W: "):
+    with pytest.raises(OneLineError, match=r"a\.npz: damaged, or not an \.npz file \(W: "):
         WeightFile(path)
     with pytest.raises(OneLineError, match=r"a\.npz: corrupt snapshot, or not a snapshot at all \(W: "):
         snapshots.read(path)

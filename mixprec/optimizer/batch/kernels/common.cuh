@@ -13,7 +13,7 @@ constexpr int MIN_BLOCKS = 2;  // with more at a time the compiler spills regist
 
 // What may be another one in every step. Addresses are numbers; 0 is "none".
 struct Moving {
-    u64 grad;    // its lowest bit says that it is a float, though the row's dtype is another one
+    u64 grad;    // its lowest bit says that it is a float, though the row has another dtype
     u64 factor;  // what the gradient was multiplied by; its lowest bit says that it is a double
 };
 
