@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Callable
 
-from mixprec.base.bounds import LARGEST_RATE, LARGEST_SCALE, SMALLEST_RATE, SMALLEST_SCALE
+from mixprec.base.bounds import LARGEST_RATE, LARGEST_SCALE, SEVERAL, SMALLEST_RATE, SMALLEST_SCALE
 from mixprec.base.messages import nearest
 
 
@@ -79,8 +79,20 @@ def _as_import_path(value):
     return f"{module}:{name}" if is_dotted else None
 
 
+def _as_import_paths(value):
+    """Returns the list that is meant by one import path, or by paths that lack their colons, or ``None``."""
+    values = value if isinstance(value, list) else [value]
+    found = [each if ":" in str(each) else _as_import_path(each) for each in values]
+    return f"[{', '.join(found)}]" if found and all(isinstance(each, str) for each in found) else None
+
+
 PATH = Limit("that is not empty", lambda value: value != "")
 IMPORT_PATH = Limit("an import path, package.module:function", lambda value: ":" in value, near=_as_import_path)
+IMPORTS = Limit(
+    f"that are import paths, package.module:Extension, at most {SEVERAL} of them",
+    lambda value: len(value) <= SEVERAL and all(map(IMPORT_PATH.holds, value)),
+    near=_as_import_paths,
+)
 RATE = between(SMALLEST_RATE, LARGEST_RATE)
 INTERVAL = matching(
     r"[1-9][0-9]{0,8} (epochs?|iterations?)", "'N epochs' or 'N iterations', with N from 1 to 999999999"

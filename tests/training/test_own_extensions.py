@@ -64,7 +64,15 @@ class Plots(Counter):
 
 
 class BadTrigger(Counter):
-    trigger = 3
+    trigger = 0, "epoch"
+
+
+class BadPriority(Counter):
+    priority = "high"
+
+
+class BadName(Counter):
+    name = 3
 
 
 def no_trainer():
@@ -150,7 +158,13 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
             "'hooks:Counter': the run has an extension of its name, 'Counter'; want",
         ),
         ("[hooks:Plots]", "'hooks:Plots': the run has an extension of its name, 'Plots'; wanted: another name"),
-        ("[hooks:BadTrigger]", "'hooks:BadTrigger': added to the trainer it raises "),
+        (
+            "[hooks:BadTrigger]",
+            "'hooks:BadTrigger': its trigger is [0, 'epoch']; wanted: (N, 'epoch') or (N, 'iteration'",
+        ),
+        ("[hooks:BadPriority]", "'hooks:BadPriority': its priority is 'high'; wanted: a number"),
+        ("[hooks:BadName]", "'hooks:BadName': its name is 3; wanted: text"),
+        ("[hooks.Counter]", "; did you mean '[hooks:Counter]'?"),
         (
             "[Counter]",
             "'log.extensions' is ['Counter']; allowed: a list of texts that are import paths, package",

@@ -57,6 +57,23 @@ def not_finite(logits, labels):
     return F.mean(logits) * float("nan")
 
 
+def total(logits, labels):
+    return F.sum(F.softmax_cross_entropy(logits, labels, reduce="no"))
+
+
+def of_two_only(logits, labels):
+    return plain(logits, labels) if len(labels) == 2 else of_each(logits, labels)
+
+
+def of_training_only(logits, labels):
+    return plain(logits, labels) if chainer.config.train else 1 / 0
+
+
+def changes_labels(logits, labels):
+    labels[...] = 0
+    return plain(logits, labels)
+
+
 def raises(logits, labels):
     raise LookupError("nothing here")
 
@@ -191,6 +208,7 @@ def test_validation_is_not_padded_for_a_loss_of_ones_own(run):
 
 MEAN = "; wanted: the mean loss over the images, a chainer.Variable () float32"
 CALLED = "called with logits (2, 3) float32 and the labels [0, 2] int32 "
+VALIDATED = f"{CALLED[:-1]}, in validation, "
 BAD = {
     "losses_of_mine.py:plain": "cross_entropy, bce, or an import path, package.module:function; did you mean 'losses",
     "nowhere:loss": "there is no module 'nowhere' in the working directory",
@@ -199,12 +217,16 @@ BAD = {
     "losses_of_mine:Focal": "found the class Focal; wanted: a function of logits",
     "losses_of_mine:centres": "found a WithCentres with parameters, which nothing trains; wanted: ",
     "losses_of_mine:no_labels": "it is called with logits and labels, and takes (logits): too many positional ",
-    "losses_of_mine:of_each": f"{CALLED}it returns Variable (2,) float32{MEAN}",
-    "losses_of_mine:number": f"{CALLED}it returns float{MEAN}",
-    "losses_of_mine:double": f"{CALLED}it returns Variable () float64{MEAN}",
+    "losses_of_mine:of_each": f"{VALIDATED}it returns Variable (2,) float32{MEAN}",
+    "losses_of_mine:number": f"{VALIDATED}it returns float{MEAN}",
+    "losses_of_mine:double": f"{VALIDATED}it returns Variable () float64{MEAN}",
     "losses_of_mine:constant": f"{CALLED}it returns what does not depend on the logits{MEAN}",
-    "losses_of_mine:not_finite": f"{CALLED}it returns nan{MEAN}",
-    "losses_of_mine:raises": f"{CALLED}it raises LookupError: nothing here (losses_of_mine.py, line ",
+    "losses_of_mine:not_finite": f"{VALIDATED}it returns nan{MEAN}",
+    "losses_of_mine:total": "it returns 4.30285 for two images, and 8.60571 for 2 copies of them; wanted: the mean ",
+    "losses_of_mine:of_two_only": "logits (4, 3) float32 and the labels [0, 2] * 2 int32 it returns Variable (4,)",
+    "losses_of_mine:of_training_only": f"{VALIDATED}it raises ZeroDivisionError: division by zero (",
+    "losses_of_mine:changes_labels": f"{VALIDATED}it changes them, and the accuracy needs them; want",
+    "losses_of_mine:raises": f"{VALIDATED}it raises LookupError: nothing here (losses_of_mine.py, line ",
 }
 
 

@@ -3,10 +3,11 @@
 import argparse
 import functools
 import math
+import re
 import sys
 import textwrap
 
-from mixprec.base.messages import one_line
+from mixprec.base.messages import hint, one_line
 from mixprec.base.standard_streams import bars_are_off
 
 __all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
@@ -26,10 +27,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=functools.partial(_Help, max_help_position=32), **options)
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses as ``argparse`` does, and says more of two mistakes.
+        """Parses as ``argparse`` does, and says more of three mistakes.
 
         Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. Of ``--set optimizer.lr 0.1`` it would name
-        the ``0.1`` only.
+        the ``0.1`` only, and it does not say that each KEY=VALUE needs its ``--set``.
         """
         args = sys.argv[1:] if args is None else list(args)
         for text in args[: args.index("--")] if "--" in args else args:
@@ -42,6 +43,9 @@ class Parser(argparse.ArgumentParser):
                 for text in getattr(namespace, action.dest):
                     if "=" not in text:
                         self.error(f"{action.option_strings[0]} takes SECTION.KEY=VALUE; found {text!r}")
+                for text in rest:
+                    if re.match(r"\w+\.[\w.]+=", text):
+                        self.error(f"unrecognized argument: {text}{hint(f'{action.option_strings[0]} {text}')}")
         return namespace, rest
 
     def add_repeated(self, option, metavar, help):

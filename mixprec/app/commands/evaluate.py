@@ -67,6 +67,8 @@ def _run(arguments, networks):
     if target:  # tried before anything is computed
         with _naming(arguments.json):
             files.check_writable(target)
+        if os.path.exists(target) and not target.endswith(".json"):
+            raise RunError(f"{arguments.json}: it exists, and is not named like a JSON file; wanted: a FILE.json, or -")
     device = _device(arguments, networks)
     run = open_run(arguments.run, arguments.weights, arguments.set, networks)
     indices = some(run.val, arguments.images)
@@ -90,12 +92,12 @@ def _naming(file):
 
 
 def _device(arguments, networks):
-    config = open_config(arguments.run, arguments.set, networks)
+    given = [f"training.device={arguments.device}"] if arguments.device else []
+    config = open_config(arguments.run, [*arguments.set, *given], networks)
     try:
-        return gpus.resolve_device(arguments.device or config.training.device)[0]
+        return gpus.resolve_device(config.training.device)[0]
     except ValueError as error:
-        where = "--" if arguments.device else f"{arguments.run}: training."
-        raise RunError(f"{where}{error}") from error
+        raise RunError(f"{'--' if given else f'{arguments.run}: training.'}{error}") from error
 
 
 def _lines(found):
@@ -115,7 +117,8 @@ def _lines(found):
 
 def _summary(found):
     top5 = "" if found["top5"] is None else f", top-5 {_percent(found['top5'])}"
-    return f"{found['images']} images, top-1 {_percent(found['top1'])}{top5}, loss {_loss(found['loss'])}"
+    images = f"{found['images']} image{'s' * (found['images'] != 1)}"
+    return f"{images}, top-1 {_percent(found['top1'])}{top5}, loss {_loss(found['loss'])}"
 
 
 def _percent(share):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mixprec.activation_memory.budget import is_budget
 from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
-from mixprec.base.declaration import IMPORT_PATH, INTERVAL, PATH, Limit, above, below, between, key, matching
+from mixprec.base.declaration import IMPORT_PATH, IMPORTS, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.base.messages import nearest
 from mixprec.precision.policy import LAYOUT_SYNONYMS, LAYOUTS
 
@@ -301,10 +301,7 @@ class Log:
         "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
         "docs/own-network.md.",
         (),
-        limit=Limit(
-            f"that are import paths, package.module:Extension, at most {SEVERAL} of them",
-            lambda value: len(value) <= SEVERAL and all(map(IMPORT_PATH.holds, value)),
-        ),
+        limit=IMPORTS,
     )
 
     @property

@@ -19,7 +19,7 @@ def find(settings):
         settings: :class:`mixprec.app.config.run.Log`.
 
     Raises:
-        ConfigError: there is none at a path, its class raises, or it is no extension.
+        ConfigError: there is none at a path, its class raises, or it is no extension, or one with a wrong attribute.
     """
     return [(path, _made(_named(path), path)) for path in settings.extensions]
 
@@ -31,7 +31,25 @@ def _made(named, path):
     if not callable(found) or type(found).__call__ is Extension.__call__:
         raise ConfigError(named, f"found {type(found).__name__}, which cannot be called with the trainer; {_WANTED}")
     user_code.check_call(named, found, "the trainer", None)
+    for key, holds, wanted in _ATTRIBUTES:
+        value = getattr(found, key, None)
+        if value is not None and not holds(value):
+            raise ConfigError(named, f"its {key} is {shown(value)}; wanted: {wanted}")
     return found
+
+
+def _is_trigger(value):
+    match value:
+        case [int() | float() as count, "epoch" | "iteration"]:
+            return count > 0
+    return callable(value)
+
+
+_ATTRIBUTES = (
+    ("name", lambda value: isinstance(value, str), "text"),
+    ("priority", lambda value: isinstance(value, (int, float)), "a number, such as chainer.training.PRIORITY_WRITER"),
+    ("trigger", _is_trigger, "(N, 'epoch') or (N, 'iteration') with N above 0, or a function of the trainer"),
+)
 
 
 def extend(trainer, extensions):
@@ -42,7 +60,7 @@ def extend(trainer, extensions):
         extensions: from :func:`find`.
 
     Raises:
-        ConfigError: an extension has the name of one that is there, or its trigger is none.
+        ConfigError: an extension has the name of one that is there.
     """
     for path, extension in extensions:
         name = _name(extension)

@@ -68,9 +68,10 @@ def find(training):
 
 
 def check(config, device, ranks=1):
-    """Tries a loss of the user's own on two images: what it returns, its gradient, and whether it leaves padding out.
+    """Tries a loss of the user's own on two images, and on copies of them: what it returns, and its gradient.
 
-    Labels of -1 come with ``data.last_batch: pad``, and where one of several ranks has no image in the last batch.
+    It also tries whether padding counts. Labels of -1 come with ``data.last_batch: pad``, and where one of several
+    ranks has no image in the last batch.
 
     Args:
         config: :class:`mixprec.app.config.Config`.
@@ -86,22 +87,34 @@ def check(config, device, ranks=1):
     named, classes, device = _named(config.training), config.model.classes, chainer.get_device(device)
     logits = np.random.RandomState(0).normal(size=(2, classes)).astype(np.float32)
 
-    def loss(labels):
-        y = chainer.Variable(device.send(logits[: len(labels)]))
-        called = f"called with logits {y.shape} float32 and the labels {labels} int32"
-        value = user_code.call(named, called, own.function, y, device.send(np.array(labels, np.int32)))
+    def loss(labels, copies=1, train=True):
+        arrays = np.tile(logits[: len(labels)], (copies, 1)), np.tile(np.array(labels, np.int32), copies)
+        y, t = chainer.Variable(device.send(arrays[0].copy())), device.send(arrays[1].copy())
+        called = f"called with logits {y.shape} float32 and the labels {labels}{f' * {copies}' * (copies > 1)} int32"
+        called += "" if train else ", in validation,"
+        with chainer.using_config("train", train), chainer.using_config("enable_backprop", train):
+            value = user_code.call(named, called, own.function, y, t)
         if not (isinstance(value, chainer.Variable) and value.shape == () and value.dtype == np.float32):
             raise ConfigError(named, f"{called} it returns {user_code.kind(value)}; {_MEAN}")
-        user_code.call(named, f"{called}, in the backward pass", value.backward)
-        if y.grad is None:
-            raise ConfigError(named, f"{called} it returns what does not depend on the logits; {_MEAN}")
+        if not all(map(np.array_equal, arrays, map(chainer.get_device("@numpy").send, (y.array, t)))):
+            raise ConfigError(named, f"{called} it changes them, and the accuracy needs them; wanted: copies of them")
+        if train:
+            user_code.call(named, f"{called}, in the backward pass", value.backward)
+            if y.grad is None:
+                raise ConfigError(named, f"{called} it returns what does not depend on the logits; {_MEAN}")
         found = float(value.array)
         if not np.isfinite(found):
             raise ConfigError(named, f"{called} it returns {found}; {_MEAN}")
         return found
 
     device.use()
-    loss([0, classes - 1])
+    two, copies = [0, classes - 1], max(2, config.training.batch_size // 2)
+    loss(two, train=False)
+    once, often = loss(two), loss(two, copies)
+    if once and abs(often - copies * once) <= _ROUNDING * abs(often):
+        raise ConfigError(
+            named, f"it returns {once:g} for two images, and {often:g} for {copies} copies of them; {_MEAN}"
+        )
     if config.data.last_batch == "pad" or ranks > 1:
         one, padded = loss([0]), loss([0, IGNORED])
         if abs(one - padded) > _ROUNDING * abs(one) or loss([IGNORED]) != 0:

@@ -101,7 +101,7 @@ def read_classes(path):
 def check_classes(path, source):
     """Raises :class:`DataError` unless the file of :func:`write_classes` lists the classes of a source."""
     there = read_classes(path)
-    here, root, file = [printable(name) for name in source.classes], printable(source.root), os.path.basename(path)
+    here, root, file = [printable(name) for name in source.classes], printable(source.root), printable(path)
     for label, (old, new) in enumerate(zip(there, here, strict=False)):
         if old != new:
             raise DataError(f"{file}: class {label} is {old!r} there, {new!r} in {root}")

@@ -67,6 +67,12 @@ def test_a_setting_without_its_value_is_one_line(words):
     assert done == (2, "", "error: --set takes SECTION.KEY=VALUE; found 'optimizer.lr' (see --help)\n")
 
 
+def test_each_setting_needs_its_set():
+    done = call(train.main, "--config", "c.yaml", "--set", "optimizer.lr=1", "training.epochs=2")
+    message = "unrecognized argument: training.epochs=2; did you mean '--set training.epochs=2'?"
+    assert done == (2, "", f"error: {message} (see --help)\n")
+
+
 @pytest.mark.parametrize("has_environment", [True, False])
 @pytest.mark.parametrize("is_checkout", [True, False])
 def test_a_python_without_the_packages_is_one_line(monkeypatch, tmp_path, has_environment, is_checkout):
