@@ -139,9 +139,9 @@ def test_classes_that_changed_are_named(tmp_path):
     path = str(tmp_path / "classes.txt")
     write_classes(path, folders(classes=("ant", "bee", "cat", "cow")))
     swapped = folders(classes=("ant", "bee", "dog", "cow"))
-    assert refused(check_classes, path, swapped) == "classes.txt: class 2 is 'cat' there, 'dog' in /train"
+    assert refused(check_classes, path, swapped) == f"{path}: class 2 is 'cat' there, 'dog' in /train"
     fewer = folders(classes=("ant", "bee"))
-    assert refused(check_classes, path, fewer) == "classes.txt: 4 classes there, 2 in /train"
+    assert refused(check_classes, path, fewer) == f"{path}: 4 classes there, 2 in /train"
 
 
 def test_classes_that_cannot_be_read_are_named(tmp_path):

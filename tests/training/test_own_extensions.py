@@ -67,12 +67,8 @@ class BadTrigger(Counter):
     trigger = 0, "epoch"
 
 
-class BadPriority(Counter):
-    priority = "high"
-
-
-class BadName(Counter):
-    name = 3
+BadPriority = type("BadPriority", (Counter,), {"priority": "high"})
+BadName = type("BadName", (Counter,), {"name": 3})
 
 
 def no_trainer():

@@ -10,6 +10,7 @@ COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c
 _ZERO, _SUBNORMAL, _OVERFLOW = -25, -14, 16  # log2 of magnitudes that FP16 flushes, begins to lose bits of, cannot hold
 AXES = {"iteration": "iteration", "epoch": "epoch", "elapsed_time": "seconds"}
 
+OTHERS = "other values"
 # title -> (base of a logarithmic y axis or None, {value of the log: label})
 CURVES = {
     "loss": (None, {"main/loss": "training", "validation/main/loss": "validation"}),
@@ -25,7 +26,9 @@ CURVES = {
     "loss scale": (2, {"loss_scale": "loss scale"}),
     "gradient norm": (10, {"gradient_norm": "gradient norm"}),
     "images/s": (None, {"images/s": "images/s"}),
+    OTHERS: (None, {}),  # all others in the log, such as those of the user's own extensions
 }
+_KNOWN = {*AXES, "skipped"}.union(*(labels for _, labels in CURVES.values()))
 
 
 def chart(title, series, x_name, base=None):
@@ -83,6 +86,8 @@ def curves(log, title, axis):
         dict from labels to lists of ``[x, y]``; on the chart of the loss scale also the entries with skipped steps.
     """
     base, labels = CURVES[title]
+    if title == OTHERS:
+        labels = {name: name for name in list(log.columns) if name not in _KNOWN}
     found = {label: points(log, name, axis, base) for name, label in labels.items() if name in log.columns}
     if title == "loss scale" and found:
         found["steps skipped"] = _skipped(log, log.values(axis))

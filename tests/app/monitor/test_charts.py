@@ -16,9 +16,13 @@ def _log(tmp_path, entries):
 
 def test_curves_of_a_run(tmp_path):
     losses = [2.0, None]
-    log = _log(tmp_path, [{"iteration": n, "epoch": n, "main/loss": loss} for n, loss in enumerate(losses, 1)])
+    both = enumerate(losses, 1)
+    log = _log(
+        tmp_path, [{"iteration": n, "epoch": n, "main/loss": loss, "skipped": 0, "my/f1": n} for n, loss in both]
+    )
     assert charts.curves(log, "loss", "iteration") == {"training": [[1, 2.0], [2, None]]}
     assert charts.curves(log, "accuracy", "epoch") == {}
+    assert charts.curves(log, charts.OTHERS, "epoch") == {"my/f1": [[1, 1], [2, 2]]}
 
 
 def test_skipped_steps_are_marked_where_their_number_rises(tmp_path):

@@ -50,6 +50,7 @@ class Curves:
             options = curves[title]
             figure.options["series"], figure.options["legend"] = options["series"], options["legend"]
             figure.options["xAxis"] = options["xAxis"]
+            figure.set_visibility(title != charts.OTHERS or bool(options["series"]))
             figure.update()
 
     async def _again(self):
