@@ -17,7 +17,8 @@ class Evaluator(extensions.Evaluator):
     """Chainer's evaluator, with the mean taken over images instead of batches.
 
     Chainer's own gives the last, smaller batch the weight of a full one. Here the weight of a batch is the number of
-    its labels that are not -1, so that padding does not count, and sums are in float64. Values from a GPU are summed on
+    its labels that are not -1, so that padding does not count, and sums are in float64. Values that are reported
+    without a link get the evaluator's name, too, and do not replace those of training. Values from a GPU are summed on
     the host, which waits for them once, at the end.
 
     Args:
@@ -47,7 +48,11 @@ class Evaluator(extensions.Evaluator):
                 arrays = self.converter(batch, self.device)
                 images = valid_images(arrays)
                 summary.add({key: (value, images) for key, value in self._observe(arrays).items()})
-        return summary.compute_mean()
+        prefix = f"{self.name}/" if self.name else ""
+        return {
+            name if name.startswith(prefix) else f"{prefix}{name}": mean
+            for name, mean in summary.compute_mean().items()
+        }
 
     def _observe(self, arrays):
         observation = {}

@@ -33,6 +33,11 @@ def counts_padding(logits, labels):
     return F.mean(F.softmax_cross_entropy(logits, labels, reduce="no"))
 
 
+def reporting(logits, labels):
+    chainer.report({"images": len(labels) * (1 if chainer.config.train else 10)})
+    return plain(logits, labels)
+
+
 def no_labels(logits):
     return F.mean(logits)
 
@@ -193,6 +198,13 @@ def test_validation_is_not_padded_for_a_loss_of_ones_own(run):
     for loss, last_batch in (("losses_of_mine:plain", "partial"), ("bce", "pad")):
         config = configs.load("c.yaml", [f"training.loss={loss}"], choices={"model.arch": ["tiny"]})
         assert val_epochs(config, 7, one_shape=True).last_batch == last_batch
+
+
+def test_what_a_loss_reports_in_validation_does_not_replace_that_of_training(run, tmp_path):
+    process = run("--out", "out", training__loss="losses_of_mine:reporting")
+    assert (process.returncode, process.stderr) == (0, "")
+    (entry,) = finished_run.log(tmp_path / "out")
+    assert entry["images"] <= 8 < entry["validation/images"]
 
 
 # What is refused
