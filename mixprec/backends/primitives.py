@@ -298,8 +298,8 @@ class Primitives(Composed, Interface):
             x: (M, K) logits.
             t: (M,) int32 labels; one that is not from 0 to K - 1 is never predicted.
             top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
-                A number k: all logits with at most k logits, itself included, that are not smaller; NaN counts as
-                larger than all numbers.
+                A number k: every logit for which at most k logits, itself included, are not smaller. Nothing is
+                smaller than NaN, and NaN is smaller than nothing.
             ignore_label: rows with this label do not count; ``None``: all rows count.
         """
 
