@@ -131,7 +131,7 @@ class OptimizerStep:
 
     @property
     def batch(self):
-        """The object that updates the batch, a :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` on a device; a new one after the plan changes."""
+        """The object that updates the batch, a :class:`~mixprec.optimizer.batch.device_batch.DeviceBatch` on a device."""
         return None if self._form is None else self._form.batch
 
     def unchanged(self):

@@ -737,7 +737,7 @@ def test_an_example_of_the_wrong_shape(lazy):
         (
             lambda: L.Convolution2D(3, 4, 3),
             np.zeros((2, 3, 8, 8), "uint8"),
-            "takes floating point, and was given uint8",
+            "takes floating-point numbers, and was given uint8",
         ),
         (
             lambda: L.Convolution2D(3, 4, 3),

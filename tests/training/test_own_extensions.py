@@ -147,9 +147,9 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
     [
         (
             "[hooks:Counter, hooks:Counter]",
-            "'hooks:Counter': the run has an extension of its name, 'Counter'; want",
+            "'hooks:Counter': the run already has an extension named 'Counter'; give",
         ),
-        ("[hooks:Plots]", "'hooks:Plots': the run has an extension of its name, 'Plots'; wanted: another name"),
+        ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
         ("[hooks:BadTrigger]", "'hooks:BadTrigger': added to the trainer it raises "),
         (
             "[Counter]",

@@ -60,7 +60,7 @@ def first_line(docstring):
 
 
 def path(kind):
-    """Returns an ``argparse`` type: a path that is not empty, as that of a shell's variable that is not set would be.
+    """Returns an ``argparse`` type: a path that is not empty, unlike the value of an unset variable of a shell.
 
     Args:
         kind (str): what the path is of, for the message: ``"a folder"``.

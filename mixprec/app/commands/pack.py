@@ -54,14 +54,14 @@ def _parse(argv):
         "--out",
         metavar="DIR",
         type=folder,
-        help="folder to make; after a kill the same call goes on",
+        help="folder to make; after a kill, the same call continues",
     )
-    parser.add_argument("--format", choices=sorted(WRITTEN), help="of the shards that are written")
+    parser.add_argument("--format", choices=sorted(WRITTEN), help="format of the shards to write")
     parser.add_argument(
         "--source-format",
         choices=("auto", *FORMATS),
         default="auto",
-        help="of the images that are read (default: %(default)s)",
+        help="format of the images to read (default: %(default)s)",
     )
     parser.add_argument(
         "--root",
@@ -70,14 +70,14 @@ def _parse(argv):
         help="folder of the paths in a list (default: the list's own)",
     )
     parser.add_argument(
-        "--shard-mib", metavar="MIB", type=float, default=256.0, help="MiB of a shard, about (default: 256)"
+        "--shard-mib", metavar="MIB", type=float, default=256.0, help="approximate size of a shard (default: 256)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the images (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the images (default: %(default)s)")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help=f"of a bad image: stop, or leave it out, in {SKIPPED} (default: %(default)s)",
+        help=f"at a bad image: stop, or list it in {SKIPPED} and skip it (default: %(default)s)",
     )
     parser.add_argument("--verify", metavar="DIR", type=folder, help="check every shard, and decode every image")
     arguments = parser.parse_args(argv)

@@ -106,12 +106,12 @@ def _parse(argv, ranks):
     parser.add_argument(
         "--resume",
         metavar="auto|FILE",
-        help="go on from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
+        help="continue from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check and build everything, time a few steps, print what is needed, and stop; writes nothing but caches",
+        help="check and build everything, time a few steps, print what is needed, and stop; writes only caches",
     )
     arguments = ranks.quietly(parser.parse_args, argv)
     if arguments is not None:

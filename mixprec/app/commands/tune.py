@@ -19,7 +19,7 @@ from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.base import cudnn_library
 from mixprec.recipes.models import MODELS
 
-_STEPS = 5  # the first calls of a converted model are looked at, and differ from those after them
+_STEPS = 5  # the first calls of a converted model are traced, and differ from later ones
 _log = logging.getLogger("mixprec")
 
 
@@ -65,10 +65,10 @@ def _parse(argv):
         prog="mixprec tune",
         usage="%(prog)s [OPTION ...]",
         description="Searches for the fastest engine of cuDNN for every operation of a training step. The choices stay "
-        "on disk, and training takes them from there. Interrupted, the same call goes on where it was.",
+        "on disk, where training finds them. If it is interrupted, the same call continues.",
         allow_abbrev=False,
     )
-    help = "of what will be trained, as another batch or size makes other operations (default: %(default)s)"
+    help = "config of the training; other batches or sizes are other operations (default: %(default)s)"
     parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
