@@ -177,8 +177,8 @@ def _library(mpi_comm):
     for rank, other in enumerate(mpi_comm.allgather(error)):
         if other is not None:
             raise RuntimeError(
-                f"rank {rank} has no working NCCL, which GPUs need to exchange gradients: pip install nvidia-nccl-cu13, "
-                f"or -cu12 ({other})"
+                f"rank {rank} has no working NCCL, which GPUs need to exchange gradients: pip install "
+                f"nvidia-nccl-cu13, or -cu12 ({other})"
             )
     return library, mpi_comm.bcast(unique)
 

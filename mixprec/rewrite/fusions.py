@@ -156,7 +156,7 @@ class Normalization:
         fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
             :class:`Deferred` whose ReLU that was, to the :class:`Deferred` that was an operand of the addition, and to
             the node of the result.
-        joined: ``None``, or the object that computed it together with other functions, see :mod:`mixprec.rewrite.joined`.
+        joined: ``None``, or the object that computed it with other functions, see :mod:`mixprec.rewrite.joined`.
         other: ``None``, or the second normalization that it was computed with there.
     """
 

@@ -55,7 +55,7 @@ def _parse(argv):
     parser.add_argument("--images", type=whole(1), metavar="N", help="evaluate only N, drawn at random; default: all")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: the device of the run")
     parser.add_argument(
-        "--json", metavar="FILE", type=path("a file"), help="write all numbers to a file; - prints them instead of the tables"
+        "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them instead of the tables"
     )
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config, such as data.val=DIR")
     return parser.parse_args(argv)

@@ -63,7 +63,7 @@ def _parse(argv):
         "--for", dest="target", choices=("tensorrt", "cpu"), default="cpu", help="target of INT8; default: cpu"
     )
     parser.add_argument(
-        "--images", type=whole(_FEWEST), default=512, metavar="N", help="training images that calibrate INT8; default: 512"
+        "--images", type=whole(_FEWEST), default=512, metavar="N", help="images that calibrate INT8; default: 512"
     )
     parser.add_argument("--half-ends", action="store_true", help="INT8: first and last layer in float16")
     parser.add_argument("--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3)")

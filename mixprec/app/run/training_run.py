@@ -33,7 +33,7 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def _failing(out):
-    """Surrounds training: a lost image, damping that is too small, or a lack of memory or disk space is now a failure."""
+    """Surrounds training: a lost image, too small a damping, or a lack of memory or disk space is now a failure."""
     try:
         yield
     except (DataError, DampingTooSmall) as error:
