@@ -224,6 +224,6 @@ def test_rank_0_without_a_network_is_an_error_of_all(cupy, monkeypatch):
 
     monkeypatch.setattr(cupy.cuda.nccl, "get_unique_id", fails, raising=False)
     monkeypatch.setattr(sys.modules[__name__], "Mpi", First)
-    with pytest.raises(RuntimeError, match=r"rank 0 has no NCCL.*SYSTEM_ERROR"):
+    with pytest.raises(RuntimeError, match=r"rank 0 has no working NCCL.*SYSTEM_ERROR"):
         nccl.nccl_of(Chainermn(), _array(0, 1))
     assert told == ["NCCL_ERROR_SYSTEM_ERROR"]

@@ -195,7 +195,7 @@ def test_a_layer_that_comes_later_on_one_rank(threads):  # noqa: F811
                 errors.append((step, str(error)))
         return errors
 
-    error = "KFAC: /predictor/extra/W has no gradient on rank 0, but on others"
+    error = "KFAC: /predictor/extra/W has no gradient on rank 0, but has one on others"
     assert threads(2, run) == [[(10, error), (11, error)]] * 2
 
 

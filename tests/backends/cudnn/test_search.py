@@ -111,8 +111,8 @@ def test_what_an_engine_has_broken_is_said_by_its_name_and_the_next_process_avoi
             run(new_process(gpu), CONV)
     assert str(caught.value) == (
         "eng1_k0=0 has broken the device while it was measured, no call of CUDA works any more: "
-        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; it will not be tried again: start the "
-        "program anew"
+        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; it will not be tried again: restart "
+        "the program"
     )
     assert executed_engines() == {0, 1}  # the next one is not blamed
     context = new_process(Gpu())
