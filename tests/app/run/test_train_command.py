@@ -18,8 +18,8 @@ from mixprec.app.commands import train
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
+from tests.app.run import finished_run, small_images
 from tests.called import call
-from tests.training import finished_run, small_images
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
