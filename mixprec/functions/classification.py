@@ -19,7 +19,7 @@ def softmax_cross_entropy(
 
     With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
     ``1 - smoothing`` at the label plus ``smoothing / K`` everywhere; class weights multiply the terms of the sum over
-    classes, as in ``torch.nn.functional.cross_entropy``. Of mixed images (Zhang et al. 2018, arXiv:1710.09412) the
+    classes, as in ``torch.nn.functional.cross_entropy``. For mixed images (Zhang et al. 2018, arXiv:1710.09412) the
     share ``1 - smoothing`` is divided between the labels of both.
 
     Args:

@@ -45,7 +45,7 @@ def main(argv, networks=MODELS):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: those that have a name, beside import paths: a dict from name to a callable that returns a Chainer
+        networks: the named networks, beside import paths: a dict from name to a callable that returns a Chainer
             link.
 
     Returns:

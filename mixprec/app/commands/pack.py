@@ -1,4 +1,4 @@
-"""``mixprec pack`` packs images into TFRecord or WebDataset shards, shuffled once, or verifies what was packed."""
+"""``mixprec pack`` packs images into TFRecord or WebDataset shards, shuffled once, or verifies shards."""
 
 import sys
 
@@ -18,7 +18,7 @@ def main(argv):
 
     Returns:
         int: exit code: 0; 2 for bad input or a disk that cannot be written, with one line on standard error; 130:
-        Ctrl-C. The shards that were finished are kept, and the same call goes on from there.
+        Ctrl-C. Finished shards are kept, and the same call continues from there.
     """
     arguments = _parse(argv)
     try:
@@ -31,7 +31,7 @@ def main(argv):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same call goes on from what is finished", file=sys.stderr)
+        print("interrupted; the same call continues after the finished shards", file=sys.stderr)
         return interruption.INTERRUPTED
     return 0
 
@@ -40,7 +40,7 @@ def _parse(argv):
     parser = Parser(
         prog="mixprec pack",
         usage="%(prog)s (--source PATH --out DIR --format FORMAT [OPTION ...] | --verify DIR)",
-        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed.",
+        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies shards.",
         allow_abbrev=False,
     )
     folder = path("a folder")

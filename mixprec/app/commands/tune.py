@@ -83,13 +83,13 @@ def _parse(argv):
 
 @dataclasses.dataclass
 class Choice:
-    """What was chosen for an operation.
+    """The choice for an operation.
 
     Attributes:
-        what: the operation, or what there are several ways to, in short.
-        name: of the engine or the way.
-        milliseconds: that it takes.
-        first: milliseconds of what would have been taken without measuring.
+        what: short name of the operation, or of a computation with several implementations.
+        name: name of the engine or the implementation.
+        milliseconds: its time.
+        first: milliseconds of the choice without measuring.
     """
 
     what: str
@@ -103,18 +103,18 @@ class Choice:
 
 
 def search(config, network, specifier, seconds):
-    """Runs training steps, in which each operation is searched that has not been yet with so much time.
+    """Runs training steps, which search each operation that was not searched with this much time before.
 
     A line about each choice is printed as it is made.
 
     Args:
         config: from :func:`mixprec.app.run.synthetic_run.load`; it is run without capture, and with measuring.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
-        specifier: of the device.
-        seconds: of compiling, for each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
+        specifier: device specifier.
+        seconds: time for compiling each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
 
     Returns:
-        list of :class:`Choice`: those that were made now.
+        list of :class:`Choice`: the new choices.
     """
     config = dataclasses.replace(
         config,
@@ -142,7 +142,7 @@ def _watching():
 
 
 class _Handler(logging.Handler):
-    """Takes choices from what cuDNN's part of mixprec logs."""
+    """Collects choices from the log of mixprec's cuDNN backend."""
 
     def __init__(self):
         super().__init__(logging.INFO)

@@ -19,7 +19,7 @@ def main(argv, networks=MODELS):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: those that ``--arch`` may name, beside import paths, and that are tried on a file without ``--arch``:
+        networks: the networks that ``--arch`` may name, beside import paths, and that are tried without ``--arch``:
             a dict from name to a callable that takes the number of classes and returns a Chainer link.
 
     Returns:
@@ -53,7 +53,7 @@ def _parse(argv, networks):
 
 
 def _convert(source, out, arch, networks):
-    """Converts a file; returns a line that says so."""
+    """Converts a file; returns a line for the user."""
     if weight_files.is_torchs(source) == weight_files.is_torchs(out):
         raise WeightsError(f"{source} and {out}: both are of the same kind; one of them must be .npz, Chainer's format")
     candidates = networks if arch is None else {arch: _find(arch, networks)}

@@ -57,7 +57,7 @@ def carry_out(arguments, networks, ranks):
     Args:
         arguments: parsed arguments of the command line.
         networks: as for :func:`mixprec.app.commands.train.main`.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
 
     Raises:
         Failed: training had begun.
