@@ -73,7 +73,7 @@ class Primitives(Composed, Interface):
 
         Args:
             x: (..., C) in the storage dtype; gamma and beta are (C,) float32.
-            running: ``None`` or ``(mean, variance)``, updated in place, ``decay * running + (1 - decay) * batch``, by the
+            running: ``None`` or ``(mean, variance)``, set in place to ``decay * running + (1 - decay) * batch``, by the
                 unbiased variance, ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
             attributes: eps, decay, and whether there is a ReLU; ``add`` is ``None`` or an array like ``x``.
             sums: ``None`` or the sums that :meth:`conv_fprop` returned for ``x``. Exact enough while a channel's

@@ -292,7 +292,7 @@ def test_full_disk_leaves_nothing_half_written_and_the_next_call_goes_on(source,
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "_encoded", samples)
         message = refused(pack, source, out, form=FORM, shard_mib=MIB)
-    assert message == f"{out}: No space left on device; the same call continues after the finished shards"
+    assert message == f"{out}: No space left on device; the same call continues the packing"
     assert 1 <= len(list(out.glob(f"*{FORMATS[FORM].SUFFIX}"))) < len(list(out.parent.glob("whole/*.idx")))
     assert not list(out.glob(".*"))
     pack(source, out, form=FORM, shard_mib=MIB)
