@@ -49,7 +49,7 @@ def test_python_runs_as_printed(block, tmp_path):
     _run(block, tmp_path)
 
 
-def test_the_three_gestures_train(tmp_path):
+def test_the_three_calls_train(tmp_path):
     lines = _run(BLOCKS["README.md"][0], tmp_path).splitlines()
     losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
     assert len(losses) == 10
