@@ -81,7 +81,7 @@ class LossScale:
         aliases=("max", "max_loss_scale", "cap"),
     )
     hysteresis: int = key(
-        "The scale backs off after this many overflows since it last grew.", 1, limit=between(1, INT32)
+        "The scale backs off from this overflow on, counted since it last grew.", 1, limit=between(1, INT32)
     )
     patience: int = key(
         "Number of overflows in a row, in any mode, after which training stops with an error.",
