@@ -65,9 +65,7 @@ def _parse(argv):
     parser.add_argument(
         "--images", type=whole(_FEWEST), default=512, metavar="N", help="images that calibrate INT8; default: 512"
     )
-    parser.add_argument(
-        "--half-ends", action="store_true", help="INT8: first and last layer in float16, or float32 for cpu"
-    )
+    parser.add_argument("--half-ends", action="store_true", help="INT8: end layers in float16 (cpu: float32)")
     parser.add_argument("--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3)")
     parser.add_argument("--val-images", type=whole(1), metavar="N", help="check on N validation images; default: all")
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config")
