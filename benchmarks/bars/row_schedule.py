@@ -48,8 +48,8 @@ class Timing:
         block_steps: number of timed steps in a block; more if they take less than a second, fewer if they would take
             more than five.
         limit: seconds after which a row is given up if its block does not answer.
-        prepare_limit: the same limit until the row is warm: imports, kernels that are compiled, plans of cuDNN, engines that are
-            measured; ``None`` for ``limit``.
+        prepare_limit: the same limit until the row is warm: imports, kernels that are compiled, plans of cuDNN,
+            engines that are measured; ``None`` for ``limit``.
         minutes: time after which no row and no block begins, except the first block; ``None`` for no limit.
         end: when that is, by ``time.monotonic()``.
     """
