@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 
+from mixprec.base.announcements import announce
 from mixprec.base.archives import Damaged, read_array
 from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import DataError, and_more, printable
@@ -116,4 +117,4 @@ def _write_cache(path, digests):
             np.save(temporary, digests)
     except OSError as error:
         # Not fatal: the images are good, they will only be checked again next time.
-        warnings.warn(f"{printable(str(path))}: cannot note which images are good ({error.strerror})", stacklevel=5)
+        announce("%s: cannot note which images are good (%s)", printable(str(path)), error.strerror)
