@@ -71,7 +71,7 @@ def _convert(source, out, arch, networks):
         raise problems[0]
     raise WeightsError(
         f"{source}: its names and shapes are those of none of {', '.join(networks)}; give --arch "
-        "package.module:function, which makes the network, or one of these, to be told what differs"
+        "package.module:function, which makes the network, or one of these, to see what differs"
     )
 
 
