@@ -15,7 +15,7 @@ from mixprec.app.parts.model import ImageClassifier
 from mixprec.app.parts.training_loss import OwnLoss
 from mixprec.training.accumulation import Accumulated
 from tests import ROOT
-from tests.training import finished_run, own_code
+from tests.app.run import finished_run, own_code
 
 SECTION = (ROOT / "docs" / "own-network.md").read_text().partition("\n## Own losses")[2]
 PARTS = re.search(r"```python\n(.*?)```", SECTION, re.DOTALL)[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training import finished_run, own_code
+from tests.app.run import finished_run, own_code
 
 HOOKS = """
 import chainer
