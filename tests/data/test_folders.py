@@ -84,7 +84,7 @@ def test_folder_of_sets_instead_of_a_set_is_named(root, tmp_path_factory):
     root.rename(above / "train")
     for on_error in ("stop", "skip"):
         expected = f"{above}/train/cat: a folder, where an image should be (and 1 more: train/dog); no image is left"
-        assert refused(scan_folders, above, on_error) == expected
+        assert refused(scan_folders, above, on_error) == f"{expected}; give the folder that holds the class folders"
 
 
 def test_class_folder_that_is_a_link_to_itself_is_named(root):

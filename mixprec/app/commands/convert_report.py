@@ -7,7 +7,7 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.base import files, importing
 from mixprec.base.messages import OneLineError, hint, nearest
 from mixprec.base.name_patterns import UnknownName
@@ -175,7 +175,7 @@ def _parse(argv):
     help = "such links stay in float32: /fc, '/head/*'"
     parser.add_repeated("--keep-float32", "PATTERN", help)
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
-    parser.add_argument("--json", metavar="PATH", help="write the report there, too")
+    parser.add_argument("--json", metavar="FILE", type=path("a file"), help="write the report there, too")
     return parser.parse_args(argv)
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import sys
 
-from mixprec.app.commands.command_line import Parser, amount, one_line, whole
+from mixprec.app.commands.command_line import Parser, amount, one_line, path, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
@@ -71,7 +71,8 @@ def _parse(argv):
         allow_abbrev=False,
     )
     help = "what will be trained (default: %(default)s)"
-    parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
+    config = "resnet50/nhwc_fused_batched.yaml"
+    parser.add_argument("--config", default=config, metavar="FILE", type=path("a file"), help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
     parser.add_argument("--batch", type=whole(1), metavar="N", help="another number of images in a batch")

@@ -10,7 +10,7 @@ from mixprec.base.announcements import announce
 from mixprec.base.archives import Damaged, read_array
 from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import DataError, and_more, printable
-from mixprec.data.sources.image_check import CHECK_VERSION
+from mixprec.data.sources.image_check import A_FOLDER, CHECK_VERSION
 from mixprec.data.sources.progress import bar, threads
 
 LEAVE_OUT = "leave out bad images by data.on_error=skip (mixprec pack: --on-error skip)"
@@ -57,7 +57,8 @@ def check(root, digests, problem, name, on_error="stop"):
     if problems and (on_error == "stop" or not good.any()):
         first, *others = sorted(problems)
         others = [name(index).removeprefix(f"{printable(root)}/") for index in others]
-        end = LEAVE_OUT if good.any() else "no image is left"
+        above = "; give the folder that holds the class folders" if set(problems.values()) == {A_FOLDER} else ""
+        end = LEAVE_OUT if good.any() else f"no image is left{above}"
         raise DataError(f"{name(first)}: {problems[first]}{and_more(len(problems), others)}; {end}")
     return good, tuple((name(index), problems[index]) for index in sorted(problems))
 
