@@ -77,7 +77,7 @@ MARKED = $(shell grep -rl --include="test_*.py" "mark\.$(1)\b" tests)
 # core again, and of what computes a file for each folder.
 CUPY = $(addprefix tests/,bridge compat test_arguments.py test_environment.py test_patches.py test_startup.py \
 	functions/test_convolution.py graph_capture/test_kept.py links/test_parameters.py optimizer/test_wrapper.py \
-	rewrite/test_convert.py training/test_part_rates_command.py) $(call MARKED,cupy)
+	rewrite/test_convert.py app/run/test_part_rates_command.py) $(call MARKED,cupy)
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
 	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"

@@ -9,8 +9,8 @@ from mixprec.data.data_error import DataError
 from mixprec.data.sources.folders import scan_folders
 from mixprec.data.sources.packing import pack, verify
 from mixprec.data.sources.shards import scan_shards
+from tests.app.run import small_images
 from tests.damage import damaged
-from tests.training import small_images
 
 VALUES = (None, 1, -1, 1.5, "x", [], {}, [1], {"a": 1}, True, 10**30, "\ud800", "a\nb", "a\0b", ["\ud800"])
 

@@ -13,8 +13,8 @@ from mixprec.data.loaders.pipeline import require_dali
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
+from tests.app.run import finished_run, small_images
 from tests.cases import first
-from tests.training import finished_run, small_images
 
 CONFIG = """
 model: {{arch: resnet8, classes: 3}}

@@ -19,9 +19,9 @@ from mixprec.optimizer.step import OptimizerStep
 from mixprec.training.divergence import SoundLosses
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
+from tests.app.run import finished_run, rank_runs, small_images
+from tests.app.run.signalling_network import Tiny
 from tests.cases import first
-from tests.training import finished_run, rank_runs, small_images
-from tests.training.signalling_network import Tiny
 
 STEPS = 6  # of an epoch
 MODES = ("none", "static", "dynamic")

@@ -26,8 +26,8 @@ from mixprec.training import GradientHistogram, LossScaleLog
 from mixprec.training.gradient_counts import LOWEST, Regions, summarize
 from mixprec.training.gradient_histogram import draw
 from mixprec.training.plots import Plots
+from tests.app.run import finished_run
 from tests.cases import first
-from tests.training import finished_run
 
 
 def _array(*values):

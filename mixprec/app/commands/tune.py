@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import sys
 
-from mixprec.app.commands.command_line import Parser, amount, one_line, whole
+from mixprec.app.commands.command_line import Parser, amount, one_line, path, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
@@ -19,7 +19,7 @@ from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.base import cudnn_library
 from mixprec.recipes.models import MODELS
 
-_STEPS = 5  # the first calls of a converted model are looked at, and differ from those after them
+_STEPS = 5  # the first calls of a converted model are traced, and differ from later ones
 _log = logging.getLogger("mixprec")
 
 
@@ -43,7 +43,9 @@ def main(argv):
             overrides=arguments.overrides,
         )
         network = networks.find(config.model, MODELS)
-        specifier, device = gpus.resolve_device("gpu")
+        specifier, device = gpus.resolve_device("auto")
+        if specifier == "@numpy":
+            raise ValueError(f"mixprec tune needs a GPU; found {device}")
         cudnn_library.load()
         settings.Settings(compile_seconds=arguments.seconds_per_operation)
     except (ConfigError, ValueError, cudnn_library.CudnnMissing) as error:
@@ -64,18 +66,19 @@ def _parse(argv):
     parser = Parser(
         prog="mixprec tune",
         usage="%(prog)s [OPTION ...]",
-        description="Searches for the fastest engine of cuDNN for every operation of a training step. The choices stay "
-        "on disk, and training takes them from there. Interrupted, the same call goes on where it was.",
+        description="Searches for the fastest engine of cuDNN for every operation of a training step, for later runs. "
+        "If it is interrupted, the same call continues.",
         allow_abbrev=False,
     )
-    help = "of what will be trained, as another batch or size makes other operations (default: %(default)s)"
-    parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
+    help = "config of the training (default: %(default)s)"
+    config = "resnet50/nhwc_fused_batched.yaml"
+    parser.add_argument("--config", default=config, metavar="FILE", type=path("a file"), help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
     parser.add_argument("--batch", type=whole(1), metavar="N", help="another number of images in a batch")
     parser.add_argument("--size", type=whole(1), metavar="PIXELS", help="another height and width of the images")
-    help = "seconds of compiling, after which no other engine of an operation is tried (default: %(default)g)"
-    parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="SECONDS", help=help)
+    help = "to compile engines of an operation (default: %(default)g)"
+    parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="S", help=help)
     help = "overrides a key of the config; may be repeated"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help)
     return parser.parse_args(argv)
@@ -83,13 +86,13 @@ def _parse(argv):
 
 @dataclasses.dataclass
 class Choice:
-    """What was chosen for an operation.
+    """The choice for an operation.
 
     Attributes:
-        what: the operation, or what there are several ways to, in short.
-        name: of the engine or the way.
-        milliseconds: that it takes.
-        first: milliseconds of what would have been taken without measuring.
+        what: short name of the operation, or of a computation with several implementations.
+        name: name of the engine or the implementation.
+        milliseconds: its time.
+        first: milliseconds of the choice without measuring.
     """
 
     what: str
@@ -103,18 +106,18 @@ class Choice:
 
 
 def search(config, network, specifier, seconds):
-    """Runs training steps, in which each operation is searched that has not been yet with so much time.
+    """Runs training steps, which search each operation that was not searched with this much time before.
 
     A line about each choice is printed as it is made.
 
     Args:
         config: from :func:`mixprec.app.run.synthetic_run.load`; it is run without capture, and with measuring.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
-        specifier: of the device.
-        seconds: of compiling, for each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
+        specifier: device specifier.
+        seconds: time for compiling each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
 
     Returns:
-        list of :class:`Choice`: those that were made now.
+        list of :class:`Choice`: the new choices.
     """
     config = dataclasses.replace(
         config,
@@ -142,7 +145,7 @@ def _watching():
 
 
 class _Handler(logging.Handler):
-    """Takes choices from what cuDNN's part of mixprec logs."""
+    """Collects choices from the log of mixprec's cuDNN backend."""
 
     def __init__(self):
         super().__init__(logging.INFO)

@@ -53,7 +53,7 @@ def rehearse(config, trainer, train, val, ranks, memory=None):
         trainer: from :func:`mixprec.app.parts.trainer.build_trainer`, at the position where it starts or resumes.
         train: training images.
         val: validation images, or ``None``.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
         memory: the updater's, from :func:`mixprec.offload`, or ``None``.
     """
     updater, begin = trainer.updater, time.perf_counter()
@@ -120,7 +120,7 @@ def pass_of_training(updater, arrays, memory=None):
     """Runs forward and backward pass, and restores everything.
 
     Args:
-        updater: :class:`~mixprec.training.TimedUpdater`.
+        updater: :class:`~mixprec.training.updater.TimedUpdater`.
         arrays: arrays of a batch, the arguments of the model, on the device.
         memory: as for :func:`rehearse`.
     """

@@ -62,13 +62,15 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
     out = working_folder.real(out)
     if Path(out).is_relative_to(working_folder.real(source.root)):
         raise DataError(f"{printable(out)}: lies in the source, {printable(source.root)}")
+    if os.path.isfile(out):
+        raise DataError(f"{printable(out)}: is a file; the output must be a folder")
     plan = _plan(source, shard_mib, seed)
     try:
         os.makedirs(out, exist_ok=True)
         with _locked(out):
             return _pack(source, out, form, plan, _settings(source, form, plan, shard_mib, seed))
     except OSError as error:
-        more = "; the same call goes on from what is finished" if os.path.exists(os.path.join(out, UNFINISHED)) else ""
+        more = "; the same call continues the packing" if os.path.exists(os.path.join(out, UNFINISHED)) else ""
         raise DataError(f"{printable(out)}: {error.strerror}{more}") from error
 
 

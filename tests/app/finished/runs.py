@@ -8,7 +8,7 @@ from PIL import Image
 
 from mixprec.app import config as configs
 from models import MODELS
-from tests.training import small_images
+from tests.app.run import small_images
 
 ALL = ("--fp16", "--int8", "--images", "16")
 

@@ -132,7 +132,7 @@ BAD = {
     "no weights": (None, r"run: no model.npz in it, .*; --weights run/snapshot_best.npz takes a snapshot"),
     "other images": (["--set", "data.val=elsewhere"], r"elsewhere: no such file or folder; --set data.val=\.\.\. says"),
     "few images": (["--int8", "--set", "data.train=few"], r"few: 3 images; INT8 needs at least 16 to be calibrated"),
-    "other classes": (["--set", "data.val=other"], r"classes.txt: class 0 is 'a' there, 'b' in .*/other"),
+    "other classes": (["--set", "data.val=other"], r"run/classes.txt: class 0 is 'a' there, 'b' in .*/other"),
     "more classes": (["--set", "data.val=more"], r".*/more: 4 classes, but model.classes is 3"),
     "other weights": (["--weights", "other.npz"], r"other.npz: .*another network"),
     "an unknown key": (["--set", "export.drop=1"], r"--set: .*'export.drop'.*"),

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests import ROOT, mpi
+from tests.app.run import finished_run, rank_runs
 from tests.cases import first
-from tests.training import finished_run, rank_runs
 
 NORM = ("model.arch=small_norm", "training.ema_decay=0.9", "precision.compute=float16", "loss_scale.init_scale=1048576")
 RESUME = ("--resume", "auto")
@@ -93,7 +93,7 @@ def test_other_images_under_the_same_names_are_refused(tmp_path):
     contents = second.read_bytes() + b"\0", first.read_bytes()
     for path, content in zip((first, second), contents, strict=True):
         path.write_bytes(content)
-    command = [sys.executable, "-m", "tests.training.faulty_rank", "none", "--config", "small.yaml", "--out", "out"]
+    command = [sys.executable, "-m", "tests.app.run.faulty_rank", "none", "--config", "small.yaml", "--out", "out"]
     done = mpi.launch(2, ["/bin/sh", "-c", 'cd "$PMI_RANK" && exec "$@"', "sh", *command], tmp_path)
     assert done.returncode == 2
     number = "[0-9a-f]{64}"

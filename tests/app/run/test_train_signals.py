@@ -20,9 +20,9 @@ from mixprec.app.run import lock, surroundings
 from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 from tests import ROOT
+from tests.app.run import finished_run, small_images
+from tests.app.run.signalling_network import Tiny
 from tests.cases import first, tries
-from tests.training import finished_run, small_images
-from tests.training.signalling_network import Tiny
 
 pytest.importorskip("nvidia.dali", reason="needs NVIDIA DALI: pip install -e '.[dali]'")
 
@@ -198,7 +198,7 @@ def test_a_snapshot_of_a_longer_run_is_an_error(train, work, whole, capsys):
 PROGRAM = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from tests.training.signalling_network import Tiny
+from tests.app.run.signalling_network import Tiny
 from mixprec.app.commands import train as command; from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 

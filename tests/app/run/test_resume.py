@@ -18,10 +18,10 @@ from mixprec.app.parts import snapshot_settings
 from mixprec.training import snapshots
 from mixprec.training.plots import Plots
 from models import MODELS
+from tests.app.run import finished_run
+from tests.app.run.lock_holder import lock_holder
 from tests.called import call
 from tests.cases import first
-from tests.training import finished_run
-from tests.training.lock_holder import lock_holder
 
 SECTIONS = {
     "model": {"arch": "tiny", "classes": 10},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.training import finished_run, own_code
+from tests.app.run import finished_run, own_code
 
 HOOKS = """
 import chainer
@@ -44,6 +44,11 @@ made.name = "made"
 @training.make_extension(trigger=(1, "epoch"), priority=50)
 def last_entry(trainer):
     seen.append(trainer.get_extension("LogReport").log[-1]["count"])
+
+
+@training.make_extension(trigger=(1, "epoch"))
+def each_epoch(trainer):
+    seen.append(("epoch", trainer.updater.iteration))
 
 
 def each_step(trainer):
@@ -110,17 +115,20 @@ def test_a_dry_run_makes_them_and_does_not_run_them(run):
 
 
 def test_a_run_goes_on_with_their_states_and_with_other_ones(run, tmp_path):
-    """The first has its state; the second is new, and begins afresh; the third is gone, and comes back without one."""
+    """The first has its state; the second is new, and begins afresh; the third is gone, and comes back without one.
+
+    A new one with a trigger waits for it.
+    """
     for epochs, extensions, first in (
         (1, "[hooks:Counter, hooks:made]", [0, 0]),
         (2, "[hooks:Other, hooks:Counter, hooks:each_step]", [0, 5]),
-        (3, "[]", []),
+        (3, "[hooks:each_epoch]", [15]),
         (4, "[hooks:Counter]", [0]),
     ):
         process = run("--out", "out", "--resume", "auto", **_settings(extensions, training__epochs=epochs))
         assert (process.returncode, process.stderr) == (0, "")
-        assert [value for name, value in filter(_is_pair, _seen()) if name == "initialize"] == first
-    assert "changed: log.extensions [] -> ['hooks:Counter']\n" in process.stdout
+        assert [value for name, value in filter(_is_pair, _seen()) if name != "finalize"] == first
+    assert "changed: log.extensions ['hooks:each_epoch'] -> ['hooks:Counter']\n" in process.stdout
 
 
 def _is_pair(value):
@@ -151,9 +159,9 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
     [
         (
             "[hooks:Counter, hooks:Counter]",
-            "'hooks:Counter': the run has an extension of its name, 'Counter'; want",
+            "'hooks:Counter': the run already has an extension named 'Counter'; give",
         ),
-        ("[hooks:Plots]", "'hooks:Plots': the run has an extension of its name, 'Plots'; wanted: another name"),
+        ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
         (
             "[hooks:BadTrigger]",
             "'hooks:BadTrigger': its trigger is [0, 'epoch']; wanted: (N, 'epoch') or (N, 'iteration'",
@@ -163,9 +171,9 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
         ("[hooks.Counter]", "; did you mean '[hooks:Counter]'?"),
         (
             "[Counter]",
-            "'log.extensions' is ['Counter']; allowed: a list of texts that are import paths, package",
+            "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package",
         ),
-        ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of texts that are import paths"),
+        ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of strings that are import paths"),
     ],
 )
 def test_extensions_that_cannot_be_added_are_refused_before_anything_is_written(run, tmp_path, extensions, message):

@@ -23,12 +23,12 @@ from mixprec.graph_capture import capture_evaluation
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from mixprec.training.updater import CapturedUpdater, TimedUpdater
+from tests.app.run import finished_run, small_images
 from tests.cases import first, pairs
 from tests.graph_capture.captured_runs import Run, assert_same, batch
 from tests.stand_ins.capture_sides import gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
 from tests.stand_ins.graph_on_host import GraphCuda
-from tests.training import finished_run, small_images
 
 # Shapes
 

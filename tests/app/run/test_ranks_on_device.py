@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.app.run import rank_runs
 from tests.stand_ins import compiled
-from tests.training import rank_runs
 
 SETTINGS = ("model.arch=small_norm", "training.ema_decay=0.9", "training.epochs=1")
 

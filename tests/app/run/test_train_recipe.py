@@ -15,8 +15,8 @@ from mixprec.precision.master_arrays import master_of
 from mixprec.training.evaluation import Evaluator
 from mixprec.training.plots import Plots
 from models import MODELS
+from tests.app.run import finished_run
 from tests.cases import first
-from tests.training import finished_run
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 

@@ -18,8 +18,8 @@ from mixprec.app.commands import train
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
+from tests.app.run import finished_run, small_images
 from tests.called import call
-from tests.training import finished_run, small_images
 
 pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[dali]"')
 
@@ -259,6 +259,7 @@ OWN = ("--set", "data.train=images/train")
     ("arguments", "message", "prepare"),
     [
         _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
+        _bad("an empty config", ["--config", ""], "argument --config: it is empty; give a file"),
         _bad("no option", ["--set", "a=1"], "--config"),
         _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
         _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
@@ -306,7 +307,7 @@ def test_a_snapshot_of_another_model_or_other_data_is_refused(run, work, whole):
     before = _files(work)
     for setting, message in (
         ("model.arch=resnet14", "model.arch is 'resnet14' here, 'resnet8' in the snapshot, and cannot change: its "),
-        ("training.batch_size=5", "training.batch_size is 5 here, 4 in the snapshot, and cannot change: its place in"),
+        ("training.batch_size=5", "training.batch_size is 5 here, 4 in the snapshot, and cannot change: its position "),
         ("data.crop_area=[0.6, 1.0]", "the snapshot's position belongs to other data or settings: crop_area is [0.6, "),
     ):
         process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from tests.app.run import rank_runs
 from tests.cases import first
-from tests.training import rank_runs
 
 ABORTED = r"(Abort\(\d+\) on node .*\n)?"  # MPICH's own line, which may not get out in time
 ENDED = r"rank \d: ended by {}( \(\S+leaving_rank.py, line \d+\))?; --resume auto goes on from .*\n"

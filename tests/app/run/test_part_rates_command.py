@@ -7,8 +7,8 @@ import yaml
 from mixprec.app.commands import train as command
 from mixprec.training import snapshots
 from mixprec.training.plots import Plots
+from tests.app.run.test_resume import NETWORKS, SECTIONS
 from tests.called import call
-from tests.training.test_resume import NETWORKS, SECTIONS
 
 FREE = ["optimizer.name=ScheduleFreeSGD", "optimizer.lr=0.5", "schedule.kind=constant", "schedule.warmup_epochs=1"]
 

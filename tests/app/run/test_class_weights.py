@@ -8,7 +8,7 @@ import mixprec
 from mixprec.app.parts.model import ImageClassifier
 from mixprec.training.accumulation import Accumulated, Weighing
 from mixprec.training.updater import TimedUpdater
-from tests.training import finished_run, own_code
+from tests.app.run import finished_run, own_code
 
 WEIGHTS = np.array([0.25, 1, 3, 40], np.float32)
 T = np.array([0, 1, 2, -1, 1, 0, 3, 3, -1, 0], np.int32)

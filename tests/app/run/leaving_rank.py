@@ -20,7 +20,7 @@ from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.distributed import processes
 from mixprec.optimizer import wrapper
 from mixprec.training import updater
-from tests.training import faulty_rank
+from tests.app.run import faulty_rank
 
 
 class Own(BaseException):

@@ -11,9 +11,9 @@ import PIL
 from mixprec.app import config as configs
 from mixprec.app.commands import train as command
 from mixprec.training.plots import Plots
+from tests.app.run import finished_run
+from tests.app.run.stored_run.make import CONFIG, Network, make_images
 from tests.called import call
-from tests.training import finished_run
-from tests.training.stored_run.make import CONFIG, Network, make_images
 
 DATA = pathlib.Path(__file__).with_name("stored_run")
 SNAPSHOT = "snapshot_iter_4.npz"

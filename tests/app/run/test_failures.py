@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from mixprec.app.commands import train as command
+from tests.app.run import finished_run
+from tests.app.run.test_train_signals import CALLS, EVALUATIONS, Tiny, _assert_same, train, whole, work  # noqa: F401
 from tests.cases import first
-from tests.training import finished_run
-from tests.training.test_train_signals import CALLS, EVALUATIONS, Tiny, _assert_same, train, whole, work  # noqa: F401
 
 FAILS = len(CALLS) // 3 + 3  # the third step of the second epoch: there is a snapshot of the fifth
 

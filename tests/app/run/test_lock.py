@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from mixprec.app.run import lock
-from tests.training.lock_holder import lock_holder
+from tests.app.run.lock_holder import lock_holder
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import pytest
 from mixprec.training import console
 from mixprec.training.plots import Plots
 from tests import ROOT
+from tests.app.run.signalling_network import Tiny
+from tests.app.run.test_train_signals import _assert_same, train, whole, work  # noqa: F401
 from tests.cases import first
-from tests.training.signalling_network import Tiny
-from tests.training.test_train_signals import _assert_same, train, whole, work  # noqa: F401
 
 BROKEN, FULL = os.strerror(errno.EPIPE), os.strerror(errno.ENOSPC)
 # Of redirections of a shell.
@@ -81,7 +81,7 @@ def test_a_training_process(train, whole, tmp_path, state):  # noqa: F811
     program = (
         "import sys; from mixprec.base import standard_streams; standard_streams.guard()\n"
         "from mixprec.app.commands import train as command; from mixprec.training.plots import Plots\n"
-        "from tests.training.signalling_network import Tiny\n"
+        "from tests.app.run.signalling_network import Tiny\n"
         "Plots.__call__ = lambda self, trainer: None\n"
         "sys.exit(standard_streams.run(lambda: command.main(sys.argv[1:], {'tiny': Tiny})))"
     )

@@ -20,9 +20,9 @@ from mixprec.export.weight_files import write
 from mixprec.training.plots import Plots
 from models import MODELS
 from tests import ROOT
+from tests.app.run.odd_commands import ODD_PATHS
 from tests.called import call
 from tests.cases import first
-from tests.training.odd_commands import ODD_PATHS
 
 SECTIONS = {
     "model": {"arch": "resnet8", "classes": 10, "weights": "w.safetensors"},

@@ -11,10 +11,9 @@ from mixprec.base import files
 from mixprec.training import heartbeat
 from mixprec.training.heartbeat import Heartbeat
 from mixprec.training.pictures import Pictures
-from tests.cases import first
-from tests.training import finished_run
-from tests.training.test_failures import Fails, _exhaust, fail  # noqa: F401
-from tests.training.test_train_signals import (  # noqa: F401
+from tests.app.run import finished_run
+from tests.app.run.test_failures import Fails, _exhaust, fail  # noqa: F401
+from tests.app.run.test_train_signals import (  # noqa: F401
     CALLS,
     EVALUATIONS,
     _assert_same,
@@ -24,6 +23,7 @@ from tests.training.test_train_signals import (  # noqa: F401
     whole,
     work,
 )
+from tests.cases import first
 
 
 def _status(folder):

@@ -9,8 +9,8 @@ import yaml
 
 from mixprec.app.commands import train as command
 from mixprec.training.plots import Plots
+from tests.app.run import small_images
 from tests.called import call
-from tests.training import small_images
 
 SECTIONS = {
     "model": {"arch": "tiny", "classes": 3},

@@ -15,7 +15,7 @@ from mixprec.app.parts.model import ImageClassifier
 from mixprec.app.parts.training_loss import OwnLoss
 from mixprec.training.accumulation import Accumulated
 from tests import ROOT
-from tests.training import finished_run, own_code
+from tests.app.run import finished_run, own_code
 
 SECTION = (ROOT / "docs" / "own-network.md").read_text().partition("\n## Own losses")[2]
 PARTS = re.search(r"```python\n(.*?)```", SECTION, re.DOTALL)[1]
@@ -223,7 +223,7 @@ BAD = {
     "losses_of_mine:of_each": f"{VALIDATED}it returns Variable (2,) float32{MEAN}",
     "losses_of_mine:number": f"{VALIDATED}it returns float{MEAN}",
     "losses_of_mine:double": f"{VALIDATED}it returns Variable () float64{MEAN}",
-    "losses_of_mine:constant": f"{CALLED}it returns what does not depend on the logits{MEAN}",
+    "losses_of_mine:constant": f"{CALLED}it returns a value that does not depend on the logits{MEAN}",
     "losses_of_mine:not_finite": f"{VALIDATED}it returns nan{MEAN}",
     "losses_of_mine:total": "it returns 4.30285 for two images, and 8.60571 for 2 copies of them; wanted: the mean ",
     "losses_of_mine:of_two_only": "logits (4, 3) float32 and the labels [0, 2] * 2 int32 it returns Variable (4,)",

@@ -9,10 +9,10 @@ import pytest
 from mixprec.app.commands import train
 from mixprec.app.parts import estimate
 from mixprec.training.plots import Plots
+from tests.app.run import odd_commands
 from tests.called import call
 from tests.cases import first
 from tests.guard import guarded
-from tests.training import odd_commands
 
 SEEDS, COMMANDS = 3, 10
 

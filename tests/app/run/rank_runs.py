@@ -5,7 +5,7 @@ import sys
 import yaml
 
 from tests import mpi
-from tests.training import small_images
+from tests.app.run import small_images
 
 
 def make_work(root):
