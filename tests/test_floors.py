@@ -4,6 +4,7 @@ And a base name names one module.
 """
 
 import ast
+import dataclasses
 import functools
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mixprec
+from mixprec.app.config import Config
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,6 +56,9 @@ FLOORS = f"{GROUND}{LIBRARY}{APPLICATION} mixprec __main__"
 MOST_ROOMS, MOST_FILES = 42, 24
 MOST_LINES = 30  # of the docstring of a folder, with a table of modules
 
+# Folders of modules of one kind, which their docstring need not name one by one: patches, commands, rules, networks.
+ALIKE = {f"mixprec/{folder}" for folder in ("compat", "app/commands", "optimizer/rules", "recipes/models")}
+
 # Base names that several folders share, as each computes the same on a level or a device of its own.
 FAMILIES = """
     batch_norm batch_normalization convolution dropout elementwise layout linear local_response_norm pooling
@@ -75,6 +80,7 @@ def _imports(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"a relative import, line {node.lineno}"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -148,6 +154,10 @@ def test_nothing_below_the_application_reads_a_config():
     application, libraries = set(APPLICATION.split()), set(GROUND.split()) | set(LIBRARY.split())
     found = {f"{a} -> {b}" for a, bs in edges().items() for b in bs if unit(a) in libraries and unit(b) in application}
     assert found == set()
+    sections = "|".join(field.name for field in dataclasses.fields(Config))
+    reads = re.compile(rf"\bconfig\.({sections})\.\w|:class:`~?mixprec\.app\.|import_module\([\"']mixprec\.app\b")
+    below = [path for path in (ROOT / "mixprec").rglob("*.py") if unit(_module(path)) in libraries]
+    assert {f"{path}: {match[0]}" for path in below for match in reads.finditer(path.read_text())} == set()
 
 
 @functools.cache
@@ -173,9 +183,13 @@ def test_a_room_is_seen_at_a_glance():
 
 @pytest.mark.parametrize("folder", sorted(_files()))
 def test_a_folder_says_what_is_in_it(folder):
-    """Its ``__init__`` has some lines on it, and on the order in which to read."""
+    """Its ``__init__`` has some lines on it, and names its modules in the order in which to read."""
     docstring = ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) or ""
     assert 1 <= len(docstring.splitlines()) <= MOST_LINES
+    paths = (ROOT / folder).iterdir()
+    here = {path.stem for path in paths if path.suffix == ".py" or f"{folder}/{path.name}" in _files()}
+    unnamed = {name for name in here if not name.startswith("__") and not re.search(rf"\b{name}\b", docstring)}
+    assert not unnamed or folder in ALIKE
 
 
 def test_lint_bans_the_names_of_the_face_inside_of_the_package():
