@@ -18,7 +18,7 @@ class LiveBuffer:
 
     Args:
         number: index of the buffer, in the order in which the round made them.
-        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+        copies: :class:`~mixprec.backends.copy_interface.Copies` of the device.
         root: owner of the memory, see ``Copies.root_of``; no reference is kept.
         made: number of the event in which it was found.
         producer: label of the function that made it, for messages.
@@ -165,7 +165,7 @@ def compute_again(node, functions, sources, copies):
         functions: function nodes in the order of their computation; the last one computes the node. They may have been
             removed from the graph in the meantime.
         sources: list of :class:`LiveBuffer` that these functions read.
-        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+        copies: :class:`~mixprec.backends.copy_interface.Copies` of the device.
     """
     for source in sources:
         source.ensure()

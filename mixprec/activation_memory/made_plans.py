@@ -89,7 +89,7 @@ class Plans:
         """Makes plans again if more memory is in use than when rounds were recorded, such as an optimizer's state.
 
         Args:
-            copies: :class:`~mixprec.backends.copies.Copies` of the device.
+            copies: :class:`~mixprec.backends.copy_interface.Copies` of the device.
             in_use: bytes after the first event of a round, as for :meth:`add`.
         """
         least = _GROWTH * in_bytes(self._budget, copies.total())

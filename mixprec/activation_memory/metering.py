@@ -15,7 +15,7 @@ class Meter:
     The first event begins when the meter is made. Use it inside of ``copies.measuring()``.
 
     Args:
-        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+        copies: :class:`~mixprec.backends.copy_interface.Copies` of the device.
     """
 
     def __init__(self, copies):

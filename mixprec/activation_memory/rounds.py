@@ -52,7 +52,7 @@ class Round:
     """The events and buffers of one round.
 
     Args:
-        copies: :class:`~mixprec.backends.copies.Copies` of the device.
+        copies: :class:`~mixprec.backends.copy_interface.Copies` of the device.
         smallest: bytes; smaller arrays stay.
         policy: :class:`Policy`.
         memory: :class:`Memory`, shared by all rounds.

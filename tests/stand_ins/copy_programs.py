@@ -1,4 +1,4 @@
-"""Random programs of work on a device and copies to another memory, for any :class:`mixprec.backends.copies.Copies`."""
+"""Random programs of work on a device and copies to another memory, by any ``copy_interface.Copies``."""
 
 import random
 

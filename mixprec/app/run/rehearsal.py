@@ -120,7 +120,7 @@ def pass_of_training(updater, arrays, memory=None):
     """Runs forward and backward pass, and restores everything.
 
     Args:
-        updater: :class:`~mixprec.training.TimedUpdater`.
+        updater: :class:`~mixprec.training.updater.TimedUpdater`.
         arrays: arrays of a batch, the arguments of the model, on the device.
         memory: as for :func:`rehearse`.
     """
