@@ -211,7 +211,7 @@ FAULTS = {
     uploads: "host data is copied to the device",
     multiplies_by_a_number: "value of the function MulConstant is",
     carries: "memory that is kept from one step to the next",
-    does_other_things: "the step asks for the function S",
+    does_other_things: "the step requests the function S",
 }
 
 

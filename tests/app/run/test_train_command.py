@@ -306,7 +306,7 @@ def test_a_snapshot_of_another_model_or_other_data_is_refused(run, work, whole):
     before = _files(work)
     for setting, message in (
         ("model.arch=resnet14", "model.arch is 'resnet14' here, 'resnet8' in the snapshot, and cannot change: its "),
-        ("training.batch_size=5", "training.batch_size is 5 here, 4 in the snapshot, and cannot change: its place in"),
+        ("training.batch_size=5", "training.batch_size is 5 here, 4 in the snapshot, and cannot change: its position "),
         ("data.crop_area=[0.6, 1.0]", "the snapshot's position belongs to other data or settings: crop_area is [0.6, "),
     ):
         process = run("--config", "small.yaml", "--out", "out", "--resume", "auto", "--set", setting)
