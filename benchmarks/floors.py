@@ -69,7 +69,7 @@ def operations_of_function(name, inputs, outputs):
     Args:
         name: of its class.
         inputs: arrays.
-        outputs: likewise.
+        outputs: arrays.
     """
     match name, inputs:
         case "Convolution2DFunction" | "ConvolutionND" | "LinearFunction", (_, w, *_):

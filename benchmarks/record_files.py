@@ -67,7 +67,7 @@ def json_file(text):
 
 
 def markdown_file(text):
-    """Returns likewise the path of a page of Markdown."""
+    """Returns the path of a page of Markdown, checked in the same way."""
     return _checked(text, ".md")
 
 

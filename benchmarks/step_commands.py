@@ -44,11 +44,11 @@ def _add_bars(commands, networks):
     command.add_argument("--blocks", type=command_arguments.positive, default=5, help="timed blocks of each row")
     help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
     command.add_argument("--block-steps", type=command_arguments.positive, help=help)
-    help = "seconds after which a row is given up whose block does not answer"
+    help = "seconds after which a row is given up if its block does not answer"
     command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
-    help = "likewise until it is warm: kernels, plans and engines of cuDNN; default: --limit"
+    help = "the same until the row is warm: kernels, plans and engines of cuDNN; default: --limit"
     command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
-    help = "begin nothing new after so many minutes, but a first block; what is left out says so"
+    help = "begin nothing new after this many minutes, except a first block; omitted rows say so"
     command.add_argument("--minutes", type=command_arguments.amount, help=help)
     command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
     help = "only rows with such names, as in a shell: '*FP32*'; may be repeated"

@@ -52,7 +52,7 @@ WRONG = [
     ("model", lambda: mixprec.convert(5), "chainer.Link; found int"),
     ("model", lambda: mixprec.convert(CL.Linear), "chainer.Link; found the class Linear"),
     ("example", lambda: mixprec.convert(_model(), 5), "an array or variable"),
-    ("example", lambda: mixprec.convert(_model(), {1: X}), "texts as keys"),
+    ("example", lambda: mixprec.convert(_model(), {1: X}), "strings as keys"),
     ("compute", lambda: mixprec.convert(_model(), compute="half_"), "float16, bfloat16, float32; found 'half_'"),
     (
         "layout",

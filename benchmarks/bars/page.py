@@ -73,7 +73,7 @@ def page(records, profiles=(), inferences=None):
 
     Args:
         records: dict from the paths of records, as the page is to link them, to what
-            :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, but for the suffix.
+            :func:`~benchmarks.bars.record.read` has read there. Charts have the same names, except for the suffix.
         profiles: paths of records of ``profile``.
         inferences: dict from paths to records of :mod:`benchmarks.inference`.
     """

@@ -47,10 +47,10 @@ class Timing:
         blocks: number of timed blocks of each row.
         block_steps: number of timed steps in a block; more if they take less than a second, fewer if they would take
             more than five.
-        limit: seconds after which a row is given up whose block does not answer.
-        prepare_limit: likewise until it is warm: imports, kernels that are compiled, plans of cuDNN, engines that are
-            measured; ``None`` for ``limit``.
-        minutes: after which no row and no block begins any more, but the first block; ``None`` for no such time.
+        limit: seconds after which a row is given up if its block does not answer.
+        prepare_limit: the same limit until the row is warm: imports, kernels that are compiled, plans of cuDNN,
+            engines that are measured; ``None`` for ``limit``.
+        minutes: time after which no row and no block begins, except the first block; ``None`` for no limit.
         end: when that is, by ``time.monotonic()``.
     """
 

@@ -67,7 +67,7 @@ class CpuStep(Step):
         images: in the dtype and the layout in which the first convolution takes them.
         labels: of them.
         optimizer: ``torch.optim.SGD``.
-        scaler: ``torch.amp.GradScaler``, which does nothing but for float16.
+        scaler: ``torch.amp.GradScaler``, which is active only for float16.
         loss: of the last step, float32 () on the device, or ``None``.
     """
 

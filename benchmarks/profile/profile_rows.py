@@ -51,8 +51,8 @@ class Profile:
         rows: tuple of :class:`Row`, in the order of the first calls.
         step: microseconds of a step while it was watched, the median over steps; on a GPU those of the device, which
             did not wait for the host.
-        rest: microseconds of it that belong to no row, likewise: Python and gaps, and kernels that are launched outside
-            of all calls, such as those of the loss scale and of the saving of running statistics.
+        rest: microseconds of it that belong to no row, also a median: Python and gaps, and kernels that are launched
+            outside of all calls, such as those of the loss scale and of the saving of running statistics.
         eager: microseconds of a step that is not watched; on a GPU with the time in which the device waits.
         steps: number of steps that were watched.
         late: how often in these a device went on before the host had asked for all that was to follow: gaps are then

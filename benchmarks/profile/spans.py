@@ -34,8 +34,8 @@ class Span:
     Attributes:
         key: :class:`Key`, to be set at its end; ``None`` for a step, and for what has failed.
         start: mark of the clock.
-        stop: likewise.
-        inner: spans inside of it that are in no other one.
+        stop: mark of the clock.
+        inner: spans directly inside of it.
     """
 
     __slots__ = ("inner", "key", "start", "stop")

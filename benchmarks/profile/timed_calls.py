@@ -9,7 +9,7 @@ for an addition or a ReLU (:mod:`mixprec.rewrite.deferred`) is computed in the l
 of the batch normalization. The sum of two gradients belongs to the layer whose backward pass gave the second one.
 
 Nodes of mixprec are their primitives: what one does beside, Python above all, is not a call. The nodes of Chainer are
-themselves, without the primitives and nodes inside of them. Their ``backward`` applies other nodes, but for functions
+themselves, without the primitives and nodes inside of them. Their ``backward`` applies other nodes, except in functions
 of the old style.
 """
 

@@ -73,7 +73,7 @@ def counts_of(rows, network, **settings):
     Args:
         rows: list of ``(name, config, overrides)``, the last two as for :func:`mixprec.app.run.synthetic_run.load`.
         network: callable, at the top of a module, from the number of classes to a Chainer link from images to logits.
-        **settings: ``arch``, ``batch`` and ``size``, likewise.
+        **settings: ``arch``, ``batch`` and ``size``, as for the same function.
 
     Returns:
         dict from names to :class:`Counts`, in the order of ``rows``; what has failed has a note that says why.

@@ -31,7 +31,7 @@ _SIZES = {"boolean": 1 / 8, "float16": 2, "bfloat16": 2, "float32": 4}
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One launch; numbers are those of one image, but for ``fixed``.
+    """One launch; numbers are for one image, except ``fixed``.
 
     Attributes:
         kind: one of :data:`KINDS`.

@@ -127,7 +127,7 @@ class Offload:
 
     def __enter__(self) -> "Offload":
         if _active.offload is not None:
-            raise RuntimeError("mixprec.offload is active in this thread: blocks of it cannot be nested")
+            raise RuntimeError("mixprec.offload is active in this thread, and cannot be nested")
         if self._stack is not None:
             raise RuntimeError("mixprec.offload is active in another thread: use one for each")
         self._stack = contextlib.ExitStack()

@@ -125,7 +125,7 @@ def dropout_key(primitives, seed=None):
     else:
         entry = next(_tapes.repeated, None)
         if entry is None:
-            raise RuntimeError("mixprec.recompute: there is more dropout when the function is called again")
+            raise RuntimeError("mixprec.recompute: the repeated call has more dropout than the first call")
         if entry[1]:
             _new_seed()
     for tape in _tapes.recorded:

@@ -121,7 +121,7 @@ class FileCopies(Copies):
     def _submit(self, executor, slot, move, root, *, written=False):
         if os.getpid() != self._process:
             raise OneLineError(
-                "a forked process cannot go on offloading to its parent's file: make mixprec.offload anew"
+                "a forked process cannot continue offloading to its parent's file: make a new mixprec.offload"
             )
         before = (slot.last, slot.written)
         box = [flat(root).view(np.uint8)]

@@ -120,7 +120,7 @@ class LocalResponseNorm:
     Attributes:
         n: channels of the window, which reaches ``n // 2`` to each side of its own channel.
         k: constant added to the sum.
-        alpha: factor of the sum; it is not divided by ``n``.
+        alpha: factor on the sum; it is not divided by ``n``.
         beta: the exponent.
     """
 

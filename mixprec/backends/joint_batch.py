@@ -83,8 +83,8 @@ class JointBatch:
         if (all_of_them != mine).any():
             places = ", ".join(f"process {rank} at {each}" for rank, each in enumerate(mpi.allgather(place)))
             raise RuntimeError(
-                f"batch normalizations of several processes are not computed in one order: {places}. If only one "
-                f"process reads results or has function hooks, let all do so, or use convert(fuse=False)"
+                f"batch normalizations over several processes are not computed in the same order: {places}. If only "
+                f"one process reads results or has function hooks, let all do so, or use convert(fuse=False)"
             )
 
 

@@ -177,8 +177,8 @@ def _library(mpi_comm):
     for rank, other in enumerate(mpi_comm.allgather(error)):
         if other is not None:
             raise RuntimeError(
-                f"rank {rank} has no NCCL that works, by which GPUs exchange gradients: pip install nvidia-nccl-cu13, "
-                f"or -cu12 ({other})"
+                f"rank {rank} has no working NCCL, which GPUs need to exchange gradients: pip install "
+                f"nvidia-nccl-cu13, or -cu12 ({other})"
             )
     return library, mpi_comm.bcast(unique)
 
@@ -189,6 +189,6 @@ def _check_gpus(mpi_comm, bus):
     for rank, gpu in enumerate(mpi_comm.allgather((platform.node(), bus))):
         if first.setdefault(gpu, rank) != rank:
             raise RuntimeError(
-                f"ranks {first[gpu]} and {rank} have one GPU: call chainer.cuda.get_device_from_id("
+                f"ranks {first[gpu]} and {rank} share one GPU: call chainer.cuda.get_device_from_id("
                 "communicator.intra_rank).use() before the model goes there, or start fewer processes"
             )

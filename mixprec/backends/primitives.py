@@ -73,7 +73,7 @@ class Primitives(Composed, Interface):
 
         Args:
             x: (..., C) in the storage dtype; gamma and beta are (C,) float32.
-            running: ``None`` or ``(mean, variance)``, moved in place, ``decay * running + (1 - decay) * batch``, by the
+            running: ``None`` or ``(mean, variance)``, set in place to ``decay * running + (1 - decay) * batch``, by the
                 unbiased variance, ``m / max(m - 1, 1)`` times the biased one, m the number of elements of a channel.
             attributes: eps, decay, and whether there is a ReLU; ``add`` is ``None`` or an array like ``x``.
             sums: ``None`` or the sums that :meth:`conv_fprop` returned for ``x``. Exact enough while a channel's
@@ -298,8 +298,8 @@ class Primitives(Composed, Interface):
             x: (M, K) logits.
             t: (M,) int32 labels; one that is not from 0 to K - 1 is never predicted.
             top: ``None``: a row predicts its largest logit, the first one among equals; NaN is larger than everything.
-                A number k: all logits with at most k logits, itself included, that are not smaller; NaN counts as
-                larger than all numbers.
+                A number k: every logit for which at most k logits, itself included, are not smaller. Nothing is
+                smaller than NaN, and NaN is smaller than nothing.
             ignore_label: rows with this label do not count; ``None``: all rows count.
         """
 

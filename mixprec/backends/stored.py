@@ -34,10 +34,10 @@ class Stored:
         except FileNotFoundError:
             return None
         except OSError as error:
-            announce("%s cannot be read, it is made anew: %s", path, str(error))
+            announce("%s cannot be read, it is made again: %s", path, str(error))
             return None
         if checksum != _checksum(key, content):
-            announce("%s is damaged, it is made anew (%s)", path, self._what)
+            announce("%s is damaged, it is made again (%s)", path, self._what)
             return None
         return content
 

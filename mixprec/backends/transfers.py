@@ -56,7 +56,7 @@ def loaded(serializer, name):
 
 
 def to_host_async(value):
-    """Starts to copy a number to the host, in order with the device's work; returns a :class:`Fetched`.
+    """Starts to copy a number to the host, in order with the device's work; returns a :class:`HostCopy`.
 
     Args:
         value: a number, or an array of shape () on any device.
@@ -112,7 +112,7 @@ class _Copied(HostCopy):
 
     @property
     def value(self):
-        """See :attr:`Fetched.value`."""
+        """See :attr:`HostCopy.value`."""
         self._event.synchronize()
         return self._value[()]
 

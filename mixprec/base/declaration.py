@@ -221,9 +221,9 @@ def _described(kind):
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         count = "" if ... in kinds else f"{len(kinds)} "
-        return f"a list of {count}{'texts' if kinds[0] is str else 'numbers'}"
+        return f"a list of {count}{'strings' if kinds[0] is str else 'numbers'}"
     names = {str: "text", int: "an integer", float: "a number", bool: "true or false"}
-    return (names | {Pairs: "a mapping from texts to numbers, each"})[kind]
+    return (names | {Pairs: "a mapping from strings to numbers, each"})[kind]
 
 
 def _converted(value, kind):

@@ -36,8 +36,8 @@ class Mixing:
     uniform, and it is clipped at the borders. Labels get the shares of the visible pixels. As in timm, image n is mixed
     with image N - 1 - n, and all images of a batch in the same way.
 
-    The random numbers follow from the seed, the rank and the number of the batch: a run that goes on from a snapshot
-    mixes as one that was never stopped, and so does one with another number of threads.
+    The random numbers follow from the seed, the rank and the number of the batch: a run that resumes from a
+    snapshot mixes like a run that was never stopped, with any number of threads.
 
     Args:
         mixup: alpha of Mixup's shares; 0 switches Mixup off.
@@ -106,7 +106,7 @@ class Mixing:
         return ", ".join(kinds) + of_all
 
     def draw(self, number, height, width):
-        """Returns the :class:`Mixture` of a batch of images of so many pixels."""
+        """Returns the :class:`Mixture` of a batch of images of this size in pixels."""
         # Counters of their own: the Pillow loader draws crops from the same keys.
         random = np.random.Generator(np.random.Philox(key=[self._seed, number], counter=[0, 0, 1, self._rank]))
         is_mixed, which = random.random(2)

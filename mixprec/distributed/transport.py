@@ -16,7 +16,7 @@ class Transport(abc.ABC):
         rank: number of this process.
         size: number of processes.
         shares_order: whether other code also starts sums in the middle of a step, which must be in the same order: all
-            ranks must then start sums at the same points of the program.
+            ranks must then start sums at the same points of the program, and wait until they may.
     """
 
     rank: int

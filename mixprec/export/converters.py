@@ -108,7 +108,7 @@ def _lstm(nodes):
     cell, gates = nodes.inputs
     units = nodes.function.inputs[0].shape[1]
     if nodes.function.inputs[0].shape != (nodes.function.inputs[1].shape[0], units):
-        raise ValueError("the state has other rows than the input, or more than two axes")
+        raise ValueError("the state and the input differ in their number of rows, or it has more than two axes")
     shape = nodes.constant("shape", [-1, units, 4])
     parts = nodes.op("Split", [nodes.op("Reshape", [gates, shape])], num_outputs=4, axis=2)
     a, i, f, o = (nodes.op("Squeeze", [part], axes=[2]) for part in parts)
@@ -266,7 +266,7 @@ def _tile(nodes):
     reps = function.reps if isinstance(function.reps, (tuple, list)) else [function.reps]
     missing = len(function.inputs[0].shape) - len(reps)
     if missing < 0:
-        raise ValueError("it makes an axis more than its input has")
+        raise ValueError("it adds an axis")
     nodes.op("Tile", [*nodes.inputs, nodes.constant("reps", [*[1] * missing, *reps])])
 
 

@@ -52,14 +52,14 @@ def _compare_nodes(graphs, origins):
     """Returns the name that each value of the first graph has in the second."""
     first, second = (graph.node for graph in graphs)
     if [node.op_type for node in first] != [node.op_type for node in second]:
-        raise ExportError("the model calls other functions when the batch has another size")
+        raise ExportError("the model calls different functions for another batch size")
     names = {}
     for node, other in zip(first, second, strict=True):
         mine, of_other = ([*each.input, *each.output] for each in (node, other))
         if len(mine) != len(of_other) or any(
             names.setdefault(name, its) != its for name, its in zip(mine, of_other, strict=True)
         ):
-            raise ExportError(f"{origin(node, origins)} has other inputs when the batch has another size")
+            raise ExportError(f"{origin(node, origins)} has different inputs for another batch size")
         if node.attribute != other.attribute:
             raise ExportError(f"{origin(node, origins)} depends on the batch size in its attributes")
     return names

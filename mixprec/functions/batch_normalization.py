@@ -37,8 +37,8 @@ def batch_normalization(
         gamma: (C,) float32.
         beta: (C,) float32.
         eps: added to the variance.
-        running_mean: ``None`` or an array (C,) float32, moved in place: ``decay * running_mean + (1 - decay) * mean``.
-        running_var: ``None`` or an array (C,) float32, moved in the same way by the unbiased variance.
+        running_mean: ``None`` or an array (C,) float32, set in place to ``decay * running_mean + (1 - decay) * mean``.
+        running_var: ``None`` or an array (C,) float32, updated in the same way by the unbiased variance.
         decay: share of the running statistics that is kept.
         add: ``None`` or an array or variable to add, like ``x``.
         relu: whether a ReLU follows, after the addition.

@@ -151,6 +151,6 @@ def running_statistics(function, mean, variance):
     for name, each in zip(("running_mean", "running_var"), running, strict=True):
         if not each.flags.c_contiguous:
             raise ValueError(
-                f"{function}: {name} is moved in place and must be contiguous; found strides {each.strides}"
+                f"{function}: {name} is updated in place and must be contiguous; found strides {each.strides}"
             )
     return running

@@ -19,7 +19,7 @@ def softmax_cross_entropy(
 
     With label smoothing (Szegedy et al. 2016, arXiv:1512.00567, section 7) the target distribution is
     ``1 - smoothing`` at the label plus ``smoothing / K`` everywhere; class weights multiply the terms of the sum over
-    classes, as in ``torch.nn.functional.cross_entropy``. Of mixed images (Zhang et al. 2018, arXiv:1710.09412) the
+    classes, as in ``torch.nn.functional.cross_entropy``. For mixed images (Zhang et al. 2018, arXiv:1710.09412) the
     share ``1 - smoothing`` is divided between the labels of both.
 
     Args:
@@ -269,7 +269,7 @@ def accuracy(y, t, ignore_label=None, *, top=None, loss=None):
         ignore_label: a label that does not count, or ``None``.
         top: ``None``: the label's logit must be the largest; among equals the first, as for argmax, and NaN is larger
             than all numbers. A number ``k``: it must be among the ``k`` largest logits; equal logits and NaN count as
-            larger.
+            larger, and all logits do if it is NaN itself.
         loss: ``None``, or a variable. If it is a mean of :func:`softmax_cross_entropy` or :func:`binary_cross_entropy`
             of exactly these arrays, with the same ``ignore_label``, and still has its graph, the loss has already
             computed the accuracy, on a GPU in the same launch. The arrays must not have changed since.

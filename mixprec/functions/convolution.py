@@ -152,7 +152,7 @@ class FilterNode(Node):
         channels = w.shape[3] * self.convolution.groups
         if x.shape[3] > channels and type(x) is np.ndarray and x[..., channels:].any():
             raise ValueError(
-                f"{self.name}: x must be (N, H, W, {channels}), with zeros alone beyond; found shape {x.shape}"
+                f"{self.name}: x must be (N, H, W, {channels}), with only zeros beyond; found shape {x.shape}"
             )
 
     def wgrad(self, primitives, x, dy, w_shape):

@@ -12,7 +12,8 @@ def dropout(x, ratio=0.5):
     """Sets a share of the elements to zero and divides the others by ``1 - ratio``, if ``chainer.config.train``.
 
     The zeros are drawn from one random state for each device, itself seeded from ``np.random`` at its first use: after
-    ``np.random.seed`` and :func:`reset_dropout` a run repeats. ``F.forget`` would draw anew, as with Chainer's own.
+    ``np.random.seed`` and :func:`mixprec.functions.reset_dropout` a run repeats. ``F.forget`` would draw new zeros, as
+    with Chainer's own.
 
     Args:
         x: any shape, in a storage dtype.

@@ -16,7 +16,7 @@ def local_response_normalization(x, n=5, k=2, alpha=1e-4, beta=0.75):
         x: (..., C) with two axes or more, in a storage dtype.
         n: channels of the window, 1 or more.
         k: constant added to the sum.
-        alpha: factor of the sum; it is not divided by ``n``.
+        alpha: factor on the sum; it is not divided by ``n``.
         beta: the exponent.
 
     Returns:

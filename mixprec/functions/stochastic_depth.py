@@ -14,7 +14,7 @@ def stochastic_depth(x, ratio):
     For the branch of a residual block, before the addition: Huang et al. 2016, arXiv:1603.09382. Rows are dropped as by
     ``torchvision.ops.stochastic_depth(x, ratio, "row")`` and timm's ``DropPath``: kept rows are divided by
     ``1 - ratio``, so that the expectation is ``x``. Rows are drawn from the random state of
-    :func:`~mixprec.functions.dropout`. ``F.forget`` would draw anew; :func:`mixprec.recompute` does not.
+    :func:`~mixprec.functions.dropout`. ``F.forget`` would draw other rows; :func:`mixprec.recompute` does not.
 
     In a converted model ``relu(stochastic_depth(bn(h), ratio) + shortcut)`` is computed in one pass, with the batch
     normalization.

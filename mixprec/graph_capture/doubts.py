@@ -54,4 +54,4 @@ class Doubts:
         else:
             self._names, self._in_row = None, 0
         if self._calls == _MANY:
-            announce("%s still runs eagerly: in %d calls graphs never matched eager steps twice", self._name, _MANY)
+            announce("%s still runs eagerly: in %d calls no two graphs in a row matched eager steps", self._name, _MANY)

@@ -132,7 +132,7 @@ def _key_of(value):
     if not isinstance(value, chainer.Variable):
         return array.shape, array.dtype, order
     if value.creator_node is not None:
-        raise TypeError("an argument is a computed variable, and the backward pass would continue behind it")
+        raise TypeError("an argument is a computed variable, and the backward pass would continue beyond it")
     return chainer.Variable, value.requires_grad, array.shape, array.dtype, order
 
 

@@ -66,7 +66,7 @@ class Collector(Observer):
         if not self.layers:
             if self.too_large:
                 rows = min(self.too_large.values())
-                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: set a larger largest")
+                raise ValueError(f"KFAC: the smallest matrix of a layer has {rows} rows: raise largest")
             raise ValueError(
                 "KFAC has found no layer that mixprec computes in NHWC: call mixprec.convert(model), or use "
                 "mixprec.links"

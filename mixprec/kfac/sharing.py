@@ -47,7 +47,7 @@ def _check_same(of_ranks):
     first, *others = map(set, of_ranks)
     name = min(name for names in others for name in names ^ first)
     without = next(rank for rank, names in enumerate(of_ranks) if name not in names)
-    raise ValueError(f"KFAC: {name} has no gradient on rank {without}, but on others")
+    raise ValueError(f"KFAC: {name} has no gradient on rank {without}, but has one on others")
 
 
 def average(layers, transport, decay, factor):

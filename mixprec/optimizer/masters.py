@@ -270,7 +270,7 @@ def _follow(name, param, master):
     if not is_half(param.dtype):
         return
     if master.array.shape != param.shape:
-        raise ValueError(f"{name} has changed its shape, {master.array.shape} to {param.shape}: call setup() again")
+        raise ValueError(f"{name} has changed its shape from {master.array.shape} to {param.shape}: call setup() again")
     where = written(param.array, master.array)
     if on_host(where) and not where.any():
         return

@@ -131,7 +131,7 @@ class OptimizerStep:
 
     @property
     def batch(self):
-        """The object that updates the batch, a :class:`DeviceBatch` on a device; a new one after the plan changes."""
+        """The object that updates the batch, on a device a ``DeviceBatch``; a new one after the plan changes."""
         return None if self._form is None else self._form.batch
 
     def unchanged(self):

@@ -69,7 +69,7 @@ class DynamicLossScale(ScaleState):
         interval: number of clean steps in a row before the scale grows.
         floor: the scale never falls below it; ``None`` for no floor.
         cap: the scale never rises above it; ``None`` for no cap.
-        hysteresis: the scale backs off after this many overflows since it last grew.
+        hysteresis: the scale backs off from this overflow on, counted since it last grew; 1 means at every overflow.
         patience: number of overflows in a row after which training ends with :class:`LossScaleExhausted`; ``None`` for
             no limit.
         search: whether to search for a first scale without skipping steps: until gradients are finite for the first

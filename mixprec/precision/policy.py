@@ -11,7 +11,7 @@ LAYOUT_SYNONYMS = {"channels_last": "nhwc", "contiguous": "nchw"}
 
 
 def meant(value, synonyms):
-    """Returns what a value means that may be a synonym, in any case; anything else as it is."""
+    """Replaces a synonym, in upper or lower case, by its meaning; returns any other value unchanged."""
     return synonyms.get(value.lower(), value) if isinstance(value, str) else value
 
 

@@ -23,7 +23,7 @@ def give_up(scaler, reason):
 
     Args:
         scaler: the loss scale.
-        reason: as text.
+        reason: the reason, as text.
     """
     if scaler.is_searching:
         scaler.end_search()

@@ -195,7 +195,7 @@ def kernel_arguments(cls, owner, address):
 @functools.cache
 def _check_known(own, cls):
     if not set(own.rules) <= set(cls.rules):
-        raise TypeError(f"{own.__name__} has rules that the kernels of a GPU do not know")
+        raise TypeError(f"{own.__name__} has rules that the kernels of a GPU do not support")
 
 
 def _advance(name, cls):

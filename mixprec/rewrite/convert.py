@@ -33,7 +33,7 @@ class Conversion:
     Attributes:
         on_example: whether ``convert`` is calling the model on its example; then a second computation is not reported.
         traced: number of calls in training mode that have been traced, see :mod:`mixprec.rewrite.trace`.
-        lost_weights: list of texts, one for each parameter that 16 bits cannot hold, or whose small steps they cannot.
+        lost_weights: list of texts, one for each parameter whose values, or small steps, 16 bits cannot hold.
         findings: :class:`~mixprec.rewrite.trace.Findings` of the last traced call, or ``None``.
     """
 

@@ -38,7 +38,7 @@ def check_example(model, example):
         raise TypeError(f"example must be an array; found {found}: did you mean numpy.{make}(example, numpy.float32)?")
     if isinstance(example, dict) and not all(isinstance(name, str) for name in example):
         raise TypeError(
-            f"example, a dict of keyword arguments, must have texts as keys; found {arguments.found(example)}"
+            f"example, a dict of keyword arguments, must have strings as keys; found {arguments.found(example)}"
         )
     for array in _arrays(example):
         device = chainer.backend.get_device_from_array(array)
@@ -96,11 +96,11 @@ def without_trace(model):
 
 
 def fault(names, error):
-    """Returns why a link of a model refused what it was called with, in words; empty if that is not known.
+    """Returns why a link of a model refused its arguments, as text; empty if that is not known.
 
     Args:
         names: dict from the ids of the model's links to their names.
-        error: that it raised; its traceback leads to the link.
+        error: the exception; its traceback leads to the link.
     """
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         link, x = frame.f_locals.get("self"), frame.f_locals.get("x")
@@ -113,11 +113,11 @@ def fault(names, error):
 
 def _refusal(link, x):
     if isinstance(x, list):
-        return "takes one array, and was given a list: numpy.stack makes one of several"
+        return "takes one array, and was given a list: numpy.stack joins several"
     if not hasattr(x, "dtype") or x.ndim < 2:
         return ""
     if x.dtype.kind in "iub":
-        return f"takes floating point, and was given {x.dtype}"
+        return f"takes floating-point numbers, and was given {x.dtype}"
     if isinstance(link, L.Linear):
         taken, found, what = link.W.shape[1], math.prod(x.shape[1:]), "features"
     elif x.ndim != link.W.ndim:

@@ -82,7 +82,7 @@ def call(scope, function, args, kwargs):
 
 
 def in_float32(function, *args):
-    """Calls a function so that all in it is float32, if a converted model calls this; as it is otherwise.
+    """Calls a function in float32 if a converted model is running, otherwise as it is.
 
     Args:
         function: any callable.

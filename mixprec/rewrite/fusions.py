@@ -57,7 +57,7 @@ class NormalizationSite:
         fused: name of the :class:`~mixprec.rewrite.fusions.Fusion` of the last call; ``False`` if it is not deferred
             any more, ``None`` before its first call.
         why: why it is not deferred any more.
-        apart: what is not fused with it, and why, where it is fused with less; for reports.
+        apart: which further functions are not fused with it, and why; for reports.
     """
 
     def __init__(self):
@@ -66,7 +66,7 @@ class NormalizationSite:
 
     @property
     def text(self):
-        """What the report says."""
+        """The text for the report."""
         return f"{self.fused}, {self.apart}" if self.fused and self.apart else self.fused or self.why
 
     def give_up(self, why):
@@ -75,7 +75,7 @@ class NormalizationSite:
 
 
 class Unfused:
-    """A batch normalization that a function has made compute alone: the report names all functions that take it.
+    """A batch normalization that had to be computed alone: the report names all functions that use it.
 
     Args:
         site: :class:`~mixprec.rewrite.fusions.NormalizationSite`.
@@ -90,7 +90,7 @@ class Unfused:
         self._say()
 
     def is_taken(self, x, name):
-        """Notes that a function of this name takes a variable, which may be the result or the sum."""
+        """Records that a function of this name uses a variable, which may be the result or the sum."""
         if self._result() is x:
             self._takers.append(name)
         elif self._total is not None and self._total() is x:
@@ -109,7 +109,7 @@ class Unfused:
         self._site.give_up(why)
 
     def end(self):
-        """Ends the call: a variable that is still held is the reason."""
+        """Ends the call: if a variable is still held, that is the reason."""
         if self._result() is not None:
             self._site.give_up(KEPT)
         elif self._total is not None and self._total() is not None:
@@ -117,7 +117,7 @@ class Unfused:
 
 
 def of_sum(why):
-    """Returns the reason for a batch normalization if ``why`` is the one for a sum with it."""
+    """Returns the reason for a batch normalization, given ``why``, the reason for a sum with it."""
     return "a sum with it is kept, or a result of the model" if why == KEPT else why
 
 
@@ -125,7 +125,7 @@ class ConvolutionSite:
     """One application of a convolution, which may take the sums of the batch normalization after it.
 
     A convolution is applied before it is known what follows it. It is not deferred: its result is an ordinary variable.
-    Instead its site remembers which batch normalization followed in the call before. If one did, with statistics of
+    Instead its site remembers which batch normalization followed in the previous call. If one did, with statistics of
     the batch, the device may take sums while it convolves. If another function follows this time, the sums are not
     used, and the next call takes none.
 
@@ -141,12 +141,12 @@ class Normalization:
 
     Args:
         x: variable, the input.
-        rest: other inputs of the node, before what is added.
+        rest: other inputs of the node, up to the operand of an addition.
         build: function that makes the node of ``(relu, add, count, factors)``: whether a ReLU follows, whether there is
-            an addition before it, whether running statistics move, and factors of images before the addition or
+            an addition before it, whether running statistics are updated, and factors of images before the addition or
             ``None``.
-        statistics: the running statistics that it reads or moves, arrays.
-        moves: whether it moves them, and so normalizes by the statistics of the batch.
+        statistics: the running statistics that it reads or updates, arrays.
+        moves: whether it updates them, and so normalizes by the statistics of the batch.
         site: :class:`~mixprec.rewrite.fusions.NormalizationSite`, or ``None``.
         scope: :class:`~mixprec.rewrite.scope.Scope`.
         joint: whether its statistics are over several processes.
@@ -154,9 +154,9 @@ class Normalization:
     Attributes:
         counted: whether it has been computed.
         fused: ``None``, or the node that computed it together with a ReLU, and weak references to the
-            :class:`Deferred` whose ReLU that was, to the :class:`Deferred` to which there was added in it, and to the
-            node of the result.
-        joined: ``None``, or the object that has computed it together with more, see :mod:`mixprec.rewrite.joined`.
+            :class:`Deferred` whose ReLU that was, to the :class:`Deferred` that was an operand of the addition, and to
+            the node of the result.
+        joined: ``None``, or the object that computed it with other functions, see :mod:`mixprec.rewrite.joined`.
         other: ``None``, or the second normalization that it was computed with there.
     """
 
@@ -177,11 +177,11 @@ class Normalization:
         self._build = build
 
     def node(self, relu=False, add=False):
-        """Returns its first node, which has not been applied, to be computed with more; arguments as of ``build``."""
+        """Returns its node, not applied yet, to be joined with other functions; arguments as for ``build``."""
         return self._build(relu, add, True, None)
 
     def compute(self, fused="", add=None, factors=None):
-        """Applies the node, and returns its output. Running statistics move when it is done first.
+        """Applies the node, and returns its output. Only the first call updates running statistics.
 
         Args:
             fused: name of the :class:`~mixprec.rewrite.fusions.Fusion`, which ends with a ReLU; empty for none.
@@ -192,19 +192,19 @@ class Normalization:
         return self.apply(node, fused, *([] if add is None else [add]))
 
     def apply(self, node, fused, *others, other=None):
-        """Applies a node that computes it, alone or with more, and returns the output.
+        """Applies a node that computes it, alone or with other functions, and returns the output.
 
         Args:
             node: the node.
             fused: as for :meth:`compute`.
-            *others: inputs behind its own.
-            other: ``None``, or a second :class:`Normalization` that the node computes, too; its inputs come last.
+            *others: inputs after its own.
+            other: ``None``, or a second :class:`Normalization` that the node also computes; its inputs come last.
         """
         node.channels_first = self.x.ndim == 4
         if other is not None:
             others = *others, other.x, *other.rest
         (y,) = node.apply((self.x, *self.rest, *others))
-        for each in (self,) if other is None else (self, other):  # running statistics move the first time
+        for each in (self,) if other is None else (self, other):  # running statistics are updated the first time
             if each.scope.trace is not None and not each.counted:
                 each.scope.trace.note_normalization(each.link, fused)
             each.counted = True

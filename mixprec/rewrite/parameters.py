@@ -193,7 +193,7 @@ def twins(model):
 
 
 def _parts(name, other):
-    """Returns the names without what they have in common at their ends, ``/k`` and ``/q`` for ``/k/W`` and ``/q/W``."""
+    """Returns the names without their common ends, ``/k`` and ``/q`` for ``/k/W`` and ``/q/W``."""
     names, others = name.split("/"), other.split("/")
     while names[-1] == others[-1]:
         names.pop()
@@ -202,7 +202,7 @@ def _parts(name, other):
 
 
 def ranks_of(node, x, name):
-    """Returns the processes whose batches a batch normalization takes as one.
+    """Returns the processes over whose batches a batch normalization computes its statistics.
 
     Args:
         node: its function node.
@@ -210,8 +210,8 @@ def ranks_of(node, x, name):
         name: its name, for messages.
 
     Returns:
-        :class:`~mixprec.backends.joint_batch.JointBatch`, or ``None`` if it is not one of ChainerMN, or if it sends
-        arrays of CuPy by MPI.
+        :class:`~mixprec.backends.joint_batch.JointBatch`, or ``None`` if it is not ChainerMN's, or sends CuPy arrays
+        by MPI.
     """
     selector = node._impl_selector
     if not _is_of(selector, "chainermn.functions.batch_normalization", "MultiNodeBNImplSelector"):

@@ -20,7 +20,7 @@ from mixprec.rewrite import dispatch, outside, parameters
 from mixprec.rewrite.state import active, set_state, state_of
 
 _WHEN = "mixprec.convert"
-_ROUNDING = 2.0**-8  # by which a sum may miss 1 since its numbers were rounded to 16 bits; others are meant as they are
+_ROUNDING = 2.0**-8  # largest deviation from a sum of 1 that rounding to 16 bits explains; other sums are not changed
 
 
 def install(link_class):

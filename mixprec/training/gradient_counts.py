@@ -14,7 +14,7 @@ from chainer.backends import cuda
 # FP16 rounds to nearest, ties to even.
 LARGEST_FLUSHED = 2.0**-25  # half the smallest subnormal: magnitudes up to this become zero
 SMALLEST_NORMAL = 2.0**-14
-SMALLEST_OVERFLOW = 65520.0  # half way from the largest number, 65504, to 2^16: larger magnitudes become infinite
+SMALLEST_OVERFLOW = 65520.0  # half way from the largest number, 65504, to 2^16: from here on a magnitude becomes inf
 
 LOWEST, HIGHEST = -149, 127  # binades of FP32, subnormal numbers included
 

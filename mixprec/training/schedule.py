@@ -16,9 +16,10 @@ from chainer.training import extension
 class Rates:
     """The learning rate over the epochs.
 
-    In the first ``warmup_epochs`` it rises linearly, from ``peak`` divided by the number of warm-up iterations to
-    ``peak`` (Goyal et al. 2017, arXiv:1706.02677, section 2.2). Then it depends on ``settings.kind``; ``progress`` is 0
-    at the end of the warm-up, or with ``decay_from`` at the start of training, and 1 at the end of training:
+    In the first ``warmup_epochs`` it rises linearly, from ``warmup_start_lr`` or, if that is ``None``, from ``peak``
+    divided by the number of warm-up iterations, to ``peak`` (Goyal et al. 2017, arXiv:1706.02677, section 2.2). Then it
+    depends on ``settings.kind``; ``progress`` is 0 at the end of the warm-up, or with ``decay_from`` at the start of
+    training, and 1 at the end of training:
 
     ============  ================================================================================================
     ``constant``  ``peak``

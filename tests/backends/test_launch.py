@@ -299,7 +299,7 @@ def test_a_damaged_kernel_is_compiled_anew_and_said_once(compiler, tmp_path, cap
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"?" if damage is None else content[damage])
     assert [compiler.compile(), compiler.compile()] == [1, 0]
-    assert caplog.messages == [f"{path} is damaged, it is made anew (compiled kernels)"]
+    assert caplog.messages == [f"{path} is damaged, it is made again (compiled kernels)"]
     assert path.read_bytes() == content
 
 

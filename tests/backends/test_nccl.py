@@ -182,7 +182,7 @@ def test_a_process_without_nccl_is_an_error_of_all(cupy, by_whom, monkeypatch):
         monkeypatch.delattr(cupy.cuda, "nccl")
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", None)
     rank = 0 if by_whom == "another" else 1
-    with pytest.raises(RuntimeError, match=f"rank {rank} has no NCCL that works, .*: pip install nvidia-nccl-cu13"):
+    with pytest.raises(RuntimeError, match=f"rank {rank} has no working NCCL, .*: pip install nvidia-nccl-cu13"):
         nccl.nccl_of(communicator, _array(0, 1))
 
 
@@ -204,7 +204,7 @@ def test_a_communicator_of_nccl_is_never_destroyed(cupy, monkeypatch):
 def test_two_processes_with_one_gpu_are_an_error_of_all(cupy):
     communicator = Chainermn()
     communicator.mpi_comm.bus = Device.pci_bus_id
-    with pytest.raises(RuntimeError, match="ranks 0 and 1 have one GPU: call chainer"):
+    with pytest.raises(RuntimeError, match="ranks 0 and 1 share one GPU: call chainer"):
         nccl.nccl_of(communicator, _array(0, 1))
 
 
@@ -224,6 +224,6 @@ def test_rank_0_without_a_network_is_an_error_of_all(cupy, monkeypatch):
 
     monkeypatch.setattr(cupy.cuda.nccl, "get_unique_id", fails, raising=False)
     monkeypatch.setattr(sys.modules[__name__], "Mpi", First)
-    with pytest.raises(RuntimeError, match=r"rank 0 has no NCCL.*SYSTEM_ERROR"):
+    with pytest.raises(RuntimeError, match=r"rank 0 has no working NCCL.*SYSTEM_ERROR"):
         nccl.nccl_of(Chainermn(), _array(0, 1))
     assert told == ["NCCL_ERROR_SYSTEM_ERROR"]

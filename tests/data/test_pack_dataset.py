@@ -292,7 +292,7 @@ def test_full_disk_leaves_nothing_half_written_and_the_next_call_goes_on(source,
     with monkeypatch.context() as patch:
         patch.setattr(pack_module, "_encoded", samples)
         message = refused(pack, source, out, form=FORM, shard_mib=MIB)
-    assert message == f"{out}: No space left on device; the same call goes on from what is finished"
+    assert message == f"{out}: No space left on device; the same call continues the packing"
     assert 1 <= len(list(out.glob(f"*{FORMATS[FORM].SUFFIX}"))) < len(list(out.parent.glob("whole/*.idx")))
     assert not list(out.glob(".*"))
     pack(source, out, form=FORM, shard_mib=MIB)
@@ -391,4 +391,4 @@ def test_interrupted_command_says_that_the_same_call_goes_on(root, tmp_path, mon
 
     monkeypatch.setattr(pack_command, "pack", interrupt)
     ended = run_here("--source", root, "--out", tmp_path / "out", "--format", "tfrecord")
-    assert ended == (130, "", "interrupted; the same call goes on from what is finished\n")
+    assert ended == (130, "", "interrupted; the same call continues after the finished shards\n")

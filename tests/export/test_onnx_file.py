@@ -88,7 +88,7 @@ def test_our_models(name):
 # What a graph cannot hold: a function of Python, a number that is read on the way, rows that mean something.
 REFUSED = {
     "adversarial": "BroadcastTo of / runs without backprop",
-    "convolutional_lstm": "the model calls other functions when the batch has another size",
+    "convolutional_lstm": "the model calls different functions for another batch size",
     "forgotten": "Convolution2DFunction of /conv1 runs without backprop",
     "functions_of_normalization": "BatchNormalization of / cannot be exported: it normalizes by the statistics of",
     "layer_normalization": "the model cannot be called on the example: ValueError",

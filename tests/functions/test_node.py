@@ -245,5 +245,5 @@ def test_primitives_get_contiguous_arrays_only(name, monkeypatch):
 
 def test_running_statistics_that_cannot_be_moved_in_place_are_an_error():
     strided = np.ones(16, np.float32)[::2]
-    with pytest.raises(ValueError, match="batch_normalization: running_var is moved in place and must be contiguous"):
+    with pytest.raises(ValueError, match="batch_normalization: running_var is updated in place and must be contiguous"):
         F.batch_normalization(normal(0, *IMAGES), ONES, ONES, running_mean=ONES.copy(), running_var=strided)

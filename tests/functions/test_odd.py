@@ -65,9 +65,7 @@ def test_more_channels_than_the_filter_has_must_be_zeros(dtype):
         lambda: L.Convolution2D(3, 8, 3, dtype=dtype)(x),
     )
     for call in calls:
-        with pytest.raises(
-            ValueError, match=r"x must be \(N, H, W, 3\), with zeros alone beyond; found .*\(2, 5, 5, 4"
-        ):
+        with pytest.raises(ValueError, match=r"x must be \(N, H, W, 3\), with only zeros beyond; found .*\(2, 5, 5, 4"):
             call()
     x[..., 3:] = 0
     for call in calls:

@@ -159,7 +159,7 @@ def test_a_layer_that_some_ranks_do_not_use(threads, size):  # noqa: F811
         return [_error(lambda: made.optimizer.update(made.model, *batch(0, 3))) for _ in range(2)]
 
     without = 1 if size == 2 else 0
-    error = f"KFAC: /predictor/extra/W has no gradient on rank {without}, but on others"
+    error = f"KFAC: /predictor/extra/W has no gradient on rank {without}, but has one on others"
     assert threads(size, run) == [[error] * 2] * size
 
 
@@ -195,7 +195,7 @@ def test_a_layer_that_comes_later_on_one_rank(threads):  # noqa: F811
                 errors.append((step, str(error)))
         return errors
 
-    error = "KFAC: /predictor/extra/W has no gradient on rank 0, but on others"
+    error = "KFAC: /predictor/extra/W has no gradient on rank 0, but has one on others"
     assert threads(2, run) == [[(10, error), (11, error)]] * 2
 
 

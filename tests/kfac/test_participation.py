@@ -169,7 +169,7 @@ def test_all_layers_too_large():
     model = Net()
     optimizer, _ = wrapped(model, damping=DAMPING, largest=1)
     before = model.first.W.array.copy()
-    with pytest.raises(ValueError, match="the smallest matrix of a layer has 6 rows: set a larger largest"):
+    with pytest.raises(ValueError, match="the smallest matrix of a layer has 6 rows: raise largest"):
         optimizer.update(_loss, model, *rows(0))
     np.testing.assert_array_equal(model.first.W.array, before)
     assert optimizer.t == 0

@@ -737,7 +737,7 @@ def test_an_example_of_the_wrong_shape(lazy):
         (
             lambda: L.Convolution2D(3, 4, 3),
             np.zeros((2, 3, 8, 8), "uint8"),
-            "takes floating point, and was given uint8",
+            "takes floating-point numbers, and was given uint8",
         ),
         (
             lambda: L.Convolution2D(3, 4, 3),
@@ -745,7 +745,7 @@ def test_an_example_of_the_wrong_shape(lazy):
             "takes arrays of 4 axes, (N, C, ...), and was giv",
         ),
         (lambda: L.Linear(4, 2), np.zeros((2, 3), "f"), "takes 4 features, and was given 3"),
-        (lambda: L.Linear(4, 2), [np.zeros(4, "f")], "takes one array, and was given a list: numpy.stack makes one "),
+        (lambda: L.Linear(4, 2), [np.zeros(4, "f")], "takes one array, and was given a list: numpy.stack joins "),
     ],
 )
 def test_an_example_that_a_link_refuses(link, example, why):

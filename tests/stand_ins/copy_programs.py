@@ -1,4 +1,4 @@
-"""Random programs of work on a device and copies to another memory, by any ``copy_interface.Copies``."""
+"""Random programs of work and copies on a device, for any :class:`mixprec.backends.copy_interface.Copies`."""
 
 import random
 

@@ -26,10 +26,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=functools.partial(_Help, max_help_position=32), **options)
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses as ``argparse`` does, and says more of two mistakes.
+        """Parses as ``argparse`` does, with better errors for two mistakes.
 
-        Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. Of ``--set optimizer.lr 0.1`` it would name
-        the ``0.1`` only.
+        Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. For ``--set optimizer.lr 0.1`` it would
+        name only the ``0.1``.
         """
         args = sys.argv[1:] if args is None else list(args)
         for text in args[: args.index("--")] if "--" in args else args:
@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def add_repeated(self, option, metavar, help):
-        """Adds an option that may be given again and again, a list; its help says so."""
+        """Adds an option that may be repeated, a list; its help says so."""
         self.add_argument(option, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
 
     def error(self, message):
@@ -60,10 +60,10 @@ def first_line(docstring):
 
 
 def path(kind):
-    """Returns an ``argparse`` type: a path that is not empty, as that of a shell's variable that is not set would be.
+    """Returns an ``argparse`` type: a path that is not empty, unlike the value of an unset variable of a shell.
 
     Args:
-        kind (str): what the path is of, for the message: ``"a folder"``.
+        kind (str): the kind of the path, for the message: ``"a folder"``.
     """
 
     def given(text):

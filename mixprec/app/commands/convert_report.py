@@ -45,7 +45,7 @@ def main(argv, networks=MODELS):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: those that have a name, beside import paths: a dict from name to a callable that returns a Chainer
+        networks: the named networks, beside import paths: a dict from name to a callable that returns a Chainer
             link.
 
     Returns:
@@ -165,15 +165,15 @@ def _parse(argv):
     )
     help = f"zeros on which the model is called, such as 4x20:int32; default {_INPUT}; one for each argument"
     parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
-    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default float16")
-    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default nhwc; nchw fuses nothing")
+    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default: float16")
+    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default: nhwc; nchw fuses nothing")
     parser.add_argument(
-        "--no-fuse", dest="fuse", action="store_const", const=False, help="leave batch normalizations alone"
+        "--no-fuse", dest="fuse", action="store_const", const=False, help="do not fuse batch normalizations"
     )
-    help = "such links stay in float32: /fc, '/head/*'"
+    help = "links that stay in float32, such as /fc or '/head/*'"
     parser.add_repeated("--keep-float32", "PATTERN", help)
-    parser.add_argument("--strict", action="store_true", help="exit code 1 if anything stays as it was")
-    parser.add_argument("--json", metavar="PATH", help="write the report there, too")
+    parser.add_argument("--strict", action="store_true", help="exit code 1 if anything is not converted")
+    parser.add_argument("--json", metavar="PATH", help="also write the report to this file")
     return parser.parse_args(argv)
 
 

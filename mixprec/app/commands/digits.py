@@ -23,9 +23,9 @@ def main(argv):
         allow_abbrev=False,
     )
     folder, default = path("a folder"), digit_images.FOLDER
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=folder, help=f"to make (default: {default})")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=folder, help=f"folder to make (default: {default})")
     parser.add_argument("--out", metavar="FOLDER", type=folder, help="the same as FOLDER")
-    parser.add_argument("--size", type=int, default=40, help="pixels a side, 32 to 4096 (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=40, help="pixels per side, 32 to 4096 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
     arguments = parser.parse_args(argv)
     if arguments.folder is not None and arguments.out is not None:

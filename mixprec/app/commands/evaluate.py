@@ -50,12 +50,12 @@ def _parse(argv):
     )
     parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
     parser.add_argument(
-        "--weights", metavar="FILE", type=path("a file"), help="of weights, or a snapshot; default: model.npz"
+        "--weights", metavar="FILE", type=path("a file"), help="file of weights, or a snapshot; default: model.npz"
     )
     parser.add_argument("--images", type=whole(1), metavar="N", help="evaluate only N, drawn at random; default: all")
-    parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: as the run")
+    parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: the device of the run")
     parser.add_argument(
-        "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them in place of the tables"
+        "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them instead of the tables"
     )
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config, such as data.val=DIR")
     return parser.parse_args(argv)

@@ -55,17 +55,17 @@ def _parse(argv):
         allow_abbrev=False,
     )
     parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
-    parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="where the files go")
-    parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="default: model.npz of the run")
+    parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="folder for the files")
+    parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz")
     parser.add_argument("--fp16", action="store_true", help="also write model_fp16.onnx, with inputs in float32")
     parser.add_argument("--int8", action="store_true", help="also write model_int8.onnx, with Q/DQ nodes")
     parser.add_argument(
-        "--for", dest="target", choices=("tensorrt", "cpu"), default="cpu", help="what INT8 is for; default: cpu"
+        "--for", dest="target", choices=("tensorrt", "cpu"), default="cpu", help="target of INT8; default: cpu"
     )
     parser.add_argument(
-        "--images", type=whole(_FEWEST), default=512, metavar="N", help="training images to calibrate INT8; default 512"
+        "--images", type=whole(_FEWEST), default=512, metavar="N", help="images that calibrate INT8; default: 512"
     )
-    parser.add_argument("--half-ends", action="store_true", help="INT8: first and last layer in float16")
+    parser.add_argument("--half-ends", action="store_true", help="INT8: end layers in float16 (cpu: float32)")
     parser.add_argument("--preprocess", action="store_true", help="the files take pixels, uint8 (N, H, W, 3)")
     parser.add_argument("--val-images", type=whole(1), metavar="N", help="check on N validation images; default: all")
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config")
@@ -116,7 +116,7 @@ def _run(arguments, networks):
     lines = report.table(rows, len(images), guessed)
     if about.get("int8", {}).get("reduce_range"):
         lines.append("weights of 7 bits, as this processor has no VNNI")
-    with contextlib.suppress(ReaderGone):  # the files are there, for whoever wants the first lines only
+    with contextlib.suppress(ReaderGone):  # the files are written, even if a reader has taken the first lines only
         say("\n".join([*lines, f"files, {out_folder.JSON} and {out_folder.PICTURE}: {one_line(arguments.out)}"]))
     if bad:
         print(f"error: {_complaint(bad)}", file=sys.stderr)

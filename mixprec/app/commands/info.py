@@ -1,4 +1,4 @@
-"""``mixprec info``: the versions of what mixprec uses, what this machine offers, and what is missing."""
+"""``mixprec info``: versions, what this machine offers, and what is missing."""
 
 import dataclasses
 import json
@@ -25,8 +25,8 @@ def main(argv):
         allow_abbrev=False,
     )
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--patches", action="store_true", help="list all that mixprec replaces in Chainer instead")
-    group.add_argument("--json", action="store_true", help="print it as JSON")
+    group.add_argument("--patches", action="store_true", help="list everything that mixprec replaces in Chainer")
+    group.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     if arguments.patches:
         return _patches()

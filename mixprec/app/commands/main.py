@@ -15,9 +15,9 @@ from mixprec.base.messages import hint, nearest, one_line
 
 # In the order of the help: name of the command and of its module, and what it does.
 COMMANDS = {
-    "train": "train an image classifier, as a YAML file says",
+    "train": "train an image classifier from a YAML config",
     "evaluate": "measure a trained network on validation images",
-    "predict": "say what is on images, by a trained network or an ONNX file",
+    "predict": "classify images by a trained network or an ONNX file",
     "export": "write a trained network as ONNX files, and check them",
     "weights": "convert weights to PyTorch's names and files, and back",
     "convert-report": "show what mixprec.convert does to a model",
@@ -89,7 +89,7 @@ def _help():
             "",
             *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
             "",
-            "mixprec COMMAND --help shows its arguments; mixprec --version the version.",
+            "mixprec COMMAND --help shows its arguments, mixprec --version the version.",
         ]
     )
 
@@ -98,7 +98,7 @@ def console(*before):
     """Runs the command as the process that it is, and ends it: the program ``mixprec``, and the files in ``scripts/``.
 
     Args:
-        *before: arguments before those of the process, such as the name of a command.
+        *before: arguments in front of the process's own, such as the name of a command.
     """
     argv = [*before, *sys.argv[1:]]
     command_process.begin(is_rank=argv[:1] == [_TRAINS], checks_variables=argv[:1] != [_REPORTS])

@@ -35,7 +35,7 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="mixprec monitor", description="Shows in a browser what training does.", allow_abbrev=False)
+    parser = Parser(prog="mixprec monitor", description="Shows runs in a browser.", allow_abbrev=False)
     parser.add_argument("results", metavar="RESULTS", type=path("a folder"), help="folder with the results of runs")
     parser.add_argument("--port", metavar="N", type=int, default=8080, help="port of this machine; default: 8080")
     parser.add_argument("--allow-jobs", action="store_true", help="let users with the token start and stop runs")
@@ -147,7 +147,7 @@ def _ended_by_signals():
 def _check_port(port):
     """Raises :class:`ServerError` if nothing can be bound there, which the server would say at length."""
     if not 0 < port < 1 << 16:
-        raise ServerError(f"--port {port}: no port; allowed: 1 to 65535")
+        raise ServerError(f"--port {port}: not a port; allowed: 1 to 65535")
     try:
         with socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

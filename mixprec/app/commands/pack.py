@@ -1,4 +1,4 @@
-"""``mixprec pack`` packs images into TFRecord or WebDataset shards, shuffled once, or verifies what was packed."""
+"""``mixprec pack`` packs images into TFRecord or WebDataset shards, shuffled once, or verifies shards."""
 
 import sys
 
@@ -18,7 +18,7 @@ def main(argv):
 
     Returns:
         int: exit code: 0; 2 for bad input or a disk that cannot be written, with one line on standard error; 130:
-        Ctrl-C. The shards that were finished are kept, and the same call goes on from there.
+        Ctrl-C. Finished shards are kept, and the same call continues from there.
     """
     arguments = _parse(argv)
     try:
@@ -31,7 +31,7 @@ def main(argv):
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same call goes on from what is finished", file=sys.stderr)
+        print("interrupted; the same call continues after the finished shards", file=sys.stderr)
         return interruption.INTERRUPTED
     return 0
 
@@ -40,7 +40,7 @@ def _parse(argv):
     parser = Parser(
         prog="mixprec pack",
         usage="%(prog)s (--source PATH --out DIR --format FORMAT [OPTION ...] | --verify DIR)",
-        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies what was packed.",
+        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies shards.",
         allow_abbrev=False,
     )
     folder = path("a folder")
@@ -54,14 +54,14 @@ def _parse(argv):
         "--out",
         metavar="DIR",
         type=folder,
-        help="folder to make; after a kill the same call goes on",
+        help="folder to make; after a kill, the same call continues",
     )
-    parser.add_argument("--format", choices=sorted(WRITTEN), help="of the shards that are written")
+    parser.add_argument("--format", choices=sorted(WRITTEN), help="format of the shards to write")
     parser.add_argument(
         "--source-format",
         choices=("auto", *FORMATS),
         default="auto",
-        help="of the images that are read (default: %(default)s)",
+        help="format of the images to read (default: %(default)s)",
     )
     parser.add_argument(
         "--root",
@@ -70,14 +70,14 @@ def _parse(argv):
         help="folder of the paths in a list (default: the list's own)",
     )
     parser.add_argument(
-        "--shard-mib", metavar="MIB", type=float, default=256.0, help="MiB of a shard, about (default: 256)"
+        "--shard-mib", metavar="MIB", type=float, default=256.0, help="approximate size of a shard (default: 256)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order of the images (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of the images (default: %(default)s)")
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help=f"of a bad image: stop, or leave it out, in {SKIPPED} (default: %(default)s)",
+        help=f"at a bad image: stop, or list it in {SKIPPED} and skip it (default: %(default)s)",
     )
     parser.add_argument("--verify", metavar="DIR", type=folder, help="check every shard, and decode every image")
     arguments = parser.parse_args(argv)

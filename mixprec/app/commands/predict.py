@@ -1,4 +1,4 @@
-"""``mixprec predict``: what a network of a run, or an exported one, says about images."""
+"""``mixprec predict``: classifies images by the network of a run, or by an exported one."""
 
 import sys
 
@@ -55,13 +55,13 @@ def _parse(argv):
     )
     parser.add_argument("--run", metavar="DIR", type=path("a folder"), help="results folder of a run, for its network")
     parser.add_argument(
-        "--weights", metavar="FILE", type=path("a file"), help="of weights; default: model.npz of the run"
+        "--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz of the run"
     )
     arguments = parser.parse_args(argv)
     exported = [file for file in arguments.files if file.endswith(".onnx")]
     if arguments.run is None:
         if arguments.weights is not None:
-            parser.error("--weights needs --run DIR, the run that the weights are of")
+            parser.error("--weights needs --run DIR, the run of the weights")
         if not arguments.files:
             parser.error("no network and no image; give MODEL.onnx or --run DIR, and IMAGE")
         arguments.model = arguments.files.pop(0)

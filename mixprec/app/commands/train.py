@@ -1,4 +1,4 @@
-"""The training command: its arguments, its exit codes, and what it says when it fails."""
+"""The training command: its arguments, exit codes and error messages."""
 
 import sys
 import traceback
@@ -35,9 +35,9 @@ def main(argv, networks=MODELS):
     Returns:
         int: exit code. 0: done, or stopped by SIGTERM in training, with a snapshot to go on from. 1: it began and
         failed: training diverged, a step cannot be captured and that is required, an image or a process of the loader
-        is gone, memory or disk are full; one line on standard error says which. 2: bad input, one line on standard
-        error, nothing left behind. 130: Ctrl-C. SIGTERM before the first iteration ends the process as it does any
-        other. An unexpected error is a traceback, and 1.
+        is gone, memory or disk are full; one line on standard error names the reason. 2: bad input, one line on
+        standard error, nothing left behind. 130: Ctrl-C. SIGTERM before the first iteration ends the process as usual.
+        An unexpected error is a traceback, and 1.
     """
     try:
         ranks = processes.find()
@@ -54,11 +54,11 @@ def main(argv, networks=MODELS):
 
 
 def _way_out(error):
-    """Returns what a rank is to say that leaves by an exception which is no failure of a run, and the exit code."""
+    """Returns message and exit code of a rank that ends by an exception other than a failure of the run."""
     if isinstance(error, Exception):
         return traceback.format_exc(), 1
     code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-    # One that ends well by itself is a failure of the run all the same: the others have lost it.
+    # Exit code 0 of one rank is a failure of the run, too: the others have lost the rank.
     return f"ended by {importing.described(error)}; {_GO_ON}, if there is one", code % 256 or 1
 
 
@@ -106,12 +106,12 @@ def _parse(argv, ranks):
     parser.add_argument(
         "--resume",
         metavar="auto|FILE",
-        help="go on from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
+        help="continue from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="check and build everything, time a few steps, print what is needed, and stop; writes nothing but caches",
+        help="check and build everything, time a few steps, print what is needed, and stop; writes only caches",
     )
     arguments = ranks.quietly(parser.parse_args, argv)
     if arguments is not None:

@@ -19,7 +19,7 @@ from mixprec.backends.cudnn.errors import BrokenDevice
 from mixprec.base import cudnn_library
 from mixprec.recipes.models import MODELS
 
-_STEPS = 5  # the first calls of a converted model are looked at, and differ from those after them
+_STEPS = 5  # the first calls of a converted model are traced, and differ from later ones
 _log = logging.getLogger("mixprec")
 
 
@@ -65,10 +65,10 @@ def _parse(argv):
         prog="mixprec tune",
         usage="%(prog)s [OPTION ...]",
         description="Searches for the fastest engine of cuDNN for every operation of a training step. The choices stay "
-        "on disk, and training takes them from there. Interrupted, the same call goes on where it was.",
+        "on disk, where training finds them. If it is interrupted, the same call continues.",
         allow_abbrev=False,
     )
-    help = "of what will be trained, as another batch or size makes other operations (default: %(default)s)"
+    help = "config of the training; other batches or sizes are other operations (default: %(default)s)"
     parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
@@ -83,13 +83,13 @@ def _parse(argv):
 
 @dataclasses.dataclass
 class Choice:
-    """What was chosen for an operation.
+    """The choice for an operation.
 
     Attributes:
-        what: the operation, or what there are several ways to, in short.
-        name: of the engine or the way.
-        milliseconds: that it takes.
-        first: milliseconds of what would have been taken without measuring.
+        what: short name of the operation, or of a computation with several implementations.
+        name: name of the engine or the implementation.
+        milliseconds: its time.
+        first: milliseconds of the choice without measuring.
     """
 
     what: str
@@ -103,18 +103,18 @@ class Choice:
 
 
 def search(config, network, specifier, seconds):
-    """Runs training steps, in which each operation is searched that has not been yet with so much time.
+    """Runs training steps, which search each operation that was not searched with this much time before.
 
     A line about each choice is printed as it is made.
 
     Args:
         config: from :func:`mixprec.app.run.synthetic_run.load`; it is run without capture, and with measuring.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
-        specifier: of the device.
-        seconds: of compiling, for each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
+        specifier: device specifier.
+        seconds: time for compiling each operation, see :class:`mixprec.backends.cudnn.settings.Settings`.
 
     Returns:
-        list of :class:`Choice`: those that were made now.
+        list of :class:`Choice`: the new choices.
     """
     config = dataclasses.replace(
         config,
@@ -142,7 +142,7 @@ def _watching():
 
 
 class _Handler(logging.Handler):
-    """Takes choices from what cuDNN's part of mixprec logs."""
+    """Collects choices from the log of mixprec's cuDNN backend."""
 
     def __init__(self):
         super().__init__(logging.INFO)

@@ -19,7 +19,7 @@ def main(argv, networks=MODELS):
 
     Args:
         argv: command-line arguments, without the program's name.
-        networks: those that ``--arch`` may name, beside import paths, and that are tried on a file without ``--arch``:
+        networks: the networks that ``--arch`` may name, beside import paths, and that are tried without ``--arch``:
             a dict from name to a callable that takes the number of classes and returns a Chainer link.
 
     Returns:
@@ -47,15 +47,15 @@ def _parse(argv, networks):
     parser.add_argument(
         "--arch",
         help=f"the network: {', '.join(networks)}, or an import path, package.module:function, which is called with "
-        "the number of classes; default: the one of these whose names and shapes the file has",
+        "the number of classes; default: the one of these that the file fits",
     )
     return parser.parse_args(argv)
 
 
 def _convert(source, out, arch, networks):
-    """Converts a file; returns a line that says so."""
+    """Converts a file; returns a line for the user."""
     if weight_files.is_torchs(source) == weight_files.is_torchs(out):
-        raise WeightsError(f"{source} and {out}: both are of one kind; one of them must be .npz, which is Chainer's")
+        raise WeightsError(f"{source} and {out}: both are of the same kind; one of them must be .npz, Chainer's format")
     candidates = networks if arch is None else {arch: _find(arch, networks)}
     weights = weight_files.WeightFile(source)
     problems = []
@@ -70,8 +70,8 @@ def _convert(source, out, arch, networks):
     if arch is not None:
         raise problems[0]
     raise WeightsError(
-        f"{source}: its names and shapes are those of none of {', '.join(networks)}; give --arch "
-        "package.module:function, which makes the network, or one of these, to be told what differs"
+        f"{source}: its names and shapes match none of {', '.join(networks)}; give --arch "
+        "package.module:function, which makes the network, or one of these to see what differs"
     )
 
 

@@ -54,12 +54,12 @@ class LossScale:
         aliases=("scale", "value", "init"),
     )
     growth_factor: float = key(
-        "Factor of the scale after growth_interval steps in a row without an overflow.",
+        "The scale is multiplied by it after growth_interval steps in a row without an overflow.",
         2.0,
         limit=power_of_two("from 2 to 2^126", low=2.0),
     )
     backoff_factor: float = key(
-        "Factor of the scale on an overflow.",
+        "The scale is multiplied by it on an overflow.",
         0.5,
         limit=power_of_two("from 2^-126 to 0.5", high=0.5),
     )
@@ -81,7 +81,7 @@ class LossScale:
         aliases=("max", "max_loss_scale", "cap"),
     )
     hysteresis: int = key(
-        "The scale backs off after this many overflows since it last grew.", 1, limit=between(1, INT32)
+        "The scale backs off from this overflow on, counted since it last grew.", 1, limit=between(1, INT32)
     )
     patience: int = key(
         "Number of overflows in a row, in any mode, after which training stops with an error.",
@@ -150,7 +150,7 @@ class Optimizer:
         False,
     )
     rates: Pairs = key(  # noqa: RUF009  (Pairs is a tuple)
-        "Factors of lr for parts of the network, by patterns for names as in model.npz; * matches slashes, too. The "
+        "Factors on lr for parts of the network, by patterns for names as in model.npz; * matches slashes, too. The "
         "last pattern that fits a name counts. 0 freezes.",
         Pairs(),
         limit=between(0, LARGEST_RATE),
@@ -182,7 +182,7 @@ class Kfac:
         None,
         limit=RATE,
     )
-    norm_damping: float = key("Factor of damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",))
+    norm_damping: float = key("Factor on damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",))
     ema_decay: float = key(
         "Share of the moving averages of its matrices that is kept when they are refreshed.",
         0.95,

@@ -175,7 +175,7 @@ class Training:
     loss: str = key(
         "cross_entropy: softmax cross entropy. bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021); "
         "validation then reports cross_entropy. Or the import path of your own function, package.module:function, "
-        "which validation reports, too, see docs/own-network.md.",
+        "which validation reports, too, see [own-network.md](own-network.md).",
         "cross_entropy",
         choices=("cross_entropy", "bce"),
         other=IMPORT_PATH,
@@ -299,7 +299,7 @@ class Log:
     extensions: tuple[str, ...] = key(
         "Import paths of extensions of Chainer's Trainer, such as package.module:Extension: classes, which are called "
         "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
-        "docs/own-network.md.",
+        "[own-network.md](own-network.md).",
         (),
         limit=Limit(
             f"that are import paths, package.module:Extension, at most {SEVERAL} of them",

@@ -55,7 +55,7 @@ class Candidate:
     """A file to be compared.
 
     Args:
-        name: of the file.
+        name: name of the file.
         data: its bytes.
         run: function from the input, an array, to logits.
         is_timed: whether its speed is meaningful.

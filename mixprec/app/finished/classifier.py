@@ -1,4 +1,4 @@
-"""A network that says what is on images: of a run, or in an ONNX file."""
+"""A network that classifies images, from a run or from an ONNX file."""
 
 import dataclasses
 import time
@@ -20,10 +20,10 @@ class PredictionError(OneLineError):
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
-    """A network, and what has to be done to images first.
+    """A network, and the preprocessing of its images.
 
     Attributes:
-        path: of its file, for messages.
+        path: path of its file, for messages.
         preprocessing: :class:`mixprec.export.preprocessing.Preprocessing`, with the names of the classes.
         compute: function from one image, float32 (1, 3, size, size) or pixels, to logits (1, classes).
     """
@@ -36,7 +36,7 @@ class Classifier:
         """Yields a tuple for each image file: seconds to read it, seconds to compute, probabilities (classes,).
 
         Args:
-            paths: of the files, a list.
+            paths: list of the paths of the files.
 
         Raises:
             OneLineError: a file is not an image, or the network does not compute a finite number for each class.
@@ -95,21 +95,21 @@ def of_onnx(path):
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         metadata = session.get_modelmeta().custom_metadata_map
         inputs, outputs = ([_described(value) for value in f()] for f in (session.get_inputs, session.get_outputs))
-    except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all of Exception
+    except Exception as error:  # onnxruntime has a class for each of a dozen reasons, all based on Exception
         raise PredictionError(f"{path}: onnxruntime cannot open it: {error}{wanted}") from error
     preprocessing = Preprocessing.read(metadata, path)
     size = preprocessing.size
     images = ("tensor(uint8)", size, size, 3) if preprocessing.input == PIXELS else ("tensor(float)", 3, size, size)
     if inputs != [images]:
-        raise PredictionError(f"{path}: it takes something else than one batch of images as its metadata describe them")
+        raise PredictionError(f"{path}: its input is not one batch of images as its metadata describes")
     if outputs != [("tensor(float)", len(preprocessing.classes))]:
-        raise PredictionError(f"{path}: it has other outputs than a number for each of its classes")
+        raise PredictionError(f"{path}: its output is not one number for each of its classes")
     (name,) = (value.name for value in session.get_inputs())
 
     def compute(array):
         try:
             (logits,) = session.run(None, {name: array})
-        except Exception as error:  # as above: a graph that wants more memory than there is, for example
+        except Exception as error:  # as above: a graph that needs too much memory, for example
             raise PredictionError(f"{path}: onnxruntime cannot compute it: {error}") from error
         return logits
 

@@ -95,8 +95,8 @@ def open_run(folder, weights, overrides, networks):
         folder: its path.
         weights: file of weights, ``None`` for ``model.npz`` of the folder.
         overrides: list of ``"section.key=value"``, as for :func:`mixprec.app.config.load`: where the images are now.
-        networks: those that ``model.arch`` may name, beside import paths: a dict to callables that take the number of
-            classes.
+        networks: the networks that ``model.arch`` may name, beside import paths: a dict to callables that take
+            the number of classes.
 
     Raises:
         OneLineError: the folder holds no run, or one without weights; the images are not there, or of other classes.

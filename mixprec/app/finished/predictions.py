@@ -17,8 +17,8 @@ def evaluate(run, indices, compute, progress):
 
     Args:
         run: :class:`~mixprec.app.finished.finished_run.FinishedRun`.
-        indices: of the validation images, an array of integers.
-        compute: from normalized images to logits, see :func:`mixprec.app.finished.check.in_float32`.
+        indices: indices of the validation images, an array of integers.
+        compute: function from normalized images to logits, see :func:`mixprec.app.finished.check.in_float32`.
         progress: called with the number of images after each batch.
 
     Returns:
@@ -42,7 +42,7 @@ class Predictions:
     """Loss, prediction and share of the label of each image, in the order of the images.
 
     Args:
-        indices: of the images in their source, an array of integers.
+        indices: indices of the images in their source, an array of integers.
         classes (int): number of classes.
     """
 
@@ -75,7 +75,7 @@ class Predictions:
         """Returns the tables of all images.
 
         Args:
-            name (callable): from the index of an image to its name.
+            name (callable): function from the index of an image to its name.
 
         Returns:
             dict: values of JSON: ``images``, their number; ``loss``, the mean; ``top1`` and ``top5``, shares of the

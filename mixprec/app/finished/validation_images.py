@@ -66,7 +66,7 @@ class Files:
     """A source of images that the user has named, without labels.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
     """
 
     def __init__(self, paths):

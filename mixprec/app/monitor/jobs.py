@@ -100,7 +100,7 @@ class Jobs:
         """
         status = run.status
         if status.get("host") != platform.node() or not is_alive(status) or not _holds(status["pid"], run.folder):
-            raise JobError(f"{run.name}: no process of it runs on this machine")
+            raise JobError(f"{run.name}: none of its processes runs on this machine")
         try:
             os.kill(int(status["pid"]), signal.SIGTERM)
         except OSError as error:

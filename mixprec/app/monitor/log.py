@@ -154,7 +154,7 @@ class Log(LogFile):
     """``log.jsonl`` of a run, as columns.
 
     Args:
-        path: of the file.
+        path: path of the file.
         root: as for :class:`LogFile`.
 
     Attributes:
@@ -205,7 +205,7 @@ class GradientLog(LogFile):
     """``gradients.jsonl`` of a run, without its layers.
 
     Args:
-        path: of the file.
+        path: path of the file.
         root: as for :class:`LogFile`.
 
     Attributes:

@@ -132,7 +132,7 @@ class Run:
         """Returns the start of a text file of the run; ``None`` if it is not there or cannot be read.
 
         Args:
-            name: of the file, a constant of the program.
+            name: name of the file, a constant of the program.
         """
         try:
             with files.open_below(self.root, os.path.join(self.folder, name)) as file:

@@ -19,7 +19,7 @@ def choose(path, config, ranks):
     Args:
         path: path of the config file, for messages.
         config: :class:`mixprec.app.config.Config`.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
 
     Returns:
         ``(device, reason)`` of :func:`mixprec.app.parts.gpus.resolve_device`.

@@ -57,9 +57,9 @@ def first_guess(config, optimizer, report, kept, ranks):
     Args:
         config: :class:`mixprec.app.config.Config`.
         optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is converted.
-        report: of the conversion, from an example of :data:`~mixprec.app.parts.networks.EXAMPLE` images.
+        report: report of the conversion, from an example of :data:`~mixprec.app.parts.networks.EXAMPLE` images.
         kept: bytes that layers keep for that example.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
     """
     stage, device = largest_stage(config), optimizer.target.device
     params = [param for param in optimizer.target.params() if param.array is not None]

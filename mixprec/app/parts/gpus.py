@@ -1,7 +1,7 @@
 """The GPUs of this machine, and the choice of the device to compute on.
 
 ``chainer.backends.cuda.available`` only says that imports succeeded, which they do without a GPU; here the CUDA runtime
-is asked. Nothing is imported until a function is called, and nothing that is broken raises.
+is asked. Nothing is imported until a function is called, and broken packages raise no exceptions.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ def resolve_device(wanted, local_rank=0):
 
     Args:
         wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``.
-        local_rank (int): Of several processes on this machine each takes another GPU, for ``'auto'`` and ``'gpu'``: as
-            many as there are take the first ones in the order of this number, and then it begins anew.
+        local_rank (int): Number of this process on this machine. For ``'auto'`` and ``'gpu'`` each process takes
+            another GPU, in the order of these numbers; if there are more processes, they start again at GPU 0.
 
     Returns:
         tuple: ``(device, reason)``: a specifier for :func:`chainer.get_device` (``'@numpy'`` or
-        ``'@cupy:N'``) and one line for humans that says why.
+        ``'@cupy:N'``) and one line with the reason.
 
     Raises:
         ValueError: ``wanted`` is something else, or names a GPU that is not there.
@@ -58,13 +58,13 @@ def usable_device_count():
 
 
 def address_of(device):
-    """Returns what tells the GPU of a specifier ``'@cupy:N'`` from others of this machine: its address on the bus."""
+    """Returns the bus address of the GPU of a specifier ``'@cupy:N'``, which is unique on this machine."""
     cupy, _ = quietly_imported("cupy")
     return cupy.cuda.runtime.deviceGetPCIBusId(int(device.partition(":")[2]))
 
 
 def is_without_gpu():
-    """Whether this machine has no NVIDIA GPU at all: none that works, that lacks a driver, or that is hidden."""
+    """Whether this machine has no NVIDIA GPU at all, not even one that is hidden or lacks a driver."""
     presence, _ = quietly_imported("mixprec.compat.gpu_presence")
     if usable_device_count() or (presence and presence.gpu_is_there()):
         return False
@@ -111,7 +111,7 @@ def quietly_imported(module):
 
 
 def short(error):
-    """The first line of what ``error`` says, with its type."""
+    """The first line of an error's message, with its type."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -49,9 +49,9 @@ def limit(config, optimizer, report, out, ranks):
     Args:
         config: :class:`mixprec.app.config.Config`.
         optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is converted.
-        report: of the conversion.
+        report: report of the conversion.
         out: results folder.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
 
     Returns:
         Limit

@@ -28,7 +28,8 @@ def build_optimizer(config, model, communicator=None):
     Args:
         config: :class:`mixprec.app.config.Config`.
         model: :class:`~mixprec.app.parts.model.ImageClassifier`, which fits :func:`check_parts`.
-        communicator: of ChainerMN, or ``None``. With one all processes build their optimizers at the same time.
+        communicator: a ChainerMN communicator, with which all processes build their optimizers at the same time; or
+            ``None``.
     """
     settings = config.optimizer
     inner = _inner(settings)

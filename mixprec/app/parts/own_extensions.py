@@ -1,4 +1,4 @@
-"""The extensions of the user's own that ``log.extensions`` names: metrics, or reports to other programs."""
+"""The user's own extensions that ``log.extensions`` names: metrics, or reports to other programs."""
 
 import contextlib
 import inspect
@@ -19,7 +19,7 @@ def find(settings):
         settings: :class:`mixprec.app.config.run.Log`.
 
     Raises:
-        ConfigError: there is none at a path, its class raises, or it is no extension.
+        ConfigError: there is none at a path, its class raises an exception, or it is not an extension.
     """
     return [(path, _made(_named(path), path)) for path in settings.extensions]
 
@@ -35,30 +35,30 @@ def _made(named, path):
 
 
 def extend(trainer, extensions):
-    """Adds extensions to a trainer, behind all that it has.
+    """Adds extensions to a trainer, after all others.
 
     Args:
         trainer: :class:`chainer.training.Trainer`.
         extensions: from :func:`find`.
 
     Raises:
-        ConfigError: an extension has the name of one that is there, or its trigger is none.
+        ConfigError: an extension has the name of an earlier one, or its trigger is invalid.
     """
     for path, extension in extensions:
         name = _name(extension)
         if name in trainer._extensions:
-            raise ConfigError(_named(path), f"the run has an extension of its name, {name!r}; wanted: another name")
+            raise ConfigError(_named(path), f"the run already has an extension named {name!r}; give it another name")
         user_code.call(_named(path), "added to the trainer", trainer.extend, extension, name=name)
 
 
 @contextlib.contextmanager
 def as_saved(trainer, extensions, arrays):
-    """Inside of the block a trainer lacks the extensions that a snapshot does not know: they begin afresh.
+    """A context in which a trainer lacks the extensions that are not in a snapshot: they start afresh.
 
     Args:
         trainer: :class:`chainer.training.Trainer`.
-        extensions: that were added by :func:`extend`.
-        arrays: of the snapshot, by name.
+        extensions: extensions that :func:`extend` has added.
+        arrays: arrays of the snapshot, by name.
     """
     entries = trainer._extensions
     before = entries.copy()
@@ -74,7 +74,7 @@ def as_saved(trainer, extensions, arrays):
 
 
 def _name(extension):
-    """The name that Chainer's trainer gives it; an object without one has that of its class."""
+    """The name that Chainer's trainer gives it; an object without a name gets its class's."""
     names = (getattr(extension, key, None) for key in ("name", "default_name", "__name__"))
     return next(filter(None, names), type(extension).__name__)
 

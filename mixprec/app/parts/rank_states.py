@@ -40,7 +40,7 @@ class RankStates(NeverCalled):
     statistics, which the snapshot holds, too, so that the time of writing does not matter.
 
     Args:
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
     """
 
     name = "ranks"
@@ -148,7 +148,7 @@ def own(arrays, config, images, ranks, iterator, path):
         arrays: dict from :func:`mixprec.training.snapshots.read`; it is changed.
         config: :class:`mixprec.app.config.Config`.
         images: number of training images.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
         iterator: the new one over the training images.
         path: snapshot file, for messages.
 

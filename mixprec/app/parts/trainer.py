@@ -48,9 +48,9 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
         train: images to train on, from :func:`mixprec.app.parts.images.open_sources`.
         val: images to evaluate on, from the same function; ``None`` for no evaluation.
         out: results folder; it need not exist yet.
-        ranks: of :mod:`mixprec.distributed.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all
+        ranks: from :mod:`mixprec.distributed.processes`; ``None`` for one process. Rank 0 logs, draws and saves; all
             ranks have the extensions that compute.
-        memory: from :func:`mixprec.offload`, limits the memory of a step; ``None`` for no limit.
+        memory: from :func:`mixprec.offload`, which limits the memory of a step; ``None`` for no limit.
 
     Returns:
         chainer.training.Trainer: its updater is a :class:`~mixprec.training.CapturedUpdater` unless ``capture.mode`` is

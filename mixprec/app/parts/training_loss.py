@@ -1,4 +1,4 @@
-"""The loss that ``training.loss`` names, if it is one of the user's own, and the weights of ``training.class_weights``.
+"""The user's own loss that ``training.loss`` may name, and the weights of ``training.class_weights``.
 
 The training command tries a loss before the images are scanned.
 """
@@ -21,9 +21,9 @@ _ROUNDING = 1e-3
 
 
 class OwnLoss:
-    """A loss function of the user's, called in float32 whatever the model computes in.
+    """A user's loss function, called in float32 in any precision of the model.
 
-    Of mixed images it is the mean of the losses with either label, with their shares (Zhang et al. 2018).
+    For mixed images it is the mean of the losses for both labels, weighted by their shares (Zhang et al. 2018).
 
     Args:
         function: callable that takes logits (N, K), a float32 variable, and labels (N,), an int32 array, and returns
@@ -51,7 +51,7 @@ def find(training):
         training: :class:`mixprec.app.config.run.Training`.
 
     Raises:
-        ConfigError: there is none, or it cannot be called like that.
+        ConfigError: there is none, or it cannot be called in this way.
     """
     if not training.has_own_loss:
         return None
@@ -68,7 +68,7 @@ def find(training):
 
 
 def check(config, device, ranks=1):
-    """Tries a loss of the user's own on two images: what it returns, its gradient, and whether it leaves padding out.
+    """Tries the user's own loss on two images: its result, its gradient, and whether it ignores padding.
 
     Labels of -1 come with ``data.last_batch: pad``, and where one of several ranks has no image in the last batch.
 
@@ -78,7 +78,7 @@ def check(config, device, ranks=1):
         ranks: number of processes that train together.
 
     Raises:
-        ConfigError: it is no such function; the message is one line.
+        ConfigError: the function does not fit; the message is one line.
     """
     own = find(config.training)
     if own is None:
@@ -94,7 +94,7 @@ def check(config, device, ranks=1):
             raise ConfigError(named, f"{called} it returns {user_code.kind(value)}; {_MEAN}")
         user_code.call(named, f"{called}, in the backward pass", value.backward)
         if y.grad is None:
-            raise ConfigError(named, f"{called} it returns what does not depend on the logits; {_MEAN}")
+            raise ConfigError(named, f"{called} it returns a value that does not depend on the logits; {_MEAN}")
         found = float(value.array)
         if not np.isfinite(found):
             raise ConfigError(named, f"{called} it returns {found}; {_MEAN}")

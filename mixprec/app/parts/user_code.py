@@ -1,4 +1,4 @@
-"""What a config names by an import path, ``package.module:attribute``: imported and called, each failure in one line.
+"""Imports and calls objects that a config names by an import path, ``package.module:attribute``; errors are one line.
 
 The modules for networks, losses and extensions of the user's own call these functions.
 """
@@ -19,11 +19,11 @@ def load(named, path, known=()):
 
     Args:
         named: the beginning of a message: the key and its value.
-        path: the import path, or what stands in its place.
-        known: names that the key takes as well.
+        path: the import path, or another value of the key.
+        known: names that the key also accepts.
 
     Raises:
-        ConfigError: it is no import path, or there is nothing.
+        ConfigError: it is not an import path, or there is nothing at it.
     """
     module, _, attribute = path.partition(":")
     file = module.endswith(".py") or os.sep in module
@@ -38,7 +38,7 @@ def load(named, path, known=()):
 
 
 def check_call(named, function, called, *arguments):
-    """Raises :class:`ConfigError` unless a callable takes these arguments; ``called`` says in words what they are."""
+    """Raises :class:`ConfigError` unless a callable accepts these arguments, which ``called`` describes."""
     signature = signature_of(function)
     try:
         if signature is not None:
@@ -48,16 +48,16 @@ def check_call(named, function, called, *arguments):
 
 
 def call(named, called, function, *arguments, **keywords):
-    """Returns what a callable returns.
+    """Calls a callable, and returns its result.
 
     Args:
         named: as for :func:`load`.
-        called: what the call is, in words.
+        called: description of the call.
         function: the callable.
         arguments, keywords: its arguments.
 
     Raises:
-        ConfigError: it raised, be it ``SystemExit``.
+        ConfigError: it raised an exception, including ``SystemExit``.
     """
     try:
         return function(*arguments, **keywords)
@@ -68,7 +68,7 @@ def call(named, called, function, *arguments, **keywords):
 
 
 def signature_of(function):
-    """Returns the signature of a callable, or ``None`` if it does not tell."""
+    """Returns the signature of a callable, or ``None`` if it is unknown."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):

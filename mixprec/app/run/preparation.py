@@ -39,7 +39,7 @@ def prepare(arguments, networks, ranks, lock):
     Args:
         arguments: parsed arguments of the command line.
         networks: as for :func:`mixprec.app.commands.train.main`.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
         lock: :class:`contextlib.ExitStack`, which gets the lock of an existing results folder.
 
     Raises:
@@ -93,7 +93,7 @@ class Run:
     Attributes:
         arguments: parsed arguments of the command line.
         config: :class:`mixprec.app.config.Config`.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
         device: device specifier of Chainer.
         reason: reason for this device.
         out: results folder.
@@ -102,7 +102,7 @@ class Run:
         changes: descriptions of the changes of the config since then.
         weights: initial weights, :class:`mixprec.app.parts.starting_weights.StartingWeights`, or ``None``.
         optimizer: from :func:`mixprec.app.parts.optimizers.build_optimizer`; its model is on the device.
-        report: of the conversion of the model.
+        report: report of the conversion of the model.
         train: training images, from :func:`mixprec.app.parts.images.open_sources`.
         val: validation images, from the same function, or ``None``.
         extensions: the user's own, from :func:`mixprec.app.parts.own_extensions.find`; only rank 0 has them.

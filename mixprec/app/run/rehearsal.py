@@ -53,7 +53,7 @@ def rehearse(config, trainer, train, val, ranks, memory=None):
         trainer: from :func:`mixprec.app.parts.trainer.build_trainer`, at the position where it starts or resumes.
         train: training images.
         val: validation images, or ``None``.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
         memory: the updater's, from :func:`mixprec.offload`, or ``None``.
     """
     updater, begin = trainer.updater, time.perf_counter()

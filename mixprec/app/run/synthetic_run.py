@@ -1,4 +1,4 @@
-"""Training as a config says, on a batch of random numbers that lies on the device: no loader, no disk."""
+"""Training by a config on a batch of random numbers on the device: no loader, no disk."""
 
 import os
 
@@ -8,18 +8,18 @@ from mixprec.app.parts.model import build_model
 from mixprec.app.parts.trainer import build_trainer
 from mixprec.recipes import config_path
 
-_IMAGES = 1281167  # of ImageNet: epochs, and with them learning rates, are as long as they would be
+_IMAGES = 1281167  # as in ImageNet, so that epochs and learning rates are the same
 
 
 def load(name, *, arch=None, batch=None, size=None, overrides=()):
     """Loads a config for synthetic data.
 
     Args:
-        name: of a config, as for :func:`mixprec.recipes.config_path`; ``"fp32.yaml"`` is ``"resnet50/fp32.yaml"``.
+        name: name of a config, as for :func:`mixprec.recipes.config_path`; ``"fp32.yaml"`` is ``"resnet50/fp32.yaml"``.
         arch: name of the network; ``None`` takes the config's.
         batch: images in a batch; ``None`` takes the config's.
         size: height and width of an image in pixels; ``None`` takes the config's.
-        overrides: list of ``"section.key=value"``, which win over all else.
+        overrides: list of ``"section.key=value"``, which take precedence over everything else.
 
     Returns:
         :class:`mixprec.app.config.Config`
@@ -40,12 +40,12 @@ def load(name, *, arch=None, batch=None, size=None, overrides=()):
 
 
 def updater_of(config, network, specifier):
-    """Builds what the training command would build.
+    """Builds the updater that the training command would build.
 
     Args:
         config: from :func:`load`.
         network: callable that takes the number of classes and returns a Chainer link from images to logits.
-        specifier: of the device.
+        specifier: device specifier.
 
     Returns:
         :class:`mixprec.training.updater.TimedUpdater`, or a

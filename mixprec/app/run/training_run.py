@@ -33,7 +33,7 @@ class Failed(Exception):
 
 @contextlib.contextmanager
 def _failing(out):
-    """Surrounds training: missing images, or a lack of memory or disk space, are now failures, not bad input."""
+    """Surrounds training: a lost image, too small a damping, or a lack of memory or disk space is now a failure."""
     try:
         yield
     except (DataError, DampingTooSmall) as error:
@@ -57,7 +57,7 @@ def carry_out(arguments, networks, ranks):
     Args:
         arguments: parsed arguments of the command line.
         networks: as for :func:`mixprec.app.commands.train.main`.
-        ranks: of :mod:`mixprec.distributed.processes`.
+        ranks: from :mod:`mixprec.distributed.processes`.
 
     Raises:
         Failed: training had begun.

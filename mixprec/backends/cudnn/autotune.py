@@ -29,7 +29,7 @@ class Failures:
         self.reasons[name] = one_line(error)
         if lacks_memory(error):
             self.lacking.add(name)
-        _log.warning("%s: %s is out, it failed when it was measured: %s", self._what, name, self.reasons[name])
+        _log.warning("%s: %s is excluded, it failed when it was measured: %s", self._what, name, self.reasons[name])
 
 
 def fastest(device, candidates, failed, check=None):
@@ -116,7 +116,7 @@ def attempt(device, name, function, failed):
         except Exception:
             raise BrokenDevice(
                 f"{name} has broken the device while it was measured, no call of CUDA works any more: "
-                f"{one_line(error)}; it will not be tried again: start the program anew"
+                f"{one_line(error)}; it will not be tried again: restart the program"
             ) from error
         return False
     return True

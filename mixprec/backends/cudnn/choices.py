@@ -103,13 +103,13 @@ class Choices:
         except FileNotFoundError:
             return {}, {}
         except (OSError, ValueError) as error:
-            self._warn(f"choices for cuDNN in {self.path} cannot be read and are made anew: {error}")
+            self._warn(f"choices for cuDNN in {self.path} cannot be read and are made again: {error}")
             return {}, {}
         if not _well_formed(content):
-            self._warn(f"choices for cuDNN in {self.path} are damaged and are made anew")
+            self._warn(f"choices for cuDNN in {self.path} are damaged and are made again")
             return {}, {}
         if content["environment"] != self._environment:
-            self._warn(f"choices for cuDNN in {self.path} are of another environment and are made anew")
+            self._warn(f"choices for cuDNN in {self.path} are of another environment and are made again")
             return {}, {}
         return content["choices"], content["never"]
 

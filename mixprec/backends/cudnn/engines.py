@@ -171,7 +171,7 @@ class Engines:
         return self.build(name)
 
     def _say_unloadable(self, name, error):
-        announce("%s: %s from disk fails, it is compiled anew: %s", self._operation, name, one_line(error))
+        announce("%s: %s from disk fails, it is compiled again: %s", self._operation, name, one_line(error))
 
     def _key(self, name):
         return f"{self._operation} {name}"

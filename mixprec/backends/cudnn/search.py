@@ -55,7 +55,7 @@ def search(operation, settings, engines, executor, choices, addresses):
             choices.ban(text, name, f"it failed: {failures.reasons[name]}")
 
     def wrong(name, why):
-        _log.warning("%s: %s computes something else, and is not used: %s", operation, name, why)
+        _log.warning("%s: %s has deviating results, and is not used: %s", operation, name, why)
         choices.ban(text, name, why)
 
     check = functools.partial(agreeing, device, operation, written=written, failed=failures.add, wrong=wrong)

@@ -175,7 +175,7 @@ class DaliIterator(ImageIterator):
         return DrawnBatches(self._spec, self._made_places, epoch * self._made_per_epoch + batch)
 
     def _made_places(self, number):
-        """Like :meth:`Order.positions`, for the batches of DALI: all are full, and none is left out."""
+        """Like ``Order.positions``, for the batches of DALI: all are full, and none is left out."""
         epoch, batch = divmod(number, self._made_per_epoch)
         return epoch, range(batch * self.batch_size, (batch + 1) * self.batch_size)
 

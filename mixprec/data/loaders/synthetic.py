@@ -18,7 +18,7 @@ class SyntheticIterator(Position):
 
     Args:
         images (int): Images in an epoch, of all shards.
-        spec (BatchSpec): Size and number of images in a batch, the seed, and what makes epochs.
+        spec (BatchSpec): Size and number of images in a batch, the seed, and the division into epochs.
         delivery (Delivery): The dtype, and whether there is a fourth channel of zeros in memory.
         classes (int): Labels are 0 to classes - 1.
         device: Chainer's device, or an argument of :func:`chainer.get_device`.

@@ -68,7 +68,7 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
         with _locked(out):
             return _pack(source, out, form, plan, _settings(source, form, plan, shard_mib, seed))
     except OSError as error:
-        more = "; the same call goes on from what is finished" if os.path.exists(os.path.join(out, UNFINISHED)) else ""
+        more = "; the same call continues the packing" if os.path.exists(os.path.join(out, UNFINISHED)) else ""
         raise DataError(f"{printable(out)}: {error.strerror}{more}") from error
 
 

@@ -102,7 +102,7 @@ def _save(cache, key, index):
             np.savez(temporary, **arrays)
     except OSError as error:
         announce(
-            "%s: cannot be written (%s): the shards are listed anew each time",
+            "%s: cannot be written (%s): the shards are listed again each time",
             printable(str(cache.parent)),
             error.strerror,
         )

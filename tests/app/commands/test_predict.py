@@ -119,7 +119,7 @@ def test_an_input_that_is_not_what_the_metadata_say_is_refused(change, capfd):
         helper.make_node("Identity", ["random"], ["logits"]),
     ]
     write(*nodes, **{"logits": None, **change})
-    assert refused(capfd) == "it takes something else than one batch of images as its metadata describe them"
+    assert refused(capfd) == "its input is not one batch of images as its metadata describes"
 
 
 def test_a_file_without_metadata(capfd):
@@ -133,7 +133,7 @@ def test_a_file_without_metadata(capfd):
 @pytest.mark.parametrize("logits", [("N", 4), ("N",), ("N", 3, 1), ("N", "classes"), (4, 3)])
 def test_other_outputs_are_refused(logits, capfd):
     write(helper.make_node("RandomUniform", [], ["logits"], shape=[1 for _ in logits]), logits=logits)
-    assert refused(capfd) == "it has other outputs than a number for each of its classes"
+    assert refused(capfd) == "its output is not one number for each of its classes"
 
 
 def test_a_batch_of_one_image_is_enough(capsys):
@@ -249,7 +249,7 @@ BAD = {
     "no image": (["model.onnx"], "no image; give IMAGE, one or more image files"),
     "no image of a run": (["--run", "run"], "no image; give IMAGE, one or more image files"),
     "both": (["--run", "run", "model.onnx", ONE], "model.onnx and --run: two networks; give one of them"),
-    "weights alone": (["--weights", "model.npz", ONE], "--weights needs --run DIR, the run that the weights are of"),
+    "weights alone": (["--weights", "model.npz", ONE], "--weights needs --run DIR, the run of the weights"),
     "a folder": (["run", ONE], "run: Is a directory; give MODEL.onnx first, or --run DIR"),
     "images alone": ([ONE, ONE], "green.png: onnxruntime cannot open it: "),
     "an unknown run": (["--run", "nowhere", ONE], "nowhere: no such folder; wanted: a results folder of mixprec train"),

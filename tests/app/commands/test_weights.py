@@ -105,7 +105,7 @@ def test_a_network_of_the_users_own(work):
     write("a.npz", network)
     few = {name: MODELS[name] for name in ("resnet8", "resnet10_small")}
     found = call(lambda argv: weights_command.main(argv, few), "a.npz", "a.safetensors")
-    words = "its names and shapes are those of none of resnet8, resnet10_small; give --arch package.module:function"
+    words = "its names and shapes match none of resnet8, resnet10_small; give --arch package.module:function"
     assert found.returncode == 2
     assert found.stderr.startswith(f"error: a.npz: {words}, which makes the network")
     assert convert("a.npz", "a.safetensors", "--arch", "nets_to_convert:narrow").returncode == 0
@@ -119,7 +119,7 @@ def test_a_network_of_the_users_own(work):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a.npz", "b.npz"), "a.npz and b.npz: both are of one kind; one of them must be .npz, which is Chainer's"),
+        (("a.npz", "b.npz"), "a.npz and b.npz: both are of the same kind; one of them must be .npz, Chainer's format"),
         (("a.npz", "b.onnx"), "b.onnx: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt"),
         (("a.npz", "no/b.safetensors"), "no/b.safetensors: cannot be written (No such file or directory)"),
         (("none.npz", "b.pt"), "none.npz: no such file"),

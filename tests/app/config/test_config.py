@@ -472,7 +472,7 @@ def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
         ("data.augment_probability=1.5", "'data.augment_probability' is 1.5; allowed: a number >= 0 and <= 1"),
         (
             "data.extra_operations=[invert, invert]",
-            "'data.extra_operations' is ['invert', 'invert']; allowed: a list of texts from "
+            "'data.extra_operations' is ['invert', 'invert']; allowed: a list of strings from "
             f"{', '.join(EXTRA)}, none of them twice",
         ),
         ("data.erase=2", "'data.erase' is 2; allowed: a number >= 0 and <= 1"),
@@ -1009,15 +1009,15 @@ def test_a_mapping_keeps_its_order_in_files_overrides_and_dumps(write):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimizer.rates=[1]", "--set: 'optimizer.rates' is [1]; allowed: a mapping from texts to numbers, each >= 0"),
+        ("optimizer.rates=[1]", "--set: 'optimizer.rates' is [1]; allowed: a mapping from strings to numbers, each"),
         ("optimizer.rates=0.5", "--set: 'optimizer.rates' is 0.5; allowed: a mapping"),
         ("optimizer.rates={a: b}", "--set: 'optimizer.rates' is {'a': 'b'}; allowed: a mapping"),
         ("optimizer.rates={a: -1}", "--set: 'optimizer.rates' is {'a': -1}; allowed: a mapping"),
         ("optimizer.rates={a: {b: 1}}", "--set: 'optimizer.rates' is {'a': a mapping}; allowed: a mapping"),
         ("optimizer.rates={a: 1, a: 2}", "--set:1: duplicate key 'a'; it is already on line 1"),
         ("optimizer.rates={[a]: 1}", "--set:1: found a list or mapping as a key; allowed: a name"),
-        ("optimizer.freeze=/fc/*", "--set: 'optimizer.freeze' is '/fc/*'; allowed: a list of texts"),
-        ("optimizer.freeze=[1]", "--set: 'optimizer.freeze' is [1]; allowed: a list of texts"),
+        ("optimizer.freeze=/fc/*", "--set: 'optimizer.freeze' is '/fc/*'; allowed: a list of strings"),
+        ("optimizer.freeze=[1]", "--set: 'optimizer.freeze' is [1]; allowed: a list of strings"),
         ("optimizer.lr={a: 1}", "--set: 'optimizer.lr' is a mapping; allowed: a number"),
     ],
 )

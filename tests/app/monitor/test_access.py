@@ -246,8 +246,8 @@ def test_only_the_token_gives_a_connection_more_time(request_, said):
     ("arguments", "message"),
     [
         (["{results}/none"], "no such folder; wanted: a folder with results of runs"),
-        (["{results}", "--port", "70000"], "no port; allowed: 1 to 65535"),
-        (["{results}", "--port", "0"], "no port; allowed: 1 to 65535"),
+        (["{results}", "--port", "70000"], "not a port; allowed: 1 to 65535"),
+        (["{results}", "--port", "0"], "not a port; allowed: 1 to 65535"),
         (["{results}", "--port", "x"], "invalid int value"),
         (["{results}", "--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0"),
         ([""], "it is empty; give a folder"),

@@ -91,7 +91,7 @@ def test_a_run_is_stopped_by_sigterm_and_only_its_own_process(tmp_path):
         runs, jobs = Runs(tmp_path), Jobs(tmp_path)
         runs.refresh()
         for name in ("ended", "none", "elsewhere", "claims it"):
-            with pytest.raises(JobError, match="no process of it runs on this machine"):
+            with pytest.raises(JobError, match="none of its processes runs on this machine"):
                 jobs.stop(runs.get(name))
         assert process.poll() is None
         jobs.stop(runs.get("mine"))

@@ -147,15 +147,15 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
     [
         (
             "[hooks:Counter, hooks:Counter]",
-            "'hooks:Counter': the run has an extension of its name, 'Counter'; want",
+            "'hooks:Counter': the run already has an extension named 'Counter'; give",
         ),
-        ("[hooks:Plots]", "'hooks:Plots': the run has an extension of its name, 'Plots'; wanted: another name"),
+        ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
         ("[hooks:BadTrigger]", "'hooks:BadTrigger': added to the trainer it raises "),
         (
             "[Counter]",
-            "'log.extensions' is ['Counter']; allowed: a list of texts that are import paths, package",
+            "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package",
         ),
-        ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of texts that are import paths"),
+        ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of strings that are import paths"),
     ],
 )
 def test_extensions_that_cannot_be_added_are_refused_before_anything_is_written(run, tmp_path, extensions, message):

@@ -202,7 +202,7 @@ BAD = {
     "losses_of_mine:of_each": f"{CALLED}it returns Variable (2,) float32{MEAN}",
     "losses_of_mine:number": f"{CALLED}it returns float{MEAN}",
     "losses_of_mine:double": f"{CALLED}it returns Variable () float64{MEAN}",
-    "losses_of_mine:constant": f"{CALLED}it returns what does not depend on the logits{MEAN}",
+    "losses_of_mine:constant": f"{CALLED}it returns a value that does not depend on the logits{MEAN}",
     "losses_of_mine:not_finite": f"{CALLED}it returns nan{MEAN}",
     "losses_of_mine:raises": f"{CALLED}it raises LookupError: nothing here (losses_of_mine.py, line ",
 }

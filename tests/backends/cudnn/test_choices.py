@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_trusted_is_named_once_and_replaced(tmp_path, capl
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert str(path) in record.message
-    assert "made anew" in record.message
+    assert "made again" in record.message
     fresh = Choices(tmp_path, ENVIRONMENT)
     assert (fresh.get("conv"), fresh.get("bn")) == ("eng2", "eng3")
     assert len(caplog.records) == 1

@@ -523,7 +523,7 @@ def test_a_way_that_lacked_memory_is_named_and_tried_again_by_the_next_process(c
 
     short = [timed.candidates[0], ("fused", scarce)]
     assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", short) == "separate"
-    assert caplog.messages == ["key: fused is out, it failed when it was measured: out of memory"]
+    assert caplog.messages == ["key: fused is excluded, it failed when it was measured: out of memory"]
     assert CudnnContext(0, frontend=fake_cudnn, device=timed.device).choose("key", timed.candidates) == "fused"
 
 

@@ -92,7 +92,7 @@ def test_an_engine_that_fails_later_is_out_and_never_tried_again(gpu, monkeypatc
 
     engine_does(monkeypatch, failing)
     assert taken(gpu) == "eng2_k0=0"
-    assert caplog.messages == [f"{CONV}: eng1_k0=0 is out, it failed when it was measured: cudaErrorLaunchFailure"]
+    assert caplog.messages == [f"{CONV}: eng1_k0=0 is excluded, it failed when it was measured: cudaErrorLaunchFailure"]
     executed_engines()
     settings.configure(compile_seconds=40)  # it is searched again
     run(new_process(gpu), CONV)
@@ -111,8 +111,8 @@ def test_what_an_engine_has_broken_is_said_by_its_name_and_the_next_process_avoi
             run(new_process(gpu), CONV)
     assert str(caught.value) == (
         "eng1_k0=0 has broken the device while it was measured, no call of CUDA works any more: "
-        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; it will not be tried again: start the "
-        "program anew"
+        "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered; it will not be tried again: restart "
+        "the program"
     )
     assert executed_engines() == {0, 1}  # the next one is not blamed
     context = new_process(Gpu())
@@ -220,7 +220,7 @@ def test_an_engine_whose_result_is_off_is_not_taken_and_said_by_name(gpu, monkey
     engine_does(monkeypatch, changed(NORM, name, change))
     assert taken(gpu, NORM) == "eng2_k0=0"
     (message,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"eng1_k0=0 computes something else, and is not used: {why}" in message
+    assert f"eng1_k0=0 has deviating results, and is not used: {why}" in message
     settings.configure(compile_seconds=40)
     executed_engines()
     run(new_process(gpu), NORM)
@@ -471,7 +471,7 @@ def test_a_damaged_file_is_said_once_and_made_anew(gpu, built, tmp_path, caplog,
     run(new_process(gpu), CONV)
     assert built == {"built": [1], "loaded": 0}
     (message,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert message == f"{path} is damaged, it is made anew (compiled engines of cuDNN)"
+    assert message == f"{path} is damaged, it is made again (compiled engines of cuDNN)"
     built["built"].clear()
     run(new_process(gpu), CONV)
     assert built == {"built": [], "loaded": 1}
@@ -509,4 +509,4 @@ def test_what_is_loaded_and_fails_is_compiled_anew(gpu, built, monkeypatch, capl
     np.testing.assert_array_equal(run(context, CONV)["y"], expected)
     assert context.plan(CONV).engine == "eng1_k0=0"
     assert built["built"] == [1]
-    assert caplog.messages == [f"{CONV}: eng1_k0=0 from disk fails, it is compiled anew: CUDNN_STATUS_NOT_INITIALIZED"]
+    assert caplog.messages == [f"{CONV}: eng1_k0=0 from disk fails, it is compiled again: CUDNN_STATUS_NOT_INITIALIZED"]

@@ -202,7 +202,7 @@ def test_another_array_of_another_shape(batched):
     optimizer = _optimizer({"w": _values((7,)), "x": _values((3,))}, batched=batched)
     _step(optimizer)
     optimizer.target.w.array = _values((7, 2))
-    with pytest.raises(ValueError, match=r"/w has changed its shape, \(\d+,\) to \(\d+, 2\): call setup\(\) again"):
+    with pytest.raises(ValueError, match=r"/w has changed its shape from \(\d+,\) to \(\d+, 2\): call setup\(\) again"):
         _step(optimizer)
     _step(optimizer.setup(optimizer.target))
     assert optimizer.t == 1

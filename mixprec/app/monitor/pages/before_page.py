@@ -103,7 +103,7 @@ async def page(monitor, query):
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        query: of the address, which may have the name of a ``run``.
+        query: query of the address, which may have the name of a ``run``.
     """
     run = query.get("run", "")
     await asyncio.to_thread(monitor.runs.refresh, 1.0)

@@ -30,7 +30,7 @@ class _Checked:
         """Returns ``True`` if an event may have such arguments.
 
         Args:
-            kind: of event, such as ``"update:modelValue"``.
+            kind: kind of event, such as ``"update:modelValue"``.
             sent: any value of JSON.
         """
         return not kind.startswith("update:") or self.holds(sent)

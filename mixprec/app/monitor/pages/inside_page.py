@@ -95,7 +95,7 @@ async def page(monitor, query):
 
     Args:
         monitor: :class:`mixprec.app.monitor.server_state.Monitor`.
-        query: of the address, with the ``name`` of a run that is listed.
+        query: query of the address, with the ``name`` of a listed run.
     """
     name = query.get("name", "")
     make = functools.partial(Inside, monitor)
