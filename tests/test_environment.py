@@ -96,8 +96,9 @@ def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wan
         (stub_cupy(FakeError("insufficient driver"), driver=0), "no NVIDIA driver is installed"),
     ],
 )
-def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, cupy, reason):
+def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, monkeypatch, cupy, reason):
     machine(cupy)
+    monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
     device, why = gpus.resolve_device("auto")
     assert device == "@numpy"
     assert reason in why

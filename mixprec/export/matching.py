@@ -94,7 +94,8 @@ def _head(different, found, here, classes):
     links = {_link(name) for name in different} if classes is not None else set()
     for name in found:
         there, wanted = _shape(found[name]), here[name].shape
-        if not (there and wanted and there[1:] == wanted[1:] and there[0] != wanted[0] == classes):
+        fits = there and wanted and there[1:] == wanted[1:] and there[0] != wanted[0] == classes
+        if _is_initialized(here[name]) and not fits:  # Linear(None, classes) has no W yet
             links.discard(_link(name))
     return links
 

@@ -138,6 +138,13 @@ def test_the_head_stays_where_the_number_of_classes_is_another_one(work, suffix)
     assert other[1].N == network[1].N
 
 
+def test_a_head_without_a_shape_is_known_by_its_bias(work):
+    write("a.npz", chainer.Sequential(L.Linear(4, 2), L.Linear(2, 5)))
+    other = chainer.Sequential(L.Linear(None, 2), L.Linear(None, 3))
+    assert WeightFile("a.npz").load_into(other, classes=3) == (2, ["/1"], 5)
+    assert (other[0].W.shape, other[1].W.array, other[1].b.shape) == ((2, 4), None, (3,))
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -29,7 +29,7 @@ class Environment:
         self._python = self.folder / "bin" / "python"
         if wheel is not None:
             pip = [sys.executable, "-m", "pip", "--python", self._python, "install", "--quiet", "--no-deps"]
-            subprocess.run([*pip, "--no-index", "--disable-pip-version-check", wheel], check=True)
+            subprocess.run([*pip, "--no-index", "--disable-pip-version-check", wheel], env=self.variables, check=True)
         # The folders of packages that the tests run with, after its own. Python reads no .pth files there, among them
         # those of mixprec's editable installation.
         (packages,) = self.folder.glob("lib/python*/site-packages")

@@ -252,4 +252,4 @@ def test_tuning_without_a_gpu_ends_with_one_line(environment, tmp_path, monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     printed, errors = environment.run("-m", "mixprec", "tune", "--config", "digits.yaml", cwd=tmp_path, code=2)
     assert (printed, errors.count("\n")) == ("", 1)
-    assert errors.startswith("error: device: found 'gpu', but ")
+    assert errors.startswith("error: mixprec tune needs a GPU; found CPU: ")

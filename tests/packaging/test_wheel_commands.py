@@ -19,7 +19,7 @@ COMMANDS = [
     *("train", "evaluate", "predict", "export", "weights", "convert-report", "pack", "digits", "monitor", "tune"),
     "info",
 ]
-LINES = 24  # of a help, on a terminal with 80 columns
+LINES = 20  # of a help, on a terminal with 80 columns
 EPOCHS = 3
 LEAST = 0.8  # of the validation images, after so many epochs; chance is 0.1
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.base import files, importing
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, hint, nearest
 from mixprec.base.name_patterns import UnknownName
 from mixprec.precision.policy import COMPUTE_DTYPES, LAYOUTS, Policy
 from mixprec.recipes.models import MODELS
@@ -67,11 +67,12 @@ def main(argv, networks=MODELS):
     return 0
 
 
-def parse_model(text):
+def parse_model(text, known=()):
     """Reads ``module:callable``, ``module:callable(arguments)`` or ``module:link``.
 
     Args:
         text: arguments are Python literals, as in ``chainer.links:VGG16Layers(pretrained_model=None)``.
+        known: names of networks, of which the message suggests the nearest.
 
     Returns:
         Target
@@ -94,7 +95,7 @@ def parse_model(text):
     if not (colon and all(map(str.isidentifier, names))) or None in keywords:
         raise CommandError(
             "MODEL must be module:callable or module:callable(arguments), with Python literals for arguments, or the "
-            f"name of a network that comes with mixprec, such as resnet50; found {text!r}"
+            f"name of a network that comes with mixprec, such as resnet50; found {text!r}{hint(nearest(text, known))}"
         )
     return Target(module, attribute, arguments, keywords)
 
@@ -160,12 +161,13 @@ def _parse(argv):
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a network that comes with mixprec, such as resnet50, or module:callable or module:callable(arguments): "
+        help="a network that comes with mixprec, such as resnet50, or module:callable, or with arguments: "
         "'chainer.links:VGG16Layers(pretrained_model=None)'",
     )
-    help = f"zeros on which the model is called, such as 4x20:int32; default {_INPUT}; one for each argument"
+    help = f"of the model's input, such as 4x20:int32; default {_INPUT}; one for each argument"
     parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
-    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", help="default: float16")
+    help = "float16 (default), bfloat16 or float32"
+    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", metavar="DTYPE", help=help)
     parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default: nhwc; nchw fuses nothing")
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="do not fuse batch normalizations"
@@ -173,7 +175,7 @@ def _parse(argv):
     help = "links that stay in float32, such as /fc or '/head/*'"
     parser.add_repeated("--keep-float32", "PATTERN", help)
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything is not converted")
-    parser.add_argument("--json", metavar="PATH", help="also write the report to this file")
+    parser.add_argument("--json", metavar="FILE", type=path("a file"), help="also write the report to this file")
     return parser.parse_args(argv)
 
 
@@ -184,7 +186,7 @@ def _report(arguments, networks):
         raise CommandError(str(error)) from error
     example = tuple(map(parse_input, arguments.input or [_INPUT]))
     name = arguments.model
-    model = networks[name]() if name in networks else load_model(parse_model(name))
+    model = networks[name]() if name in networks else load_model(parse_model(name, networks))
     try:
         return convert(
             model,

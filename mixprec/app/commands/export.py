@@ -51,7 +51,7 @@ def _parse(argv):
     parser = Parser(
         prog="mixprec export",
         usage="%(prog)s --run DIR --out DIR [OPTION ...]",
-        description="Writes the network of a run as ONNX files, and checks them on its validation images.",
+        description="Writes the network of a run as ONNX files, and checks them on validation images.",
         allow_abbrev=False,
     )
     parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")

@@ -48,7 +48,7 @@ def _parse(argv):
         "--source",
         metavar="PATH",
         type=path("a folder or a list"),
-        help="folder of class folders, list of files, or folder of shards",
+        help="folder of class folders, list, or folder of shards",
     )
     parser.add_argument(
         "--out",
@@ -56,18 +56,19 @@ def _parse(argv):
         type=folder,
         help="folder to make; after a kill, the same call continues",
     )
-    parser.add_argument("--format", choices=sorted(WRITTEN), help="format of the shards to write")
+    parser.add_argument("--format", choices=sorted(WRITTEN), metavar="FORMAT", help=" or ".join(sorted(WRITTEN)))
     parser.add_argument(
         "--source-format",
         choices=("auto", *FORMATS),
+        metavar="FORMAT",
         default="auto",
-        help="format of the images to read (default: %(default)s)",
+        help=f"%(default)s (default), {', '.join(FORMATS)}",
     )
     parser.add_argument(
         "--root",
         metavar="DIR",
         type=folder,
-        help="folder of the paths in a list (default: the list's own)",
+        help="of the paths in a list (default: the list's folder)",
     )
     parser.add_argument(
         "--shard-mib", metavar="MIB", type=float, default=256.0, help="approximate size of a shard (default: 256)"
@@ -77,7 +78,7 @@ def _parse(argv):
         "--on-error",
         choices=("stop", "skip"),
         default="stop",
-        help=f"at a bad image: stop, or list it in {SKIPPED} and skip it (default: %(default)s)",
+        help=f"bad images: stop (default), or skip and list them in {SKIPPED}",
     )
     parser.add_argument("--verify", metavar="DIR", type=folder, help="check every shard, and decode every image")
     arguments = parser.parse_args(argv)

@@ -62,8 +62,8 @@ def _parse(argv):
     if arguments.run is None:
         if arguments.weights is not None:
             parser.error("--weights needs --run DIR, the run of the weights")
-        if not arguments.files:
-            parser.error("no network and no image; give MODEL.onnx or --run DIR, and IMAGE")
+        if len(arguments.files) < 2 and not exported:
+            parser.error("no network; give MODEL.onnx or --run DIR, and IMAGE")
         arguments.model = arguments.files.pop(0)
     elif exported:
         parser.error(f"{exported[0]} and --run: two networks; give one of them")

@@ -6,7 +6,7 @@ import traceback
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line
+from mixprec.app.commands.command_line import Parser, one_line, path
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
 from mixprec.base import VERSION, importing, interruption, standard_streams
@@ -99,6 +99,7 @@ def _parse(argv, ranks):
         "--config",
         required=True,
         metavar="FILE",
+        type=path("a file"),
         help=f"YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see {page('config.md')}",
     )
     parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import sys
 
-from mixprec.app.commands.command_line import Parser, amount, one_line, whole
+from mixprec.app.commands.command_line import Parser, amount, one_line, path, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
@@ -43,7 +43,9 @@ def main(argv):
             overrides=arguments.overrides,
         )
         network = networks.find(config.model, MODELS)
-        specifier, device = gpus.resolve_device("gpu")
+        specifier, device = gpus.resolve_device("auto")
+        if specifier == "@numpy":
+            raise ValueError(f"mixprec tune needs a GPU; found {device}")
         cudnn_library.load()
         settings.Settings(compile_seconds=arguments.seconds_per_operation)
     except (ConfigError, ValueError, cudnn_library.CudnnMissing) as error:
@@ -64,18 +66,19 @@ def _parse(argv):
     parser = Parser(
         prog="mixprec tune",
         usage="%(prog)s [OPTION ...]",
-        description="Searches for the fastest engine of cuDNN for every operation of a training step. The choices stay "
-        "on disk, where training finds them. If it is interrupted, the same call continues.",
+        description="Searches for the fastest engine of cuDNN for every operation of a training step, for later runs. "
+        "If it is interrupted, the same call continues.",
         allow_abbrev=False,
     )
-    help = "config of the training; other batches or sizes are other operations (default: %(default)s)"
-    parser.add_argument("--config", default="resnet50/nhwc_fused_batched.yaml", metavar="FILE", help=help)
+    help = "config of the training (default: %(default)s)"
+    config = "resnet50/nhwc_fused_batched.yaml"
+    parser.add_argument("--config", default=config, metavar="FILE", type=path("a file"), help=help)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
     parser.add_argument("--batch", type=whole(1), metavar="N", help="another number of images in a batch")
     parser.add_argument("--size", type=whole(1), metavar="PIXELS", help="another height and width of the images")
-    help = "seconds of compiling, after which no other engine of an operation is tried (default: %(default)g)"
-    parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="SECONDS", help=help)
+    help = "to compile engines of an operation (default: %(default)g)"
+    parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="S", help=help)
     help = "overrides a key of the config; may be repeated"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help)
     return parser.parse_args(argv)

@@ -67,7 +67,6 @@ def components():
     ]
     device = gpus.resolve_device("auto")
     if gpus.is_without_gpu():
-        device = "@numpy", "CPU: there is no GPU"
         gpu_parts = [_not_needed(row) if row.state == "missing" else row for row in gpu_parts]
     return [
         Component("mixprec", "ok", VERSION, str(Path(__file__).parents[2])),

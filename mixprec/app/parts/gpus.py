@@ -46,10 +46,10 @@ def resolve_device(wanted, local_rank=0):
     if index < count:
         return f"@cupy:{index}", f"GPU {index} of {count}: {device_name(index)}"
     if wanted == "auto":
-        return "@numpy", f"CPU: {reason}"
+        return "@numpy", f"CPU: {'there is no GPU' if is_without_gpu() else reason}"
     if count:
         reason = f"there are {count} GPUs, gpu:0 to gpu:{count - 1}" if count > 1 else "the only GPU is gpu:0"
-    raise ValueError(f"device: found {wanted!r}, but {reason}; 'auto' or 'cpu' would train on the CPU")
+    raise ValueError(f"device: found {wanted!r}, but {reason}; 'auto' or 'cpu' computes on the CPU")
 
 
 def usable_device_count():

@@ -260,7 +260,7 @@ def _loader_class(data):
         require_dali()
     except DataError as error:
         if data.loader == "dali":
-            raise
+            raise DataError(f"data.loader dali: {error}") from error
         announce("data.loader auto: images are decoded by Pillow, which is slower: %s", str(error))
         return PillowIterator
     return DaliIterator

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 
-from chainer.training import Extension
+from chainer.training import Extension, triggers
 
 from mixprec.app.config import ConfigError
 from mixprec.app.config.config_error import shown
@@ -66,8 +66,12 @@ def as_saved(trainer, extensions, arrays):
         name = _name(extension)
         if not any(array.startswith((f"extensions/{name}/", f"extension_triggers/{name}/")) for array in arrays):
             del entries[name]
+    added = [before[name] for name in before.keys() - entries.keys()]
     try:
         yield
+        for entry in added:
+            if isinstance(entry.trigger, triggers.IntervalTrigger):
+                entry.trigger(trainer)  # counts from now on; Chainer's count from 0 would fire at once
     finally:
         entries.clear()
         entries.update(before)  # in the order from before, in which extensions of one priority are called

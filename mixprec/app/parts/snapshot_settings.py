@@ -104,7 +104,8 @@ def _settings(path):
     array = _member(path, _CONFIG)
     if array is None:
         raise SnapshotError(
-            f"{path}: has no settings, like snapshots of other programs; give another --out to start again"
+            f"{path}: has no settings, like snapshots of other programs; give another --out to start again, with "
+            "model.weights to start from weights"
         )
     try:
         return _from_json(array)

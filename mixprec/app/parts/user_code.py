@@ -11,7 +11,7 @@ import chainer
 from mixprec.app.config import ConfigError
 from mixprec.base import importing
 from mixprec.base.declaration import IMPORT_PATH
-from mixprec.base.messages import hint
+from mixprec.base.messages import hint, nearest
 
 
 def load(named, path, known=()):
@@ -28,7 +28,7 @@ def load(named, path, known=()):
     module, _, attribute = path.partition(":")
     file = module.endswith(".py") or os.sep in module
     if file or not _is_dotted(module) or not _is_dotted(attribute):
-        near = f"{_dotted(module)}:{attribute}" if file and _is_dotted(_dotted(module)) else None
+        near = f"{_dotted(module)}:{attribute}" if file and _is_dotted(_dotted(module)) else nearest(path, known)
         names = f"{', '.join(known)}, or " if known else ""
         raise ConfigError(f"{named}; allowed: {names}{IMPORT_PATH.text}{hint(near)}")
     try:

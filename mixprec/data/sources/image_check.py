@@ -8,6 +8,7 @@ from PIL import Image
 from mixprec.base.files import open_regular
 from mixprec.base.messages import encoding_hint, one_line
 
+A_FOLDER = "a folder, where an image should be"
 # Part of every digest: raise it when the check becomes stricter.
 CHECK_VERSION = 3
 
@@ -46,7 +47,7 @@ def image_problem(image):
         with open_regular(image) as file:
             return _file_problem(file)
     except IsADirectoryError:
-        return "a folder, where an image should be"
+        return A_FOLDER
     except UnicodeEncodeError:
         return f"the path is not valid UTF-8{encoding_hint(image)}"
     except ValueError:  # of a null character, which a damaged list may have

@@ -62,6 +62,8 @@ def pack(source, out, *, form, shard_mib=256.0, seed=0):
     out = working_folder.real(out)
     if Path(out).is_relative_to(working_folder.real(source.root)):
         raise DataError(f"{printable(out)}: lies in the source, {printable(source.root)}")
+    if os.path.isfile(out):
+        raise DataError(f"{printable(out)}: is a file; the output must be a folder")
     plan = _plan(source, shard_mib, seed)
     try:
         os.makedirs(out, exist_ok=True)

@@ -6,10 +6,11 @@ import warnings
 
 import numpy as np
 
+from mixprec.base.announcements import announce
 from mixprec.base.archives import Damaged, read_array
 from mixprec.base.files import cache_folder, replacing
 from mixprec.data.data_error import DataError, and_more, printable
-from mixprec.data.sources.image_check import CHECK_VERSION
+from mixprec.data.sources.image_check import A_FOLDER, CHECK_VERSION
 from mixprec.data.sources.progress import bar, threads
 
 LEAVE_OUT = "leave out bad images by data.on_error=skip (mixprec pack: --on-error skip)"
@@ -56,7 +57,8 @@ def check(root, digests, problem, name, on_error="stop"):
     if problems and (on_error == "stop" or not good.any()):
         first, *others = sorted(problems)
         others = [name(index).removeprefix(f"{printable(root)}/") for index in others]
-        end = LEAVE_OUT if good.any() else "no image is left"
+        above = "; give the folder that holds the class folders" if set(problems.values()) == {A_FOLDER} else ""
+        end = LEAVE_OUT if good.any() else f"no image is left{above}"
         raise DataError(f"{name(first)}: {problems[first]}{and_more(len(problems), others)}; {end}")
     return good, tuple((name(index), problems[index]) for index in sorted(problems))
 
@@ -116,4 +118,4 @@ def _write_cache(path, digests):
             np.save(temporary, digests)
     except OSError as error:
         # Not fatal: the images are good, they will only be checked again next time.
-        warnings.warn(f"{printable(str(path))}: cannot note which images are good ({error.strerror})", stacklevel=5)
+        announce("%s: cannot note which images are good (%s)", printable(str(path)), error.strerror)

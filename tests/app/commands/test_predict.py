@@ -245,7 +245,8 @@ def test_a_run_is_asked_for_the_probabilities_of_plain_chainer(named, work, caps
 
 ONE = "green.png"
 BAD = {
-    "nothing": ([], "no network and no image; give MODEL.onnx or --run DIR, and IMAGE"),
+    "nothing": ([], "no network; give MODEL.onnx or --run DIR, and IMAGE"),
+    "an image only": (["a.jpg"], "no network; give MODEL.onnx or --run DIR, and IMAGE"),
     "no image": (["model.onnx"], "no image; give IMAGE, one or more image files"),
     "no image of a run": (["--run", "run"], "no image; give IMAGE, one or more image files"),
     "both": (["--run", "run", "model.onnx", ONE], "model.onnx and --run: two networks; give one of them"),

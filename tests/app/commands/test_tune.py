@@ -93,12 +93,9 @@ def test_a_wrong_argument_is_one_line(gpu, capsys, arguments, message):
 
 
 def test_without_a_device_it_is_one_line_and_status_2(capsys, monkeypatch):
-    def no_gpu(wanted):
-        raise ValueError("device: found 'gpu', but there is none")
-
-    monkeypatch.setattr(gpus, "resolve_device", no_gpu)
+    monkeypatch.setattr(gpus, "resolve_device", lambda wanted: ("@numpy", "CPU: there is no GPU"))
     assert tune.main(["--arch", "resnet18", "--batch", "2"]) == 2
-    assert capsys.readouterr() == ("", "error: device: found 'gpu', but there is none\n")
+    assert capsys.readouterr() == ("", "error: mixprec tune needs a GPU; found CPU: there is no GPU\n")
 
 
 def test_batch_and_size_and_network_are_those_of_the_config_unless_they_are_given():

@@ -23,7 +23,7 @@ pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[
 PAGE = (ROOT / "docs" / "own-network.md").read_text()
 CODE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CONFIG, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = re.search(r"```\n(python scripts/make_digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
+COMMANDS = re.search(r"```\n(mixprec digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
 
 NETS = (
     CODE
@@ -156,10 +156,10 @@ def test_the_example_of_the_docs_trains_as_printed(tmp_path):
     settings = ("data.train=data/digits/val", "training.epochs=1", "schedule.warmup_epochs=0", "training.device=cpu")
     short = " ".join(["--out out", *(f"--set {setting}" for setting in settings)])
     for command, more in zip(COMMANDS, ("", short), strict=True):
-        program, script, *arguments = shlex.split(f"{command} {more}")
-        assert program == "python"
+        program, *arguments = shlex.split(f"{command} {more}")
+        assert program == "mixprec"
         process = subprocess.run(
-            [sys.executable, "-W", "error", ROOT / script, *arguments],
+            [sys.executable, "-W", "error", "-m", program, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,

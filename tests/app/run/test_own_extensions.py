@@ -46,6 +46,11 @@ def last_entry(trainer):
     seen.append(trainer.get_extension("LogReport").log[-1]["count"])
 
 
+@training.make_extension(trigger=(1, "epoch"))
+def each_epoch(trainer):
+    seen.append(("epoch", trainer.updater.iteration))
+
+
 def each_step(trainer):
     seen.append(trainer.updater.iteration)
 
@@ -106,17 +111,20 @@ def test_a_dry_run_makes_them_and_does_not_run_them(run):
 
 
 def test_a_run_goes_on_with_their_states_and_with_other_ones(run, tmp_path):
-    """The first has its state; the second is new, and begins afresh; the third is gone, and comes back without one."""
+    """The first has its state; the second is new, and begins afresh; the third is gone, and comes back without one.
+
+    A new one with a trigger waits for it.
+    """
     for epochs, extensions, first in (
         (1, "[hooks:Counter, hooks:made]", [0, 0]),
         (2, "[hooks:Other, hooks:Counter, hooks:each_step]", [0, 5]),
-        (3, "[]", []),
+        (3, "[hooks:each_epoch]", [15]),
         (4, "[hooks:Counter]", [0]),
     ):
         process = run("--out", "out", "--resume", "auto", **_settings(extensions, training__epochs=epochs))
         assert (process.returncode, process.stderr) == (0, "")
-        assert [value for name, value in filter(_is_pair, _seen()) if name == "initialize"] == first
-    assert "changed: log.extensions [] -> ['hooks:Counter']\n" in process.stdout
+        assert [value for name, value in filter(_is_pair, _seen()) if name != "finalize"] == first
+    assert "changed: log.extensions ['hooks:each_epoch'] -> ['hooks:Counter']\n" in process.stdout
 
 
 def _is_pair(value):

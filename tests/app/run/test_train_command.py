@@ -259,6 +259,7 @@ OWN = ("--set", "data.train=images/train")
     ("arguments", "message", "prepare"),
     [
         _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
+        _bad("an empty config", ["--config", ""], "argument --config: it is empty; give a file"),
         _bad("no option", ["--set", "a=1"], "--config"),
         _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
         _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
