@@ -15,8 +15,8 @@ import mixprec
 import mixprec.export
 from benchmarks import machine
 from mixprec.base.process_limits import number_of_threads
-from mixprec.export.float16_graph import to_half
 from mixprec.export.int8 import quantize
+from mixprec.export.onnx_file import to_half
 from mixprec.export.sessions import session
 from models import MODELS
 

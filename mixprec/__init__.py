@@ -3,6 +3,12 @@
 Importing this package makes ``import chainer`` work with current NumPy, Python and CuPy (:mod:`mixprec.compat`). The
 names and packages below are loaded on first use, so that the import itself is fast. Editors and type checkers do not
 run ``__getattr__``: they read the imports under ``TYPE_CHECKING``.
+
+The ground: ``base``, ``compat``, ``old_code``, ``native``, ``backends``. The library, for any program with Chainer:
+``optimizer`` and ``rewrite`` (``convert``) on ``precision``, ``functions``, ``links``, ``kfac`` and ``distributed``;
+``graph_capture``, ``activation_memory``, ``data``, ``export``, ``training``; for plain Chainer ``bridge`` and
+``patches`` (their list). The application, the only part that reads configs: ``app`` and ``recipes``. ``startup`` loads
+``compat`` when an interpreter starts.
 """
 
 import importlib

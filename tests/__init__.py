@@ -1,4 +1,4 @@
-"""Tests of mixprec: folders mirror the library, ``stand_ins`` stands for a GPU, ``zoo`` has networks of others."""
+"""Tests: folders mirror the packages of mixprec, ``stand_ins`` stands for a GPU, ``zoo`` has networks of others."""
 
 import pathlib
 

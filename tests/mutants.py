@@ -454,7 +454,7 @@ MUTANTS = [
     Mutant("probability-of-operations", "data/loaders/random_policies.py", "data/test_augmentation.py",
            "skipped >= settings.augment_probability", "skipped < settings.augment_probability",
            "an operation is left out with its probability"),
-    Mutant("dali-equalizes-as-opencv", "data/loaders/operations/histograms.py",
+    Mutant("dali-equalizes-as-opencv", "data/loaders/operations/levels.py",
            AUGMENTED + "operations_of_dali_are_those_of_pillow",
            "equalize(white - pixels)))", "equalize(pixels)))", "DALI equalizes to other colours than Pillow"),
     Mutant("resumed-operations", "data/loaders/augmentation.py",

@@ -48,7 +48,7 @@ def digests(root=ROOT):
 
 def _tested(root, path):
     """Returns the list of the files that a file in the folder of tests is about."""
-    base = root if path.parts[0] == "benchmarks" else root / "mixprec"
+    base = root if path.parts[0] in ("benchmarks", "scripts") else root / "mixprec"
     name, folder = path.stem.removeprefix("test_"), base / path.parent
     if (folder / f"{name}.py").exists():
         return [folder / f"{name}.py", *sorted((root / "mixprec" / "backends" / "kernels").glob(f"{name}*"))]

@@ -1,10 +1,11 @@
 """Basics that any module of mixprec may import: messages, files, arguments, dtypes; no Chainer.
 
-Read :mod:`~mixprec.base.messages` and :mod:`~mixprec.base.files` first: they define how errors look, and how files are
-written. :mod:`~mixprec.base.declaration` declares the keys of a config, :mod:`~mixprec.base.bounds` their limits.
-:mod:`~mixprec.base.installation` names the commands that install extras, and pages. :mod:`~mixprec.base.interruption`
-and :mod:`~mixprec.base.standard_streams` are for commands; :mod:`~mixprec.base.process_limits` says how much memory and
-how many processors there are.
+Read ``messages`` and ``files`` first: they define how errors look, and how files are
+written. Checks: ``declaration`` (the keys of a config), ``bounds`` (their limits), ``arguments``, ``name_patterns``.
+Texts: ``announcements`` (warnings, once each), ``text_table``, ``installation`` (commands that install extras, and
+pages). Loading: ``importing``, ``archives``, ``cudnn_library``. The process: ``variables`` of its environment,
+``interruption``, ``standard_streams``, ``working_folder``, ``process_limits`` (memory and processors) and
+``process_start``. Small parts: ``dtypes``, ``interface``, ``nested``, ``scoped``, ``optimizer_names`` (generated).
 """
 
 VERSION = "0.1.0"

@@ -31,7 +31,7 @@ class Heartbeat(EachIteration):
 
     Args:
         epochs: length of training in epochs.
-        steps: :class:`mixprec.app.parts.stages.Steps` of the run.
+        steps: :class:`mixprec.training.schedule.Steps` of the run.
         clock: function that returns seconds.
     """
 

@@ -38,7 +38,7 @@ class Plots(extension.Extension):
 
     Args:
         log_report: Chainer's :class:`~chainer.training.extensions.LogReport`.
-        steps: :class:`mixprec.app.parts.stages.Steps` of the run, which places the entries on the x axis.
+        steps: :class:`mixprec.training.schedule.Steps` of the run, which places the entries on the x axis.
     """
 
     priority = extension.PRIORITY_READER - 1

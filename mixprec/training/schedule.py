@@ -1,10 +1,12 @@
-"""Schedules of learning rate and damping as pure functions of the epoch.
+"""Schedules of learning rate and damping as pure functions of the epoch, and the steps in an epoch.
 
 The trainer calls a :class:`Schedule` after each step, which sets the learning rate of the next step, and a second one
 for the damping of K-FAC.
 """
 
+import bisect
 import dataclasses
+import itertools
 import math
 
 from chainer.training import extension
@@ -88,3 +90,46 @@ class Schedule(extension.Extension):
 
     def __call__(self, trainer):
         setattr(self._target, self._attribute, self._at(trainer.updater.epoch_detail))
+
+
+class Steps:
+    """The steps of the optimizer in a run, and the times, in epochs, at which they begin.
+
+    The last step of an epoch may have fewer batches than the others.
+
+    Args:
+        epochs: :class:`~mixprec.data.loaders.epochs.Stages`, the batches of the epochs.
+        accumulated: batches of a step.
+
+    Example:
+        >>> from mixprec.data.loaders.epochs import Epochs, Stages
+        >>> steps = Steps(Stages((Epochs(images=1000, batch_size=100),)))
+        >>> steps.until(3.5), steps.start(25), steps.in_epoch(0)
+        (35.0, 2.5, 10)
+    """
+
+    def __init__(self, epochs, accumulated=1):
+        self._epochs, self._accumulated = epochs.epochs, accumulated
+        self._firsts = [each.epochs_before for each in self._epochs]
+        lengths = (following - first for first, following in itertools.pairwise(self._firsts))
+        steps = (length * self._in(each) for length, each in zip(lengths, self._epochs, strict=False))
+        self._before = list(itertools.accumulate(steps, initial=0))
+
+    def until(self, epoch):
+        """Returns the number of steps before a time in epochs; with a fraction if it lies in the middle of a step."""
+        stage = bisect.bisect_right(self._firsts, epoch) - 1
+        return self._before[stage] + (epoch - self._firsts[stage]) * self._in(self._epochs[stage])
+
+    def start(self, step):
+        """Returns the time in epochs, a float, at which a step begins; the first is step 0."""
+        stage = bisect.bisect_right(self._before, step) - 1
+        epochs = self._epochs[stage]
+        epoch, rest = divmod(step - self._before[stage], self._in(epochs))
+        return epochs.detail(epochs.begin(epochs.epochs_before + epoch) + rest * self._accumulated)
+
+    def in_epoch(self, epoch):
+        """Returns the number of steps in an epoch."""
+        return self._in(self._epochs[bisect.bisect_right(self._firsts, epoch) - 1])
+
+    def _in(self, epochs):
+        return -(-epochs.batches // self._accumulated)

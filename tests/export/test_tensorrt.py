@@ -7,8 +7,8 @@ pytest.importorskip("onnx", reason="ONNX is not installed: extra export")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: extra export")
 
 import mixprec.export
-from mixprec.export.float16_graph import to_half
 from mixprec.export.int8 import quantize
+from mixprec.export.onnx_file import to_half
 from mixprec.export.sessions import session
 from models import MODELS
 from tests.export.networks import trained

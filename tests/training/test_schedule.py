@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mixprec.app import config as configs
 from mixprec.app.parts.rates import described_rate, images_per_step, rates_of, scaled_rate
-from mixprec.app.parts.stages import Steps, epochs_of
+from mixprec.app.parts.stages import epochs_of, steps_of
 from mixprec.training.schedule import Rates, Schedule
 
 _STEPS = 8  # in an epoch: a power of two, so that epochs are exact
@@ -175,7 +175,7 @@ def test_every_key_of_the_schedule_arrives(tmp_path):
     ],
 )
 def test_the_number_of_steps_in_an_epoch(tmp_path, overrides, images, ranks, steps):
-    assert Steps(_config(tmp_path, *overrides), images, ranks).in_epoch(0) == steps
+    assert steps_of(_config(tmp_path, *overrides), images, ranks).in_epoch(0) == steps
 
 
 def test_the_rate_is_described_with_what_it_was_scaled_from(tmp_path):
@@ -244,7 +244,7 @@ def test_steps_are_counted_through_all_stages(tmp_path_factory, images, last_bat
         f"training.accumulation_steps={accumulated}",
         *STAGES,
     )
-    steps, epochs = Steps(config, images), epochs_of(config, images)
+    steps, epochs = steps_of(config, images), epochs_of(config, images)
     delivered = done = 0
     while epochs.at(delivered).epoch(delivered) < 7:
         if epochs.at(delivered).is_new(delivered):

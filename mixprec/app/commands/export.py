@@ -145,7 +145,7 @@ def _models(run, train, arguments):
     run.preprocessing.write(exported)
     models, about = {"float32": exported}, {}
     if arguments.fp16:
-        from mixprec.export.float16_graph import to_half
+        from mixprec.export.onnx_file import to_half
 
         models["float16"] = to_half(exported)
     if arguments.int8:

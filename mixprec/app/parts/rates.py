@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mixprec.app.parts.stages import Steps, stages_of
+from mixprec.app.parts.stages import stages_of, steps_of
 from mixprec.training.schedule import Rates
 
 
@@ -25,7 +25,7 @@ def rates_of(config, images, ranks=1):
         images: number of training images.
         ranks: number of processes that train together.
     """
-    schedule, steps = config.schedule, Steps(config, images, ranks)
+    schedule, steps = config.schedule, steps_of(config, images, ranks)
     scaled = {
         name: scaled_rate(config, rate, ranks)
         for name in ("end_lr", "warmup_start_lr")

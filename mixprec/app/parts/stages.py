@@ -4,12 +4,11 @@ Section ``progressive`` of a config defines the earlier stages. The last one, wh
 ``data.size`` and ``training.batch_size``.
 """
 
-import bisect
 import dataclasses
-import itertools
 
 from mixprec.app.config.data import Progressive
 from mixprec.data.loaders.epochs import Epochs, Stages
+from mixprec.training.schedule import Steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,45 +74,6 @@ def epochs_of(config, images, ranks=1):
     return Stages(tuple(found))
 
 
-class Steps:
-    """The steps of the optimizer in a run, and the times, in epochs, at which they begin.
-
-    The last step of an epoch may have fewer batches than the others.
-
-    Args:
-        config: :class:`mixprec.app.config.Config`.
-        images: number of training images.
-        ranks: number of processes that train together.
-
-    Example:
-        With 1,000 images, batches of 100, and of 50 from epoch 2 on::
-
-            steps = Steps(config, 1000) steps.until(2), steps.until(3.5)  # 20, 50.0 steps.start(25)  # 2.25 epochs
-    """
-
-    def __init__(self, config, images, ranks=1):
-        self._epochs = epochs_of(config, images, ranks).epochs
-        self._accumulated = config.training.accumulation_steps
-        self._firsts = [each.epochs_before for each in self._epochs]
-        lengths = (following - first for first, following in itertools.pairwise(self._firsts))
-        steps = (length * self._in(each) for length, each in zip(lengths, self._epochs, strict=False))
-        self._before = list(itertools.accumulate(steps, initial=0))
-
-    def until(self, epoch):
-        """Returns the number of steps before a time in epochs; with a fraction if it lies in the middle of a step."""
-        stage = bisect.bisect_right(self._firsts, epoch) - 1
-        return self._before[stage] + (epoch - self._firsts[stage]) * self._in(self._epochs[stage])
-
-    def start(self, step):
-        """Returns the time in epochs, a float, at which a step begins; the first is step 0."""
-        stage = bisect.bisect_right(self._before, step) - 1
-        epochs = self._epochs[stage]
-        epoch, rest = divmod(step - self._before[stage], self._in(epochs))
-        return epochs.detail(epochs.begin(epochs.epochs_before + epoch) + rest * self._accumulated)
-
-    def in_epoch(self, epoch):
-        """Returns the number of steps in an epoch."""
-        return self._in(self._epochs[bisect.bisect_right(self._firsts, epoch) - 1])
-
-    def _in(self, epochs):
-        return -(-epochs.batches // self._accumulated)
+def steps_of(config, images, ranks=1):
+    """Returns the :class:`~mixprec.training.schedule.Steps` of a run; arguments are as for :func:`epochs_of`."""
+    return Steps(epochs_of(config, images, ranks), config.training.accumulation_steps)

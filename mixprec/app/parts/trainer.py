@@ -16,7 +16,7 @@ from mixprec.app.parts.optimizers import attribute
 from mixprec.app.parts.rank_states import JointSnapshot, RankStates
 from mixprec.app.parts.rates import damping_at, rates_of
 from mixprec.app.parts.snapshot_settings import Settings
-from mixprec.app.parts.stages import Steps
+from mixprec.app.parts.stages import steps_of
 from mixprec.app.parts.training_loss import class_weights
 from mixprec.distributed.processes import Alone
 from mixprec.training import snapshots
@@ -94,7 +94,7 @@ def build_trainer(config, optimizer, train, val, out, ranks=None, memory=None):
     where = out if ranks.is_first else os.curdir
     trainer = training.Trainer(updater, stopping.end(config.training.epochs, "epoch"), out=where)
 
-    steps = Steps(config, len(train), ranks.size)
+    steps = steps_of(config, len(train), ranks.size)
     heartbeat, losses = Heartbeat(config.training.epochs, steps), SoundLosses(ranks)
 
     def before_batch():

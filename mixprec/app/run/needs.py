@@ -16,7 +16,7 @@ from mixprec.app.parts import estimate as estimates
 from mixprec.app.parts import kept_activations
 from mixprec.app.parts.model import convert_model, make_model
 from mixprec.app.parts.networks import EXAMPLE
-from mixprec.app.parts.stages import Steps, at_largest, largest_stage, stages_of
+from mixprec.app.parts.stages import at_largest, largest_stage, stages_of, steps_of
 from mixprec.app.run import output, timing
 from mixprec.base.messages import OneLineError
 from mixprec.kfac.layers import FilterLayer
@@ -159,7 +159,7 @@ def _snapshots(config, images, ranks):
     """The number of snapshots that a run writes, including the last."""
     period, unit = config.snapshot.trigger
     epochs = config.training.epochs
-    length = epochs if unit == "epoch" else round(Steps(config, images, ranks).until(epochs))
+    length = epochs if unit == "epoch" else round(steps_of(config, images, ranks).until(epochs))
     return -(-length // period)
 
 

@@ -10,7 +10,7 @@ from mixprec.app.config import load
 from mixprec.app.parts.images import mixing_of
 from mixprec.app.parts.model import ImageClassifier
 from mixprec.app.parts.rates import images_per_step, rates_of
-from mixprec.app.parts.stages import Steps, stages_of
+from mixprec.app.parts.stages import stages_of, steps_of
 from mixprec.data.mixing import Mixing
 
 CONFIGS = pathlib.Path(__file__).parents[3] / "configs/resnet50"
@@ -44,7 +44,7 @@ EPOCH_RATES = {
 @pytest.mark.parametrize("name", EPOCH_RATES)
 def test_the_rate_of_each_epoch_is_that_of_the_source(name):
     config = _config(name)
-    rates, steps = rates_of(config, IMAGES), Steps(config, IMAGES)
+    rates, steps = rates_of(config, IMAGES), steps_of(config, IMAGES)
     count = steps.in_epoch(0)
     for epoch in range(config.training.epochs):
         for step in (0, count // 2, count - 1):
@@ -66,7 +66,7 @@ def test_rate_and_size_are_those_of_ffcv():
         return int(np.round(np.interp([epoch], [11, 13], [160, 192])[0] / 32)) * 32
 
     config = _config("ffcv_rn50_16ep")
-    rates, steps, stages = rates_of(config, IMAGES), Steps(config, IMAGES), stages_of(config)
+    rates, steps, stages = rates_of(config, IMAGES), steps_of(config, IMAGES), stages_of(config)
     count = steps.in_epoch(0)
     for epoch in range(16):
         expected = np.interp(np.arange(count), [0, count], [get_lr(epoch), get_lr(epoch + 1)])

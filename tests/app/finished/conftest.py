@@ -9,7 +9,7 @@ from tests.called import call
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """Folder with ``images`` and ``run``, see :func:`runs.make`; it stays as it is."""
+    """Folder with ``images``, ``small.yaml`` and ``run``, see :func:`runs.make`; it stays as it is."""
     root = tmp_path_factory.mktemp("export")
     runs.make(root)
     return root

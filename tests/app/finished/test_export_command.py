@@ -108,7 +108,7 @@ def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeyp
         tensor.CopyFrom(onnx.numpy_helper.from_array(np.array([1e3, 0, 0], np.float32), tensor.name))
         return worse
 
-    monkeypatch.setattr("mixprec.export.float16_graph.to_half", worse)
+    monkeypatch.setattr("mixprec.export.onnx_file.to_half", worse)
     code, found = export(work, tmp_path, "--fp16")
     assert code == 1
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -207,7 +207,7 @@ def test_logits_that_are_not_finite(work, tmp_path, monkeypatch, capsys):
         half.graph.node.append(onnx.helper.make_node("Div", ["finite", "zero"], ["logits"], "division"))
         return half
 
-    monkeypatch.setattr("mixprec.export.float16_graph.to_half", divided)
+    monkeypatch.setattr("mixprec.export.onnx_file.to_half", divided)
     code, _ = export(work, tmp_path, "--fp16")
     printed = capsys.readouterr()
     assert (code, printed.err) == (1, "error: model_fp16.onnx: logits that are not finite\n")

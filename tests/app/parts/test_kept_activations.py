@@ -58,7 +58,7 @@ def test_the_same_weights(work, recompute, budget, capsys):
     assert _weights("limited") == _weights("plain")
     printed = capsys.readouterr().out
     found = re.search(
-        r"memory: (\d) blocks are computed again .* ([0-9.]+) MiB for an image, not ([0-9.]+) MiB", printed
+        r"memory: (\d) blocks are recomputed .* ([0-9.]+) MiB per image instead of ([0-9.]+) MiB", printed
     )
     assert (found is not None) == (recompute == "blocks")
     assert found is None or float(found[2]) < float(found[3])

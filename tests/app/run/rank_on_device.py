@@ -17,8 +17,8 @@ from mpi4py import MPI  # noqa: E402
 from mixprec import backends  # noqa: E402
 from mixprec.backends import transfers  # noqa: E402
 from mixprec.backends.nccl import Asked  # noqa: E402
+from tests.app.run import faulty_rank  # noqa: E402
 from tests.stand_ins.device_stand_in import DeviceArray  # noqa: E402
-from tests.training import faulty_rank  # noqa: E402
 
 
 class Nccl:

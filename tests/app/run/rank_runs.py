@@ -43,6 +43,6 @@ def run(folder, ranks, out, *settings, fault="none", arguments=(), limit=120, pr
     """
     options = [word for setting in settings for word in ("--set", setting)]
     module, *first = program
-    program = [sys.executable, "-m", f"tests.training.{module}", *first, fault, "--config", "small.yaml", "--out", out]
+    program = [sys.executable, "-m", f"tests.app.run.{module}", *first, fault, "--config", "small.yaml", "--out", out]
     cache = {"XDG_CACHE_HOME": str(folder / "cache")}
     return mpi.launch(ranks, [*program, *options, *arguments], folder, limit, **cache)

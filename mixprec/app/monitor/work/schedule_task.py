@@ -3,7 +3,7 @@
 from mixprec.app.monitor.work.fields import RequestError
 from mixprec.app.monitor.work.opened import open_config, open_source
 from mixprec.app.parts.rates import described_rate, images_per_step, rates_of
-from mixprec.app.parts.stages import Steps, stages_of
+from mixprec.app.parts.stages import stages_of, steps_of
 from mixprec.data.data_error import DataError
 
 _RANKS = 1  # a page does not know the number
@@ -32,7 +32,7 @@ def plan_schedule(request, progress):
     if images < batch:
         name = "training.batch_size" if batch == config.training.batch_size else "one of progressive.batch_sizes"
         raise RequestError(f"'images' is {images}; wanted: at least {name} * ranks, {batch}, as for training")
-    rates, steps = rates_of(config, images, _RANKS), Steps(config, images, _RANKS)
+    rates, steps = rates_of(config, images, _RANKS), steps_of(config, images, _RANKS)
     total = round(steps.until(config.training.epochs))
     iterations = _chosen(total, _bends(rates, steps, total))
     starts = [steps.start(iteration) for iteration in iterations]

@@ -2,8 +2,8 @@
 
 Operations, ranges and directions follow ``torchvision.transforms.v2.RandAugment`` and ``TrivialAugmentWide`` with 31
 bins, with nearest-pixel interpolation and black outside the image. Extra operations are drawn where
-``extra_operations`` names them. Begin with ``image_operation``, the base class; then ``enhancements``, ``histograms``,
-``levels``, ``solarize_add`` and ``warps`` in any order.
+``extra_operations`` names them. Begin with ``image_operation``, the base class; then ``enhancements``, ``levels``,
+``solarize_add`` and ``warps`` in any order.
 
 Configs are checked by these declarations: modules import Pillow and NumPy only where they use them.
 """
@@ -16,7 +16,6 @@ _FILES = (
     "warps",
     "enhancements",
     "levels",
-    "histograms",
     "solarize_add",
 )
 _ALL = [each for file in _FILES for each in importlib.import_module(f"{__name__}.{file}").OPERATIONS]

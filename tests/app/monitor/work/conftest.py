@@ -6,21 +6,13 @@ import pytest
 
 from mixprec.app.commands import train
 from mixprec.data import digit_images as made
-from tests.app.finished import runs
+from tests.app.finished.conftest import work  # noqa: F401
 from tests.called import call
 
 SHORT = (
     *("precision.compute=float32", "training.epochs=1", "schedule.warmup_epochs=0", "training.batch_size=64"),
     *("training.device=cpu", "data.loader=pillow", "log.gradient_histogram=null"),
 )
-
-
-@pytest.fixture(scope="session")
-def work(tmp_path_factory):
-    """Folder with ``images``, ``small.yaml`` and ``run``, see :func:`tests.app.finished.runs.make`; not changed."""
-    root = tmp_path_factory.mktemp("work")
-    runs.make(root)
-    return root
 
 
 @pytest.fixture(scope="session")
