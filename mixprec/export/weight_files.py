@@ -21,7 +21,8 @@ from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
 
 SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
-_SNAPSHOT = "updater/model:main/predictor/"  # prefix of the network in a snapshot of a training run
+# Prefixes of the network in a snapshot of a training run: its weights, and their average, which validation uses.
+_SNAPSHOT = "updater/model:main/predictor/", "extensions/average/average/predictor/"
 _TORCH_SIZE = " (200 MB, or gigabytes with CUDA)"
 _SAFETENSORS = {
     "F64": np.float64,
@@ -118,9 +119,16 @@ def _suffix(path):
 
 def _read_npz(file):
     try:
-        return {name.removeprefix(_SNAPSHOT): array for name, array in read_arrays(file, _of_network, _objects).items()}
+        arrays = read_arrays(file, _of_network, _objects)
     except Damaged as error:
         raise WeightsError(f"damaged, or not an .npz file ({error})") from error
+    of_network = {
+        name.removeprefix(prefix): array
+        for prefix in _SNAPSHOT
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+    return of_network or arrays
 
 
 def _of_network(names):

@@ -121,6 +121,19 @@ def test_a_snapshot_of_a_run_holds_weights(work):
     assert_equal(other, network)
 
 
+def test_of_a_snapshot_with_averaged_weights_the_average_is_read(work):
+    """Validation used it, and it becomes ``model.npz``; what is not averaged is read of the weights."""
+    network, average, other = net(), net(), net()
+    (name, *_), rest = contents(network), contents(network)
+    weights = {f"updater/model:main/predictor/{key}": array for key, array in rest.items()}
+    averaged = {f"extensions/average/average/predictor/{name}": contents(average)[name] + 1}
+    np.savez("snapshot.npz", **averaged, **weights)
+    WeightFile("snapshot.npz").load_into(other)
+    found = contents(other)
+    np.testing.assert_array_equal(found.pop(name), contents(average)[name] + 1)
+    assert all(np.array_equal(found[key], rest[key]) for key in found)
+
+
 # The head
 
 
