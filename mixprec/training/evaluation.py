@@ -48,9 +48,10 @@ class Evaluator(extensions.Evaluator):
                 arrays = self.converter(batch, self.device)
                 images = valid_images(arrays)
                 summary.add({key: (value, images) for key, value in self._observe(arrays).items()})
+        of_links = tuple(f"{name}/" for name in reporter.get_current_reporter()._observer_names.values())
         prefix = f"{self.name}/" if self.name else ""
         return {
-            name if name.startswith(prefix) else f"{prefix}{name}": mean
+            name if name.startswith(of_links) else f"{prefix}{name}": mean
             for name, mean in summary.compute_mean().items()
         }
 
