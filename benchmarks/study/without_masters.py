@@ -9,6 +9,7 @@ if __name__ == "__main__":
 
 import mixprec
 from mixprec.app.commands import train as command
+from mixprec.app.parts import optimizers
 from models import MODELS
 
 
@@ -38,12 +39,12 @@ def main(argv=None):
     Returns:
         int: exit code, as there.
     """
-    original = mixprec.MixedPrecisionOptimizer
-    mixprec.MixedPrecisionOptimizer = WithoutMasters  # where build_optimizer looks for it
+    original = optimizers.MixedPrecisionOptimizer
+    optimizers.MixedPrecisionOptimizer = WithoutMasters  # where build_optimizer looks for it
     try:
         return command.main(argv, MODELS)
     finally:
-        mixprec.MixedPrecisionOptimizer = original
+        optimizers.MixedPrecisionOptimizer = original
 
 
 if __name__ == "__main__":
