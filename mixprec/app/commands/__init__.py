@@ -1,4 +1,4 @@
 """The commands of the program ``mixprec``, a module each; :mod:`~mixprec.app.commands.main` chooses one.
 
-``command_process`` is how a command begins and ends as a process, ``command_line`` what their argument parsers share.
+``command_process`` is how a command begins and ends as a process, ``command_line`` has their argument parser and their errors.
 """

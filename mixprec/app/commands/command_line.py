@@ -1,4 +1,4 @@
-"""Parts that the argument parsers of the commands share."""
+"""Parts that the commands share: their argument parser, types of arguments, and their errors."""
 
 import argparse
 import functools
@@ -7,10 +7,11 @@ import re
 import sys
 import textwrap
 
+from mixprec.base.installation import install_hint
 from mixprec.base.messages import hint, one_line
 from mixprec.base.standard_streams import bars_are_off
 
-__all__ = ["Parser", "amount", "first_line", "one_line", "path", "progress_bar", "whole"]
+__all__ = ["Parser", "amount", "failed", "first_line", "not_installed", "one_line", "path", "progress_bar", "whole"]
 
 
 class _Help(argparse.HelpFormatter):
@@ -56,6 +57,22 @@ class Parser(argparse.ArgumentParser):
         """Prints the message and exits."""
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def failed(error, status=2):
+    """Prints one line about an error on standard error, and returns the exit code ``status``.
+
+    Args:
+        error: a message, or an exception; a ``MemoryError`` has no message of its own.
+        status (int): exit code.
+    """
+    print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
+    return status
+
+
+def not_installed(error, extra):
+    """As :func:`failed`, for a ``ModuleNotFoundError`` that an extra of mixprec would have prevented."""
+    return failed(f"{error.name} is not installed: {install_hint(extra)}")
 
 
 def first_line(docstring):

@@ -1,13 +1,12 @@
 """``mixprec convert-report`` converts any model that can be imported, and prints the report."""
 
 import ast
-import sys
 from typing import NamedTuple
 
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, path
 from mixprec.base import files, importing
 from mixprec.base.messages import OneLineError, hint, nearest
 from mixprec.base.name_patterns import UnknownName
@@ -59,11 +58,9 @@ def main(argv, networks=MODELS):
         if arguments.json:
             _write(arguments.json, report.to_json() + "\n")
     except OneLineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error)
     if arguments.strict and report.unconverted:
-        print(f"error: --strict: not converted: {one_line('; '.join(report.unconverted))}", file=sys.stderr)
-        return 1
+        return failed(f"--strict: not converted: {'; '.join(report.unconverted)}", 1)
     return 0
 
 

@@ -1,8 +1,6 @@
 """``mixprec digits`` writes the handwritten digits that come with mixprec as JPEG files: a small real data set."""
 
-import sys
-
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, one_line, path
 from mixprec.base.messages import OneLineError
 from mixprec.data import digit_images
 
@@ -34,7 +32,6 @@ def main(argv):
     try:
         train, val, made = digit_images.make_digits(out, size=arguments.size, force=arguments.force)
     except OneLineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error)
     print(f"{one_line(out)}: {train} training and {val} validation images{'' if made else ', already there'}")
     return 0

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import os
-import sys
 
-from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
+from mixprec.app.commands.command_line import Parser, failed, path, progress_bar, whole
 from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, open_config, open_run, some
 from mixprec.app.parts import gpus
@@ -33,11 +32,9 @@ def main(argv, networks=MODELS):
     try:
         _run(arguments, networks)
     except (OneLineError, MemoryError) as error:
-        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
-        return 2
+        return failed(error)
     except OSError as error:
-        print(f"error: {one_line(error.filename or arguments.run)}: {error.strerror}", file=sys.stderr)
-        return 2
+        return failed(f"{error.filename or arguments.run}: {error.strerror}")
     return 0
 
 

@@ -1,16 +1,14 @@
 """``mixprec export``: the network of a run as ONNX files, checked before they are handed over."""
 
 import contextlib
-import sys
 
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line, path, progress_bar, whole
+from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path, progress_bar, whole
 from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, open_run, open_source, some
 from mixprec.app.parts import environment
 from mixprec.base import VERSION
-from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 from mixprec.base.process_limits import number_of_threads
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
@@ -36,15 +34,13 @@ def main(argv, networks=MODELS):
     try:
         return _run(arguments, networks)
     except PrintError as error:
-        print(f"error: {error}; the files are written", file=sys.stderr)
-        return 1
+        return failed(f"{error}; the files are written", 1)
     except (OneLineError, MemoryError) as error:
-        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
+        return failed(error)
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
+        return not_installed(error, "export")
     except OSError as error:
-        print(f"error: {one_line(error.filename or arguments.out)}: {error.strerror or error}", file=sys.stderr)
-    return 2
+        return failed(f"{error.filename or arguments.out}: {error.strerror or error}")
 
 
 def _parse(argv):
@@ -119,8 +115,7 @@ def _run(arguments, networks):
     with contextlib.suppress(ReaderGone):  # the files are written, even if a reader has taken the first lines only
         say("\n".join([*lines, f"files, {out_folder.JSON} and {out_folder.PICTURE}: {one_line(arguments.out)}"]))
     if bad:
-        print(f"error: {_complaint(bad)}", file=sys.stderr)
-        return 1
+        return failed(_complaint(bad), 1)
     return 0
 
 

@@ -3,9 +3,8 @@
 import dataclasses
 import json
 import platform
-import sys
 
-from mixprec.app.commands.command_line import Parser
+from mixprec.app.commands.command_line import Parser, failed
 from mixprec.app.parts import environment, gpus
 
 
@@ -44,7 +43,6 @@ def _patches():
     try:
         from mixprec import patches
     except Exception as error:
-        print(f"error: the list needs Chainer: {gpus.short(error)}", file=sys.stderr)
-        return 1
+        return failed(f"the list needs Chainer: {gpus.short(error)}", 1)
     print(patches.report())
     return 0

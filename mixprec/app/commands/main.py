@@ -64,7 +64,7 @@ def main(argv):
     return interruption.run(lambda: command.main(argv[1:]))
 
 
-def _refused(message):
+def _refused(message):  # command_line imports too much before Ctrl-C is handled
     print(f"error: {message}", file=sys.stderr)
     return 2
 

@@ -5,15 +5,13 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
 from mixprec.app.monitor import access_token
 from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
 from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
-from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError
 
 _HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
@@ -43,13 +41,11 @@ def main(argv):
     try:
         _serve(arguments)
     except OneLineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error)
     except ModuleNotFoundError as error:
         if error.name and error.name.startswith("mixprec"):
             raise
-        print(f"error: {error.name} is not installed: {install_hint('monitor')}", file=sys.stderr)
-        return 2
+        return not_installed(error, "monitor")
     return 0
 
 

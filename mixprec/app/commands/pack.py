@@ -2,7 +2,7 @@
 
 import sys
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, one_line, path
 from mixprec.base import interruption
 from mixprec.base.messages import OneLineError
 from mixprec.data.sources.opening import FORMATS, open_images
@@ -28,8 +28,7 @@ def main(argv):
         else:
             _pack(arguments)
     except OneLineError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error)
     except KeyboardInterrupt:
         print("interrupted; the same call continues after the finished shards", file=sys.stderr)
         return interruption.INTERRUPTED

@@ -1,12 +1,9 @@
 """``mixprec predict``: classifies images by the network of a run, or by an exported one."""
 
-import sys
-
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
 from mixprec.app.finished import classifier
-from mixprec.base.installation import install_hint
 from mixprec.base.messages import OneLineError, printable
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.recipes.models import MODELS
@@ -32,14 +29,11 @@ def main(argv, networks=MODELS):
     except ReaderGone:
         return 1
     except PrintError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed(error, 1)
     except (OneLineError, MemoryError) as error:
-        print(f"error: {one_line(error) or 'memory is full'}", file=sys.stderr)
-        return 2
+        return failed(error)
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} is not installed: {install_hint('export')}", file=sys.stderr)
-        return 2
+        return not_installed(error, "export")
     return 0
 
 

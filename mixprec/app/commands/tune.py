@@ -8,9 +8,8 @@ made, and training with ``cudnn.autotune: measure`` takes them from there.
 import contextlib
 import dataclasses
 import logging
-import sys
 
-from mixprec.app.commands.command_line import Parser, amount, one_line, path, whole
+from mixprec.app.commands.command_line import Parser, amount, failed, path, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
@@ -49,15 +48,13 @@ def main(argv):
         cudnn_library.load()
         settings.Settings(compile_seconds=arguments.seconds_per_operation)
     except (ConfigError, ValueError, cudnn_library.CudnnMissing) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
+        return failed(error)
     size = config.data.size
     print(f"{config.model.arch}, batch {config.training.batch_size}, {size} x {size}, on {device}", flush=True)
     try:
         choices = search(config, network, specifier, arguments.seconds_per_operation)
     except BrokenDevice as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+        return failed(error, 1)
     print(_summary(choices))
     return 0
 

@@ -1,10 +1,8 @@
 """``mixprec weights`` converts a file of weights from Chainer to PyTorch, or back."""
 
-import sys
-
 import chainer
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import Parser, failed, one_line, path
 from mixprec.base import importing
 from mixprec.base.messages import hint, nearest
 from mixprec.export import weight_files
@@ -29,8 +27,7 @@ def main(argv, networks=MODELS):
     try:
         print(one_line(_convert(arguments.source, arguments.out, arguments.arch, networks)))
     except WeightsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return failed(error)
     return 0
 
 
