@@ -1,4 +1,4 @@
-"""How mixprec names the installation of an extra, and a page, to whoever has a checkout or a wheel."""
+"""How mixprec names the installation of an extra, and a page, in a checkout and in a wheel."""
 
 from mixprec.base import installation
 from mixprec.base.installation import cuda_hint, install_hint, page

@@ -18,7 +18,7 @@ class Evaluator(extensions.Evaluator):
 
     Chainer's own gives the last, smaller batch the weight of a full one. Here the weight of a batch is the number of
     its labels that are not -1, so that padding does not count, and sums are in float64. Values that are reported
-    without a link get the evaluator's name, too, and do not replace those of training. Values from a GPU are summed on
+    without a link get the evaluator's name, too, and do not replace training's values. Values from a GPU are summed on
     the host, which waits for them once, at the end.
 
     Args:

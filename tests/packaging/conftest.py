@@ -37,7 +37,7 @@ class Environment:
 
     @property
     def variables(self):
-        """Environment variables of its processes: those of this one, without another Python's."""
+        """Environment variables of its processes: this one's, without another Python's."""
         without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
         return {name: value for name, value in os.environ.items() if name not in without}
 

@@ -26,7 +26,7 @@ CURVES = {
     "loss scale": (2, {"loss_scale": "loss scale"}),
     "gradient norm": (10, {"gradient_norm": "gradient norm"}),
     "images/s": (None, {"images/s": "images/s"}),
-    OTHERS: (None, {}),  # all others in the log, such as those of the user's own extensions
+    OTHERS: (None, {}),  # all others in the log, such as values of the user's own extensions
 }
 _KNOWN = {*AXES, "skipped"}.union(*(labels for _, labels in CURVES.values()))
 

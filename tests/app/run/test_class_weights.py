@@ -20,7 +20,7 @@ def _logits(size=10):
 
 
 class Logits(chainer.Link):
-    """Has its logits from elsewhere, but for a scale."""
+    """Its logits are given, and it scales them."""
 
     def __init__(self):
         super().__init__()

@@ -170,7 +170,7 @@ def _gradients(own, compute, mixed=(), batches=1):
 @pytest.mark.parametrize("compute", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("case", ["plain", "mixed", "accumulated"])
 def test_the_loss_is_in_float32_whatever_the_network_is_in(compute, case):
-    """Also what it computes in between. Of mixed images it is that of mixprec, on the same logits."""
+    """Also what it computes in between. For mixed images it is mixprec's loss, on the same logits."""
     mixed = (_batch(6)[1][::-1].copy(), np.array(0.3, np.float32)) if case == "mixed" else ()
     batches = 2 if case == "accumulated" else 1
     loss, found, seen = _gradients(True, compute, mixed, batches)
