@@ -89,10 +89,10 @@ def mean_return(q, episodes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batchsize", "-b", type=int, default=64, help="transitions in a batch")
-    parser.add_argument("--epoch", "-e", type=int, default=16, help="epochs, of 500 steps each")
+    parser.add_argument("--epoch", "-e", type=int, default=12, help="epochs, of 500 steps each")
     parser.add_argument("--unit", "-u", type=int, default=100, help="units of a hidden layer")
-    parser.add_argument("--gamma", type=float, default=0.98, help="discount of later rewards")
-    parser.add_argument("--target-update", type=int, default=100, help="steps between copies to the target network")
+    parser.add_argument("--gamma", type=float, default=0.95, help="discount of later rewards")
+    parser.add_argument("--target-update", type=int, default=300, help="steps between copies to the target network")
     parser.add_argument("--device", "-d", default="@numpy", help="a device of Chainer: @numpy, @cupy:0")
     parser.add_argument("--out", "-o", default="results/dqn", help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
@@ -107,7 +107,7 @@ def main():
 
     q = QFunction(args.unit)
     q.to_device(device)
-    optimizer = chainer.optimizers.Adam(1e-3)
+    optimizer = chainer.optimizers.Adam(5e-4)
     optimizer.setup(q)
     target_q = copy.deepcopy(q)
 

@@ -120,7 +120,7 @@ class ExactMatches(extensions.Evaluator):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batchsize", "-b", type=int, default=64, help="sequences in a batch")
-    parser.add_argument("--epoch", "-e", type=int, default=12, help="passes over the training set")
+    parser.add_argument("--epoch", "-e", type=int, default=6, help="passes over the training set")
     parser.add_argument("--unit", "-u", type=int, default=128, help="units of a layer")
     parser.add_argument("--layer", "-l", type=int, default=1, help="layers of the encoder, and of the decoder")
     parser.add_argument("--device", "-d", default="@numpy", help="a device of Chainer: @numpy, @cupy:0")
@@ -129,7 +129,7 @@ def main():
     args = parser.parse_args()
     n_train, n_test = 4000, 500
     if args.quick:
-        n_train, n_test, args.epoch, args.unit = 600, 100, 3, 64
+        n_train, n_test, args.epoch, args.unit = 3000, 100, 3, 64
     np.random.seed(0)
     device = chainer.get_device(args.device)
     device.use()

@@ -22,10 +22,10 @@ def get_shapes(n, size, seed):
     pairs = []
     for _ in range(n):
         label = np.zeros((size, size), np.int32)
-        slope = random.uniform(-1, 1, (3, 2)) / size
+        slope = random.uniform(-0.3, 0.3, (3, 2)) / size
         image = slope[:, :1, None] * y + slope[:, 1:, None] * x
-        for _ in range(random.randint(1, 4)):
-            radius = random.uniform(0.12, 0.22) * size
+        for _ in range(random.randint(1, 3)):
+            radius = random.uniform(0.15, 0.25) * size
             row, column = random.uniform(radius, size - radius, 2)
             down, right = y - row, abs(x - column)
             masks = [
@@ -35,8 +35,8 @@ def get_shapes(n, size, seed):
             ]
             kind = random.randint(3)
             label[masks[kind]] = kind + 1
-            image[:, masks[kind]] = random.uniform(-1, 1, (3, 1))
-        pairs.append(((image + random.normal(0, 0.15, image.shape)).astype(np.float32), label))
+            image[:, masks[kind]] = random.choice([-1, 1], (3, 1)) * random.uniform(0.5, 1, (3, 1))
+        pairs.append(((image + random.normal(0, 0.1, image.shape)).astype(np.float32), label))
     return pairs
 
 
@@ -101,16 +101,16 @@ class MeanIoU(extensions.Evaluator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batchsize", "-b", type=int, default=16, help="images in a batch")
-    parser.add_argument("--epoch", "-e", type=int, default=8, help="passes over the training set")
-    parser.add_argument("--unit", "-u", type=int, default=16, help="channels of the first block")
+    parser.add_argument("--batchsize", "-b", type=int, default=8, help="images in a batch")
+    parser.add_argument("--epoch", "-e", type=int, default=10, help="passes over the training set")
+    parser.add_argument("--unit", "-u", type=int, default=12, help="channels of the first block")
     parser.add_argument("--device", "-d", default="@numpy", help="a device of Chainer: @numpy, @cupy:0")
     parser.add_argument("--out", "-o", default="results/unet", help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     args = parser.parse_args()
-    n_train, n_test, size = 320, 64, 48
+    n_train, n_test, size = 480, 64, 32
     if args.quick:
-        n_train, n_test, size, args.epoch, args.unit = 128, 32, 32, 3, 8
+        n_train, n_test, args.epoch, args.unit = 240, 32, 4, 8
     np.random.seed(0)
     device = chainer.get_device(args.device)
     device.use()
@@ -127,7 +127,7 @@ def main():
     updater = training.updaters.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     trainer.extend(MeanIoU(test_iter, model, device=device), name="validation")
-    trainer.extend(extensions.ExponentialShift("alpha", 0.7), trigger=(1, "epoch"))
+    trainer.extend(extensions.ExponentialShift("alpha", 0.85), trigger=(1, "epoch"))
     trainer.extend(extensions.LogReport())
     columns = ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/miou"]
     trainer.extend(extensions.PrintReport(columns))
