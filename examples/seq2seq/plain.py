@@ -129,7 +129,7 @@ def main():
     args = parser.parse_args()
     n_train, n_test = 4000, 500
     if args.quick:
-        n_train, n_test, args.epoch, args.unit = 3000, 100, 3, 64
+        n_train, n_test, args.epoch, args.unit = 2000, 100, 3, 64
     np.random.seed(0)
     device = chainer.get_device(args.device)
     device.use()

@@ -112,7 +112,7 @@ def main():
     args = parser.parse_args()
     n_train, n_test, size = 480, 64, 32
     if args.quick:
-        n_train, n_test, args.epoch, args.unit = 240, 32, 4, 8
+        n_train, n_test, args.epoch, args.unit = 240, 32, 3, 8
     np.random.seed(0)
     device = chainer.get_device(args.device)
     device.use()

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests import mpi
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples"
 PROGRAMS = ("plain.py", "mixed.py")
@@ -30,7 +32,8 @@ class Example:
         apart: how far the last values of the two whole programs may be from each other.
         rises: whether a higher quality is better.
         files: patterns of the names of files in the folder of results, beside ``log``.
-        command: what comes before the program, as ``mpiexec``.
+        processes: how many ``mpiexec`` starts; 1 for none.
+        falls: whether the loss does; that of Q-learning has targets that move.
         marks: of the quick run.
     """
 
@@ -41,7 +44,8 @@ class Example:
     apart: float
     rises: bool = True
     files: tuple = ("model.npz",)
-    command: tuple = (sys.executable,)
+    processes: int = 1
+    falls: bool = True
     marks: tuple = (pytest.mark.slow,)
 
 
@@ -51,6 +55,24 @@ EXAMPLES = {
         *(0.88, 0.97, 0.02),
         files=("model.npz", "snapshot_epoch-*"),
         marks=(),
+    ),
+    "seq2seq": Example(
+        *("main/loss", "validation/main/exact"),
+        *(0.5, 0.97, 0.02),
+    ),
+    "unet": Example(
+        *("main/loss", "validation/main/miou"),
+        *(0.3, 0.8, 0.12),
+    ),
+    "dqn": Example(
+        *("loss", "return"),
+        *(60, 120, 60),
+        falls=False,
+    ),
+    "chainermn": Example(
+        *("main/loss", "validation/main/accuracy"),
+        *(0.88, 0.97, 0.02),
+        processes=2,
     ),
 }
 
@@ -74,9 +96,12 @@ def diff(name):
 
 def run(name, program, out, *args):
     """Runs a program in the folder ``out``, as a user does; returns its log, and what it printed."""
-    command = [*EXAMPLES[name].command, FOLDER / name / program, "--out", "out", *args]
-    strict = os.environ | {"PYTHONWARNINGS": "error"}
-    done = subprocess.run(command, cwd=out, env=strict, capture_output=True, text=True)
+    command = [sys.executable, FOLDER / name / program, "--out", "out", *args]
+    strict = {"PYTHONWARNINGS": "error"}
+    if EXAMPLES[name].processes > 1:
+        done = mpi.launch(EXAMPLES[name].processes, command, out, **strict)
+    else:
+        done = subprocess.run(command, cwd=out, env=os.environ | strict, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
     return json.loads((out / "out" / "log").read_text()), done.stdout
 
@@ -87,7 +112,7 @@ def last_quality(name, log):
     losses = [row[example.loss] for row in log if example.loss in row]
     assert len(losses) > 1
     assert np.isfinite(losses).all()
-    assert losses[-1] < losses[0]
+    assert losses[-1] < losses[0] or not example.falls
     return [row[example.quality] for row in log if example.quality in row][-1]
 
 
