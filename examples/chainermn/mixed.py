@@ -83,7 +83,7 @@ def main():
     if comm.rank == 0:  # the results of all: log, table
         trainer.extend(mixprec.training.LossScaleLog(optimizer))
         trainer.extend(extensions.LogReport())
-        columns = ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy", "loss_scale"]
+        columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy", "loss_scale"]
         trainer.extend(extensions.PrintReport(columns))
     trainer.run()
     if comm.rank == 0:

@@ -80,7 +80,7 @@ def main():
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     if comm.rank == 0:  # the results of all: log, table
         trainer.extend(extensions.LogReport())
-        columns = ["epoch", "main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
         trainer.extend(extensions.PrintReport(columns))
     trainer.run()
     if comm.rank == 0:

@@ -71,7 +71,8 @@ def greedy_action(q, state):
 
 def make_batch(target_q, transitions, gamma):
     """Arguments of the loss from transitions (state, action, reward, fallen, next state)."""
-    states, actions, rewards, fallen, following = map(target_q.device.send, map(np.array, zip(*transitions)))
+    columns = [target_q.device.send(np.array(column)) for column in zip(*transitions, strict=True)]
+    states, actions, rewards, fallen, following = columns
     with chainer.no_backprop_mode():
         best = target_q(following).array.max(axis=1)
     return states, actions, rewards + gamma * (1 - fallen) * best

@@ -12,13 +12,13 @@ import numpy as np
 from chainer import training
 from chainer.training import extensions
 
-ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-WORDS = {word: index for index, word in enumerate(["<eos>", *ONES, *TENS, "hundred", "thousand", "and"])}
-DIGITS = {word: index for index, word in enumerate(["<eos>", *"0123456789"])}
+NAMES = (
+    "<eos> zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+    " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand and"
+)
+SOURCE, TARGET = NAMES.split(), ["<eos>", *"0123456789"]
+ONES, TENS = SOURCE[1:21], SOURCE[21:29]
+WORDS, DIGITS = ({word: index for index, word in enumerate(words)} for words in (SOURCE, TARGET))
 EOS = 0
 
 
@@ -98,7 +98,7 @@ class Seq2seq(chainer.Chain):
 @chainer.dataset.converter()
 def convert(batch, device):
     """Lists of sequences, in place of one array."""
-    xs, ys = zip(*batch)
+    xs, ys = zip(*batch, strict=True)
     return {"xs": [device.send(x) for x in xs], "ys": [device.send(y) for y in ys]}
 
 
@@ -112,7 +112,7 @@ class ExactMatches(extensions.Evaluator):
         for batch in iterator:
             wanted = [y for _, y in batch]
             found = self.get_target("main").translate(self.converter(batch, self.device)["xs"])
-            right += sum(np.array_equal(y, each) for y, each in zip(wanted, found))
+            right += sum(np.array_equal(y, each) for y, each in zip(wanted, found, strict=True))
             count += len(batch)
         return {f"{self.name}/main/exact": right / count}
 
@@ -154,9 +154,9 @@ def main():
     trainer.run()
     chainer.serializers.save_npz(f"{args.out}/model.npz", model)
 
-    names = list(DIGITS)
-    for (source, _), digits in zip(test[:5], model.translate([device.send(x) for x, _ in test[:5]])):
-        print(" ".join(list(WORDS)[word] for word in source), "->", " ".join(names[digit] for digit in digits))
+    sources = [x for x, _ in test[:5]]
+    for source, digits in zip(sources, model.translate([device.send(x) for x in sources]), strict=True):
+        print(" ".join(SOURCE[word] for word in source), "->", " ".join(TARGET[digit] for digit in digits))
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def _convert_links(model, conversion, kept):
     rows, done = [], set()
     in_float32 = {id(param) for link in model.links() if id(link) in kept for param in parameters.own(link).values()}
     bytes_before = parameters.nbytes(model.links())
-    plain = _plain(model)
+    plain, layers = _plain(model), parameters.layers(model)
     for name, link in model.namedlinks():
         if id(link) in done:  # registered twice in the model
             continue
@@ -213,7 +213,7 @@ def _convert_links(model, conversion, kept):
         else:
             keeps = id(link) in kept
             state = LinkState(conversion, name, type(link), _before(link, plain), keeps)
-            dtype, why = parameters.dtype_of(link, conversion.policy.compute)
+            dtype, why = parameters.dtype_of(link, conversion.policy.compute, id(link) in layers)
             dtype, why = ("float32", "keep_float32") if keeps else (dtype, why)
             conversion.lost_weights += parameters.convert(link, dtype, state, in_float32)
             set_state(link, state)
