@@ -66,7 +66,7 @@ EXAMPLES = {
     ),
     "dqn": Example(
         *("loss", "return"),
-        *(60, 120, 60),
+        *(60, 100, 80),
         falls=False,
     ),
     "chainermn": Example(
