@@ -216,6 +216,14 @@ def _names(section, known):
     return [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
 
 
+def key_of_name(name):
+    """Returns the dotted name of the key that is called ``name``, here or in another program, or ``None``."""
+    for dotted, key in keys(Config).items():
+        if name in (dotted.partition(".")[2], *key.aliases):
+            return dotted
+    return None
+
+
 def _nearest_key(leaf, own, known):
     """Returns the dotted name that ``leaf`` most likely means, in the sections ``own`` if any; or ``None``."""
     inside, anywhere = {}, {}

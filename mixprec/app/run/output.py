@@ -10,7 +10,7 @@ import tempfile
 from mixprec.app.run.lock import FILE as LOCK
 from mixprec.app.run.lock import locked
 from mixprec.base import files, working_folder
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, beside, hint
 from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.log_report import LOG
 
@@ -36,12 +36,14 @@ def choose(out, resume, config_path):
         ``resume`` is ``"auto"`` and there is one; else a new folder.
 
     Raises:
-        OutputError: ``out`` or ``resume`` is empty, such as an unset variable of the shell.
+        OutputError: ``out`` or ``resume`` is empty, such as an unset variable of the shell, or ``resume`` is no file.
     """
     if out == "":
         raise OutputError("--out is empty; give a folder, or leave it out")
     if resume == "":
         raise OutputError("--resume is empty; give auto or a snapshot, or leave it out")
+    if resume not in (None, "auto"):
+        _check_snapshot(resume)
     if out is not None:
         return out
     if resume not in (None, "auto"):
@@ -54,6 +56,14 @@ def choose(out, resume, config_path):
     fresh = os.path.join(runs, f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
     names = itertools.chain([fresh], (f"{fresh}-{number}" for number in itertools.count(2)))
     return next(name for name in names if not os.path.exists(name))
+
+
+def _check_snapshot(resume):
+    if os.path.isdir(resume):
+        raise OutputError(f"{resume}: a folder, not a snapshot{hint(f'--resume auto --out {resume}')}")
+    if not os.path.exists(resume):
+        is_word = os.path.splitext(resume)[1] == "" and os.sep not in resume
+        raise OutputError(f"{resume}: no such snapshot{hint('auto') if is_word else beside(resume)}")
 
 
 def check_writable(out):

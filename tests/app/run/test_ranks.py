@@ -353,7 +353,7 @@ def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, 
     monkeypatch.setattr(devices.gpus, "resolve_device", resolve)
     monkeypatch.setattr(devices.gpus, "address_of", lambda device: addresses[int(device[-1])])
     settings = config(4, f"training.device={wanted}")
-    found = each(len(addresses), lambda ranks: devices.choose("c.yaml", settings, ranks))
+    found = each(len(addresses), lambda ranks: devices.choose(settings, ranks))
     if line is None:
         assert [device for device, _ in found] == [f"@cupy:{n}" if a else "@numpy" for n, a in enumerate(addresses)]
     else:
