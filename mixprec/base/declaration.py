@@ -75,7 +75,8 @@ class Pairs(tuple):
 
 def _as_import_path(value):
     """Returns ``package.module.function`` with the colon that an import path has."""
-    module, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", "")
+    value = value.replace("/", ".") if isinstance(value, str) else ""
+    module, _, name = value.rpartition(".")
     is_dotted = module and name != "py" and all(map(str.isidentifier, value.split(".")))
     return f"{module}:{name}" if is_dotted else None
 

@@ -5,6 +5,7 @@ import dataclasses
 from mixprec.base import arguments
 from mixprec.base.vocabulary import LAYOUT_SYNONYMS, LAYOUTS
 
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """The dtypes of one converted model (Micikevicius et al. 2018, "Mixed Precision Training").

@@ -12,7 +12,18 @@ from mixprec.base.messages import hint, nearest, one_line
 from mixprec.base.standard_streams import bars_are_off
 from mixprec.base.vocabulary import meant
 
-__all__ = ["Parser", "add_choice", "amount", "failed", "first_line", "not_installed", "one_line", "path", "progress_bar", "whole"]
+__all__ = [
+    "Parser",
+    "add_choice",
+    "amount",
+    "failed",
+    "first_line",
+    "not_installed",
+    "one_line",
+    "path",
+    "progress_bar",
+    "whole",
+]
 
 
 class _Help(argparse.HelpFormatter):
@@ -38,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         args = self._given = sys.argv[1:] if args is None else list(args)
         sets = [a.option_strings[0] for a in self._actions if str(a.metavar).endswith("KEY=VALUE")]
         options = args[: args.index("--")] if "--" in args else args
-        for text, following in zip(options, [*options[1:], ""], strict=True):
+        for text, following in zip(options, [*options, ""][1:], strict=True):
             option, equals, value = text.partition("=")
             if option.startswith("-") and equals and value == "--":
                 self.error(f"argument {option}: found '--', expected a value")

@@ -45,7 +45,13 @@ def _parse(argv):
         description="Evaluates the network of a run on its validation images, in float32.",
         allow_abbrev=False,
     )
-    parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest")
+    parser.add_argument(
+        "--run",
+        required=True,
+        metavar="DIR",
+        type=path("a folder"),
+        help="results folder of a run, or of several: the newest",
+    )
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights, or a snapshot; default: model.npz"
     )

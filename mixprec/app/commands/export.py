@@ -50,7 +50,13 @@ def _parse(argv):
         description="Writes the network of a run as ONNX files, and checks them on validation images.",
         allow_abbrev=False,
     )
-    parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest")
+    parser.add_argument(
+        "--run",
+        required=True,
+        metavar="DIR",
+        type=path("a folder"),
+        help="results folder of a run, or of several: the newest",
+    )
     parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="folder for the files")
     parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz")
     parser.add_argument("--fp16", action="store_true", help="also write model_fp16.onnx, with inputs in float32")

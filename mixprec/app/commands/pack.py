@@ -24,7 +24,8 @@ def main(argv):
     try:
         if arguments.verify is not None:
             images, shards = verify(arguments.verify)
-            print(f"{one_line(arguments.verify)}: {counted(images, 'image')} in {counted(shards, 'shard')}: all as they were packed")
+            found = f"{counted(images, 'image')} in {counted(shards, 'shard')}"
+            print(f"{one_line(arguments.verify)}: {found} are as they were packed")
         else:
             _pack(arguments)
     except OneLineError as error:

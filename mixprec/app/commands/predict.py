@@ -48,7 +48,9 @@ def _parse(argv):
     parser.add_argument(
         "files", metavar="MODEL.onnx, IMAGE", nargs="*", type=path("a file"), help="ONNX file of mixprec export; images"
     )
-    parser.add_argument("--run", metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest")
+    parser.add_argument(
+        "--run", metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest"
+    )
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz of the run"
     )

@@ -218,10 +218,9 @@ def _names(section, known):
 
 def key_of_name(name):
     """Returns the dotted name of the key that is called ``name``, here or in another program, or ``None``."""
-    for dotted, key in keys(Config).items():
-        if name in (dotted.partition(".")[2], *key.aliases):
-            return dotted
-    return None
+    known = keys(Config)
+    own = {dotted.partition(".")[2]: dotted for dotted in reversed(known)}
+    return own.get(name) or next((dotted for dotted, key in known.items() if name in key.aliases), None)
 
 
 def _nearest_key(leaf, own, known):

@@ -84,7 +84,8 @@ class Predictions:
             images; ``confusion``, a row for each class and a column for each prediction; ``confused``, lists of class,
             prediction and number of images, the most frequent first; ``per_class``, lists of images, correct ones, and
             mean loss; ``worst``, lists of index, name, class, prediction, loss and share of the class, the largest loss
-            first; the prediction is -1 for logits with NaN. ``top5`` and ``confusion`` are ``None`` where there are too few or too many classes.
+            first; the prediction is -1 for logits with NaN. ``top5`` and ``confusion`` are ``None`` where there are too
+            few or too many classes.
         """
         labels, found, losses, classes = self._labels, self._found, self._losses, self._classes
         right = labels == found

@@ -85,7 +85,9 @@ def check_sources(config, train, val, ranks=1):
             each = "" if ranks == 1 else f" for each of {ranks} ranks"
             raise DataError(f"{where}: {counted(len(train), 'image')}, but {name} is {batch_size}{each}")
     if val is not None and len(val) < ranks:
-        raise DataError(f"{data.val}: {counted(len(val), 'image')}, which is less than the {ranks} ranks that evaluate them")
+        raise DataError(
+            f"{data.val}: {counted(len(val), 'image')}, which is less than the {ranks} ranks that evaluate them"
+        )
 
 
 def train_iterator(config, images, device, rank=0, ranks=1):

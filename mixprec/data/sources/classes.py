@@ -53,9 +53,10 @@ def check_same_classes(train, val):
             missing, added = (sorted(set(a) - set(b)) for a, b in itertools.permutations((one.classes, other.classes)))
             if missing:
                 instead = f"; {added[0]!r} is not in {printable(one.root)}{and_more(len(added))}" if added else ""
+                there = counted(len(other.classes), "class", "classes")
                 raise DataError(
                     f"{printable(other.root)}: class folder {missing[0]!r}, which {printable(one.root)} has, is missing"
-                    f"{and_more(len(missing))} ({counted(len(other.classes), 'class', 'classes')} against {len(one.classes)}){instead}"
+                    f"{and_more(len(missing))} ({there} against {len(one.classes)}){instead}"
                 )
         return
     known, labels = _labels_by_name(train), _labels_by_name(val)

@@ -104,7 +104,7 @@ def scan_folders(root, on_error="stop"):
     """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
 
     Left out are hidden files and folders, files beside the class folders, and, as by torchvision's ``ImageFolder``,
-    files without an extension of images (``Thumbs.db``, ``notes.txt``, ``README``), unless they are images all the same.
+    files without an extension of images (``Thumbs.db``, ``notes.txt``, ``README``), unless they hold an image.
 
     Args:
         root (path): Folder of class folders. Their names, sorted, are the classes.
