@@ -73,8 +73,8 @@ def nearest(name, names, cutoff=0.6):
 
 
 def beside(path):
-    """Returns the end of a message about a missing file that suggests one with a similar name in its folder."""
-    folder, name = os.path.split(path)
+    """Returns the end of a message about a missing file or folder that suggests one with a similar name beside it."""
+    folder, name = os.path.split(path.rstrip(os.sep))
     try:
         near = nearest(name, os.listdir(folder or os.curdir), 0.75)
     except (OSError, ValueError):  # there is no such folder, or it is not a path

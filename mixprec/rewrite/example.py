@@ -98,11 +98,12 @@ def without_trace(model):
             np.random.set_state(random)
 
 
-def fault(error):
-    """Returns why a converted link, or a metric, refused its arguments, as text; empty if that is not known.
+def fault(error, names=None):
+    """Returns why a link, or the accuracy, refused its arguments, as text; empty if that is not known.
 
     Args:
         error: the exception; its traceback leads to the link.
+        names: dict from the ids of links to their names; ``None`` for converted links, which know them.
     """
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         link, x = frame.f_locals.get("self"), frame.f_locals.get("x")
@@ -113,9 +114,10 @@ def fault(error):
                     f"accuracy takes labels that are signed integers, and was given {t.dtype} {t.shape}: for labels as "
                     "probabilities, set compute_accuracy = False of the Classifier"
                 )
-        if isinstance(link, _KNOWN) and link.W.array is not None and CONVERSION in link.__dict__:
-            found = _refusal(link, x)
-            name = link.__dict__[CONVERSION].name
+        if isinstance(link, _KNOWN) and link.W.array is not None:
+            state = link.__dict__.get(CONVERSION)
+            name = (names or {}).get(id(link), state and state.name)
+            found = name and _refusal(link, x)
             return found and f"{type(link).__name__ if name == '/' else name} {found}"
     return ""
 

@@ -372,7 +372,7 @@ def test_command_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     assert (out / "skipped.txt").read_text().startswith(f"{broken}: not an image")
     assert run_here(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
     verified = run_here("--verify", out)
-    assert verified.stdout == f"{out}: 6 images in 1 shards are as they were packed\n"
+    assert verified.stdout == f"{out}: 6 images in 1 shard are as they were packed\n"
     assert verified.returncode == 0
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from mixprec.app.commands.command_line import Parser, add_choice, failed, path
 from mixprec.base import files, importing
+from mixprec.base.declaration import IMPORT_PATH
 from mixprec.base.messages import OneLineError, hint, nearest
 from mixprec.base.name_patterns import UnknownName
 from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, LAYOUT_SYNONYMS, LAYOUTS, meant
@@ -91,9 +92,10 @@ def parse_model(text, known=()):
         attribute = ""
     names = [*module.split("."), *attribute.split(".")]
     if not (colon and all(map(str.isidentifier, names))) or None in keywords:
+        near = IMPORT_PATH.near(text) or nearest(text, known)
         raise CommandError(
             "MODEL must be module:callable or module:callable(arguments), with Python literals for arguments, or the "
-            f"name of a network that comes with mixprec, such as resnet50; found {text!r}{hint(nearest(text, known))}"
+            f"name of a network that comes with mixprec, such as resnet50; found {text!r}{hint(near)}"
         )
     return Target(module, attribute, arguments, keywords)
 

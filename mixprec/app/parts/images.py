@@ -11,7 +11,7 @@ from mixprec.app.parts.stages import epochs_of, stages_of
 from mixprec.app.parts.training_loss import class_weights
 from mixprec.base import files
 from mixprec.base.announcements import announce
-from mixprec.base.messages import counted, encoding_hint
+from mixprec.base.messages import beside, counted, encoding_hint
 from mixprec.data.data_error import DataError
 from mixprec.data.digit_images import FOLDER as DIGITS
 from mixprec.data.loaders.augmentation import Augmentation, described
@@ -53,7 +53,7 @@ def open_sources(config, ranks=1):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
                 made = f"; this writes them: mixprec digits {DIGITS}" if path.startswith(f"{DIGITS}/") else ""
                 where = f"{name} says where the images are{made}{encoding_hint(path)}"
-                raise DataError(f"{path}: no such file or folder; {where}")
+                raise DataError(f"{path}: no such file or folder; {where}{beside(path)}")
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
     check_sources(config, train, val, ranks)
     return train, val

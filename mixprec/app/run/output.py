@@ -36,14 +36,12 @@ def choose(out, resume, config_path):
         ``resume`` is ``"auto"`` and there is one; else a new folder.
 
     Raises:
-        OutputError: ``out`` or ``resume`` is empty, such as an unset variable of the shell, or ``resume`` is no file.
+        OutputError: ``out`` or ``resume`` is empty, such as an unset variable of the shell.
     """
     if out == "":
         raise OutputError("--out is empty; give a folder, or leave it out")
     if resume == "":
         raise OutputError("--resume is empty; give auto or a snapshot, or leave it out")
-    if resume not in (None, "auto"):
-        _check_snapshot(resume)
     if out is not None:
         return out
     if resume not in (None, "auto"):
@@ -58,7 +56,14 @@ def choose(out, resume, config_path):
     return next(name for name in names if not os.path.exists(name))
 
 
-def _check_snapshot(resume):
+def check_snapshot(resume):
+    """Checks that the value of ``--resume`` is nothing, ``auto`` or a file.
+
+    Raises:
+        OutputError: it is something else; the message suggests what may be meant.
+    """
+    if resume in (None, "", "auto"):
+        return
     if os.path.isdir(resume):
         raise OutputError(f"{resume}: a folder, not a snapshot{hint(f'--resume auto --out {resume}')}")
     if not os.path.exists(resume):

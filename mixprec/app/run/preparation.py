@@ -203,6 +203,7 @@ def _read_config(arguments, networks):
 
 def _find_results(arguments, config, ranks, lock):
     """Returns ``out``, ``is_new``, ``snapshot`` and ``changes`` of a :class:`Run`; locks an existing folder."""
+    output.check_snapshot(arguments.resume)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check_writable(out)
     is_new = not os.path.isdir(out)
