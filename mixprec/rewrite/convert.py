@@ -17,7 +17,7 @@ from mixprec.precision import weight_copies
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
-from mixprec.rewrite.example import call_on_example, check_example, describe, fault, without_trace
+from mixprec.rewrite.example import call_on_example, check_example, describe, explain, fault, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -83,7 +83,7 @@ def convert(
     example: Any = None,
     *,
     compute: DTypeLike = "float16",
-    layout: Literal["nhwc", "nchw", "channels_last", "contiguous"] = "nhwc",
+    layout: Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"] = "nhwc",
     fuse: bool | None = None,
     conv_statistics: bool | None = None,
     keep_float32: Sequence[str | type[chainer.Link]] = (),
@@ -249,13 +249,9 @@ def _try_out(model, conversion, example):
             for train in (True, True, False):
                 call_on_example(model, example, train=train)
         except Exception as error:
-            why = fault({id(link): name for name, link in model.namedlinks()}, error)
+            why = fault(error)
             note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
-            note += why and f": {why}"
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:  # Python 3.10
-                announce("%s", note)
+            explain(error, note + (why and f": {why}"))
             raise
 
 

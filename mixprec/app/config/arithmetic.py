@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mixprec.base.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.base.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.base.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
-from mixprec.precision.policy import COMPUTE_DTYPES, DTYPE_SYNONYMS
+from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES
 
 _OWN, _DECOUPLED = ", ".join(OWN), ", ".join(DECOUPLED)
 _WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
@@ -19,14 +19,14 @@ class Precision:
         "Dtype of activations and weights in the forward and backward pass. Master weights, optimizer state, "
         "statistics and the loss are always float32.",
         "float16",
-        choices=COMPUTE_DTYPES,
+        choices=DTYPES,
         synonyms=DTYPE_SYNONYMS,
         aliases=("dtype",),
     )
     allreduce: str | None = key(
         "Dtype in which gradients in 16 bits are summed over processes; null: their own on GPUs, float32 on CPUs.",
         None,
-        choices=COMPUTE_DTYPES,
+        choices=DTYPES,
         synonyms=DTYPE_SYNONYMS,
         aliases=("allreduce_dtype",),
     )

@@ -8,19 +8,12 @@ from mixprec.activation_memory.budget import is_budget
 from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.base.declaration import IMPORT_PATH, IMPORTS, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.base.messages import nearest
-from mixprec.precision.policy import LAYOUT_SYNONYMS, LAYOUTS
-
-
-def _without_at(device):
-    """Returns a device of Chainer, such as ``@cupy:0``, as this config has it."""
-    return "cpu" if device == "@numpy" else re.sub(r"@cupy(?=:|$)", "gpu", device)
+from mixprec.base.vocabulary import LAYOUT_SYNONYMS, LAYOUTS, device
 
 
 def _near_device(value):
-    number = re.fullmatch(r"(?:cuda:?|gpu)?([0-9]{1,3})", str(value))
-    if number:
-        return f"gpu:{number[1]}"
-    return "gpu" if value == "cuda" else nearest(str(value), ("auto", "cpu", "gpu"))
+    number = re.fullmatch(r"(?:[a-z]+:?)?0*([0-9]{1,3})", str(value).lower())
+    return f"gpu:{number[1]}" if number else nearest(str(value), ("auto", "cpu", "gpu", "cuda"))
 
 
 def _trigger(every):
@@ -46,8 +39,8 @@ class Model:
         aliases=("pretrained", "checkpoint"),
     )
     memory_format: str = key(
-        "Memory layout of images in the network: nhwc, which Tensor cores prefer, with functions of mixprec; nchw with "
-        "Chainer's own.",
+        "Memory layout of images in the network: nhwc (channels_last), which Tensor cores prefer, with functions of "
+        "mixprec; nchw (channels_first) with Chainer's own.",
         "nhwc",
         choices=LAYOUTS,
         synonyms=LAYOUT_SYNONYMS,
@@ -153,10 +146,10 @@ class Training:
         "auto",
         limit=matching(
             r"auto|cpu|gpu|gpu:[0-9]{1,3}",
-            "auto, cpu, gpu or gpu:N, with N from 0 to 999, or Chainer's @numpy, @cupy or @cupy:N",
+            "auto, cpu, gpu or gpu:N, with N from 0 to 999; cuda:N and Chainer's @cupy:N and @numpy mean the same",
             near=_near_device,
         ),
-        respelled=_without_at,
+        respelled=device,
     )
     label_smoothing: float = key(
         "Share of the target that is spread evenly over all classes (Szegedy et al. 2016), not in validation.",
