@@ -1,6 +1,6 @@
 # mixprec for the CPU: docker build -t mixprec . && docker run --rm -v "$PWD:/work" mixprec info
-# For a GPU: --build-arg EXTRAS=cuda13, and docker run --gpus all. No machine of the project has Docker: it was linted
-# by hadolint, but never built.
+# For a GPU: --build-arg EXTRAS=cuda13, and docker run --gpus all. hadolint finds nothing in it; it has never been
+# built, as no machine of the project has a Docker daemon.
 FROM python:3.12-slim
 ARG EXTRAS=dali
 # The compiler is for the native library: docs/native.md.
@@ -10,7 +10,7 @@ COPY . /mixprec
 RUN echo "setuptools<81" > /tmp/build.txt && \
     pip install --no-cache-dir --upgrade "pip>=25.3" && \
     pip install --no-cache-dir --build-constraint /tmp/build.txt "/mixprec[${EXTRAS}]"
-RUN useradd --create-home mixprec && install --directory --owner=mixprec /work
-USER mixprec
+RUN useradd --uid 1000 --create-home mixprec && install --directory --owner=1000 /work
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["mixprec"]
