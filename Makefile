@@ -122,8 +122,8 @@ lint: install ## ruff: rules and format; mypy: types of the public names; code l
 
 rules: install ## after a change of an update rule: all that is made of its declaration
 	$(BIN)/python -m mixprec.optimizer.rules.generate
-	sed -i '/^# Keys$$/q' docs/config.md && \
-		$(BIN)/python -c "from mixprec.app.config import reference; print('\n' + reference(), end='')" >> docs/config.md
+	for page in config config-tuning; do sed -i '/^# Keys$$/q' docs/$$page.md && $(BIN)/python -c "from mixprec.app.config \
+		import reference; print('\n' + reference('$$page' == 'config-tuning'), end='')" >> docs/$$page.md || exit 1; done
 	@$(MAKE) --no-print-directory install
 
 install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date

@@ -469,10 +469,10 @@ def tar_of(path, members):
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ([("a.jpg", IMAGES[1])], "a sample of 1 images and 0 labels (.cls); must be one of each"),
+        ([("a.jpg", IMAGES[1])], "a sample of 1 image and 0 labels (.cls); must be one of each"),
         (
             [("a.jpg", IMAGES[1]), ("a.png", IMAGES[0]), ("a.cls", b"1")],
-            "a sample of 2 images and 1 labels (.cls); must be one of each",
+            "a sample of 2 images and 1 label (.cls); must be one of each",
         ),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"cat")], "its label (.cls) is 'cat'; must be a number"),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"-1")], "label -1: must be 0 to 999999"),
