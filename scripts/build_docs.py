@@ -44,7 +44,7 @@ _SETTINGS = {
     "version": VERSION,
     "release": VERSION,
     "root_doc": "index",
-    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"],
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
     "html_theme": "furo",
     "html_title": f"mixprec {VERSION}",
     "html_show_sourcelink": False,
@@ -128,7 +128,9 @@ def _link(match, page, pages):
 def _navigation(pages):
     """The tables of contents, which the site shows at the side: a caption for each heading of docs/README.md."""
     trees = {}
-    for heading, body in re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", (ROOT / "docs/README.md").read_text(), re.MULTILINE):
+    for heading, body in re.findall(
+        r"^## (.+)\n((?:(?!^## ).*\n)*)", (ROOT / "docs/README.md").read_text(), re.MULTILINE
+    ):
         linked = (posixpath.normpath(f"docs/{name}") for name in re.findall(r"\]\(([^)#\s]+\.md)\)", body))
         trees[heading] = [pages[path] for path in dict.fromkeys(linked) if path in pages and path != "README.md"]
     listed = {name for names in trees.values() for name in names}

@@ -25,6 +25,7 @@ def digits(tmp_path_factory):
 def test_blocks_run_in_their_order(page, digits, tmp_path):
     tmp_path.joinpath("data").mkdir()
     tmp_path.joinpath("data", "digits").symlink_to(digits)
+    tmp_path.joinpath("examples").symlink_to(ROOT / "examples")
     for block in BLOCKS[page]:
         block.run(tmp_path)
 
