@@ -4,6 +4,7 @@
 python scripts/figures.py
 """
 
+import argparse
 import pathlib
 import re
 import sys
@@ -19,6 +20,7 @@ _TABLE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for name in HEADS:
         path = ROOT / name
         path.write_text(filled(name, path.read_text()))

@@ -150,6 +150,11 @@ def _outline(text):
     return [len(marks) for marks in re.findall(r"^(#+) ", _without_blocks(text), re.MULTILINE)]
 
 
+def _programs(page, text):
+    """The blocks of a page without comments, which are translated."""
+    return [(each.language, re.sub(r" *#.*", "", each.text), each.save_as) for each in blocks(page, text)]
+
+
 def _without_blocks(text):
     return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
