@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of results in README.md and README.ja.md from docs/figures.yaml; a new record changes that file only.
+"""Writes the tables of results in README.md and README.ja.md from docs/figures.yaml, which a new record changes.
 
 python scripts/figures.py
 """
