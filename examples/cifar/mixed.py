@@ -11,7 +11,7 @@ from chainer import training
 from chainer.training import extensions
 
 import mixprec
-from mixprec.data import BatchSpec, Crop, image_iterator, to_nchw
+from mixprec.data import Crop, image_iterator, to_nchw
 from mixprec.data.digit_images import make_digits
 
 
@@ -69,8 +69,8 @@ def main():
         make_digits(args.data)  # handwritten digits of 40x40 pixels as JPEG files, which come with mixprec
 
     train, val = f"{args.data}/train", f"{args.data}/val"
-    train_iter = image_iterator(train, BatchSpec(args.batchsize, True, Crop(32, crop_area=(0.6, 1))), device=device)
-    val_iter = image_iterator(val, BatchSpec(args.batchsize, False, Crop(32)), device=device)
+    train_iter = image_iterator(train, args.batchsize, Crop(size=32, crop_area=(0.6, 1)), train=True, device=device)
+    val_iter = image_iterator(val, args.batchsize, Crop(size=32), train=False, device=device)
 
     model = L.Classifier(VGG(len(os.listdir(train)), args.width))
     model.to_device(device)

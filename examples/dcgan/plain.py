@@ -128,14 +128,15 @@ def make_optimizer(model, alpha=0.001, beta1=0.5):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batchsize", "-b", type=int, default=64, help="images in a batch")
-    parser.add_argument("--epoch", "-e", type=int, default=40, help="passes over the digits")
+    parser.add_argument("--epoch", "-e", type=int, default=20, help="passes over the digits")
     parser.add_argument("--device", "-d", default="@numpy", help="a device of Chainer: @numpy, @cupy:0")
     parser.add_argument("--out", "-o", default="results/dcgan", help="folder for the results")
     parser.add_argument("--n_hidden", "-n", type=int, default=32, help="random numbers that an image is drawn from")
+    parser.add_argument("--ch", type=int, default=64, help="channels of the widest layers")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     args = parser.parse_args()
     if args.quick:
-        args.epoch = 4
+        args.epoch, args.ch = 6, 32
     np.random.seed(0)
     device = chainer.get_device(args.device)
     device.use()
@@ -143,7 +144,7 @@ def main():
     images = load_digits()[0].reshape(-1, 1, 8, 8).astype(np.float32) / 16
     train_iter = chainer.iterators.SerialIterator(images, args.batchsize)
 
-    gen, dis = Generator(args.n_hidden, 64), Discriminator(64)
+    gen, dis = Generator(args.n_hidden, args.ch), Discriminator(args.ch)
     gen.to_device(device)
     dis.to_device(device)
     optimizers = {"gen": make_optimizer(gen), "dis": make_optimizer(dis)}

@@ -39,8 +39,11 @@ class ParallelSequentialIterator(chainer.dataset.Iterator):
     def __init__(self, dataset, batch_size, repeat=True):
         super().__init__()
         self.dataset, self.batch_size, self.repeat = dataset, batch_size, repeat
-        self.epoch, self.iteration, self.is_new_epoch = 0, 0, False
         self.offsets = [i * len(dataset) // batch_size for i in range(batch_size)]
+        self.reset()
+
+    def reset(self):
+        self.epoch, self.iteration, self.is_new_epoch = 0, 0, False
 
     def __next__(self):
         length = len(self.dataset)
@@ -103,7 +106,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batchsize", "-b", type=int, default=50, help="places at which the text is read")
     parser.add_argument("--bproplen", "-l", type=int, default=35, help="characters that gradients go back")
-    parser.add_argument("--epoch", "-e", type=int, default=4, help="passes over the text")
+    parser.add_argument("--epoch", "-e", type=int, default=3, help="passes over the text")
     parser.add_argument("--device", "-d", default="@numpy", help="a device of Chainer: @numpy, @cupy:0")
     parser.add_argument("--gradclip", "-c", type=float, default=5, help="largest norm of the gradients")
     parser.add_argument("--out", "-o", default="results/ptb", help="folder for the results")
