@@ -85,7 +85,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_every_page_is_in_the_reading_order():
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"]))
+    linked = set(re.findall(r"\]\(([\w.-]+\.md)\)", PAGES["docs/README.md"]))
     assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
