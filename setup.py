@@ -12,6 +12,7 @@ import glob
 import itertools
 import platform
 import runpy
+import sys
 
 from setuptools import Extension, setup  # isort: skip (it brings distutils)
 from distutils.command.install_headers import install_headers
@@ -31,11 +32,14 @@ SETS = {
     f"{SOURCE}/avx512.cpp": AVX512.split(),
     f"{SOURCE}/avx512bf16.cpp": [*AVX512.split(), "-mavx512bf16"],
 }
+# One library is for 3.11 and later: the limited API has buffers from there on.
+LIMITED = [("Py_LIMITED_API", "0x030B0000")] if sys.version_info >= (3, 11) else []
 LIBRARY = Extension(
     f"{FOLDER}/_library".replace("/", "."),
     sources=sorted(glob.glob(f"{SOURCE}/*.cpp")),
     depends=["setup.py", f"{FOLDER}/sources.py", *sorted(glob.glob(f"{SOURCE}/*.h") + glob.glob(f"{SOURCE}/*.inl"))],
-    define_macros=[("SOURCES", '"' + runpy.run_path(f"{FOLDER}/sources.py")["digest"]() + '"')],
+    define_macros=[("SOURCES", '"' + runpy.run_path(f"{FOLDER}/sources.py")["digest"]() + '"'), *LIMITED],
+    py_limited_api=bool(LIMITED),
     extra_compile_args=FLAGS.split(),
     extra_link_args=["-pthread"],
     optional=True,
