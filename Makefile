@@ -1,7 +1,8 @@
 # `make help` prints this list of variables, and the targets:
 ##   PYTHON   interpreter of the environment, 3.10 to 3.13: PYTHON=python3.13; default: that of .venv, or else python3
-##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else dali,test. On a machine with a
-##            GPU: EXTRAS=cuda13,test, or cuda12 on a V100; for old code: EXTRAS=dali,legacy
+##   EXTRAS   extras of setup.cfg that are installed; default: those in .venv, or else none for `make train` and `make
+##            monitor`, and dali,test for all else. On a machine with a GPU: EXTRAS=cuda13,test, or cuda12 on a V100; for
+##            old code: EXTRAS=dali,legacy
 ##   CONFIG   what `make train` trains; default: configs/digits.yaml
 ##   RANKS    number of processes of `make train`, which train together by MPI; default: 1
 ##   ARGS     more arguments of the command that a target ends with: ARGS="--set training.epochs=2" of train,
@@ -9,49 +10,56 @@
 comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
-# The stamp names interpreter and extras, as .installed-3.12+dali,test. Another PYTHON or EXTRAS makes the environment
-# anew; where none is given, they are those of the environment that is there, without digits, an extra of the past.
-MADE := $(subst +, ,$(firstword $(wildcard $(VENV)/.installed-*+*)))
-PYTHON ?= $(if $(MADE),$(BIN)/python,python3)
-EXTRAS ?= $(if $(MADE),$(subst $(comma)digits,,$(word 2,$(MADE))),dali,test)
+# Two stamps: .installed-3.12 for the interpreter with Chainer and mixprec, .installed-3.12+dali,test for the extras that
+# are added. Another PYTHON, or others than the extras that were added, makes the environment anew. Where none is given,
+# they are those of the environment that is there, without digits, an extra of the past.
+ADDED := $(wildcard $(VENV)/.installed-*+*)
+PYTHON ?= $(if $(wildcard $(VENV)/.installed-*),$(BIN)/python,python3)
+EXTRAS ?= $(subst $(comma)digits,,$(word 2,$(subst +, ,$(firstword $(ADDED)))))
 CONFIG ?= configs/digits.yaml
 RANKS ?= 1
 ARGS ?=
 
-STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)+$(EXTRAS)
-
+BASE := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 LIBRARY := $(VENV)/.compiled
 
-# pip would compile every module to bytecode, which takes longer than all the rest. It is done once, at the end, on all
-# cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint $(CONSTRAINTS)
+# Who only looks gets no extras: DALI alone is 591 MB.
+LOOK := $(if $(EXTRAS),install,$(BASE) $(LIBRARY))
+EXTRAS := $(or $(EXTRAS),dali$(comma)test)
+STAMP := $(BASE)+$(EXTRAS)
+
+# pip would compile every module to bytecode, which takes longer than all the rest. `make install` does so at the end, on
+# all cores, and without tests of packages and torch with its symbolic algebra: Python compiles those if it comes to them.
+# Extras are those of the mixprec that is installed: to install it again would compile the native library again.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation \
+	--constraint $(CONSTRAINTS)
 
 # The extra legacy has older NumPy and protobuf than constraints.txt: there its own bounds take the place of those.
 LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install clean
+.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install anew clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
 MPIEXEC = $(BIN)/mpiexec
 LAUNCH = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(MPIEXEC) -n $(RANKS)
 endif
-train: install data/digits $(MPIEXEC) ## install, write the digits, train a small ResNet on them (the default target)
+train: $(LOOK) data/digits $(MPIEXEC) ## train a small ResNet on digits, after installing no more than that needs (the default)
 	@$(LAUNCH) $(BIN)/python -m mixprec train --config $(CONFIG) $(ARGS)
 
-$(BIN)/mpiexec: | install
+$(BIN)/mpiexec: | $(LOOK)
 	@echo "install: MPI"
-	@$(INSTALL) --no-build-isolation --editable ".[mpi]"
+	@$(INSTALL) "mixprec[mpi]"
 
-monitor: install ## pages in a browser about the runs in results, at the address that it prints
+monitor: $(LOOK) ## pages in a browser about the runs in results, at the address that it prints
 	@$(BIN)/python -c "import nicegui" 2>/dev/null || { echo "install: NiceGUI"; \
-		$(INSTALL) --no-build-isolation --editable ".[monitor]"; }
+		$(INSTALL) "mixprec[monitor]"; }
 	@mkdir -p results
 	@$(BIN)/python -m mixprec monitor results $(ARGS)
 
-data/digits: | install ## handwritten digits as JPEG files
+data/digits: | $(LOOK) ## handwritten digits as JPEG files
 	@$(BIN)/python -m mixprec digits $@
 
 # A worker on each core, with one thread of BLAS and up to 3 GB of memory; one line of progress. Bytecode is kept whatever
@@ -80,7 +88,7 @@ CUPY = $(addprefix tests/,bridge compat test_arguments.py test_environment.py te
 	rewrite/test_convert.py app/run/test_part_rates_command.py) $(call MARKED,cupy)
 test-cupy: install ## with CuPy installed, without a GPU: parts of the core again, and all kernels compile
 	@echo "install: CuPy and NVRTC"
-	@$(INSTALL) --no-build-isolation --editable ".[test-cupy]"
+	@$(INSTALL) "mixprec[test-cupy]"
 	@$(PYTEST) -m "(cupy or not slow) and not long" $(CUPY) $(ARGS)
 
 # The version that PyTorch 2.11 brings lies in a folder beside the one that is installed; the frontend takes cuDNN from
@@ -89,7 +97,7 @@ OTHER_CUDNN = 9.19.0.56
 OTHER_FOLDER = $(VENV)/cudnn-$(OTHER_CUDNN)
 test-plans: install ## with cuDNN installed, two versions, without a GPU: its plans of ResNets; downloads 1.5 GB
 	@echo "install: cuDNN, its frontend, and what they load"
-	@$(INSTALL) --no-build-isolation --editable ".[test-plans]"
+	@$(INSTALL) "mixprec[test-plans]"
 	@test -d $(OTHER_FOLDER) || { echo "install: cuDNN $(OTHER_CUDNN), in $(OTHER_FOLDER)"; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
 		--target $(OTHER_FOLDER) nvidia-cudnn-cu13==$(OTHER_CUDNN); }
@@ -122,39 +130,43 @@ lint: install ## ruff: rules and format; mypy: types of the public names; code l
 
 rules: install ## after a change of an update rule: all that is made of its declaration
 	$(BIN)/python -m mixprec.optimizer.rules.generate
-	sed -i '/^# Keys$$/q' docs/config.md && \
-		$(BIN)/python -c "from mixprec.app.config import reference; print('\n' + reference(), end='')" >> docs/config.md
+	for page in config config-tuning; do sed -i '/^# Keys$$/q' docs/$$page.md && $(BIN)/python -c "from mixprec.app.config \
+		import reference; print('\n' + reference('$$page' == 'config-tuning'), end='')" >> docs/$$page.md || exit 1; done
 	@$(MAKE) --no-print-directory install
 
-install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS; nothing to do if it is up to date
+install: $(STAMP) $(LIBRARY) ## make .venv with Chainer, mixprec and EXTRAS, or add EXTRAS; nothing to do if it is up to date
 
-# Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack. PyPI's torch for
-# Linux brings gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip is configured to
-# look. Only Python 3.11 has it in the extra test.
-$(STAMP): setup.cfg setup.py constraints.txt
+# Chainer has an sdist only, and its setup.py imports pkg_resources, which setuptools 81 and later lack.
+$(BASE): CONSTRAINTS = constraints.txt
+$(BASE): setup.cfg setup.py constraints.txt $(if $(filter-out $(STAMP),$(ADDED)),anew)
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 10) <= v <= (3, 13))' || \
 		{ echo "mixprec needs Python 3.10 to 3.13 with venv; '$(PYTHON)' is not: choose one by PYTHON=python3.12 make ..."; exit 2; }
 	@echo "install: a new environment in $(VENV), with $(PYTHON)"
 	@$(PYTHON) -m venv --clear $(VENV)
+	@echo "install: setuptools, of a version that can build Chainer"
+	@$(INSTALL) "setuptools<81" wheel
+	@echo "install: Chainer 7.8.1, built from its sdist, and mixprec, to be edited in place; up to a minute"
+	@$(INSTALL) --editable .
+	@touch $@ $(LIBRARY)
+
+# PyPI's torch for Linux brings gigabytes of CUDA along; the one for the CPU has an index of its own, or lies where pip
+# is configured to look. Only Python 3.11 has it in the extra test.
+$(STAMP): $(BASE)
 ifneq (,$(LEGACY))
 	@{ grep -vE '^(numpy|protobuf)==' constraints.txt; sed -n '/^legacy =/,/^[^ ]/s/^    //p' setup.cfg; } > $(CONSTRAINTS)
 endif
-	@echo "install: setuptools, of a version that can build Chainer"
-	@$(INSTALL) "setuptools<81" wheel
-	@echo "install: Chainer 7.8.1, built from its sdist; up to a minute"
-	@$(INSTALL) --no-build-isolation chainer==7.8.1
 ifneq (,$(filter test test-legacy,$(subst $(comma), ,$(EXTRAS))))
 	@echo "install: torch for the CPU, which the tests on Python 3.11 compare with; 200 MB, nothing on other versions"
 	@$(INSTALL) --no-deps --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu "torch; python_version == '3.11'"
 endif
-	@echo "install: mixprec, to be edited in place, and what it needs for the extras $(EXTRAS)"
-	@$(INSTALL) --no-build-isolation --editable ".[$(EXTRAS)]"
+	@echo "install: the extras $(EXTRAS)"
+	@$(INSTALL) "mixprec[$(EXTRAS)]"
 	@echo "install: bytecode of most packages"
 	@$(BIN)/python -m compileall -qq -j 0 -x '/(tests?|torch|sympy|networkx|pip)/' $(VENV)/lib || :
-	@touch $@ $(LIBRARY)
+	@touch $@
 
 # After a change of the sources, as by git pull; where there is no compiler, NumPy goes on.
-$(LIBRARY): $(wildcard mixprec/native/source/*) | $(STAMP)
+$(LIBRARY): $(wildcard mixprec/native/source/*) | $(BASE)
 	@echo "install: the native library"
 	@$(BIN)/python setup.py -q build_ext --inplace --force
 	@touch $@

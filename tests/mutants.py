@@ -368,7 +368,7 @@ MUTANTS = [
     Mutant("worst-images", "app/finished/predictions.py", "app/monitor/work/test_evaluate.py",
            "np.argsort(-np.nan_to_num(", "np.argsort(np.nan_to_num(", "the best images are listed as the worst"),
     Mutant("confusion-turned", "app/finished/predictions.py", "app/monitor/work/test_evaluate.py",
-           "bincount(self._labels * self._classes + self._found", "bincount(self._found * self._classes + self._labels",
+           "pairs = self._labels * self._classes + self._found", "pairs = self._found * self._classes + self._labels",
            "rows of the confusion matrix are predictions"),
     Mutant("pixels-of-an-upload", "app/monitor/work/uploaded_image.py", "app/monitor/work/test_inside.py",
            "if width * height > _PIXELS:", "if False:", "a picture of any size is decoded"),

@@ -9,7 +9,7 @@ from tests import ROOT, mpi
 
 PAGE = (ROOT / "docs/distributed.md").read_text()
 (LOOP,), (MANIFEST,), (BATCH,) = (
-    re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "yaml", "bash")
+    re.findall(rf"```{kind}(.*?)```", PAGE, re.DOTALL) for kind in ("python\n", "yaml\n", "bash\n#!/bin/bash\n")
 )
 
 # Of the CustomResourceDefinition mpijobs.kubeflow.org, v2beta1, at caa3c47 (July 2026); a set has all values allowed.

@@ -6,7 +6,7 @@ import pytest
 
 from mixprec.app.commands.command_line import Parser, one_line
 from mixprec.app.config import ConfigError
-from mixprec.base.messages import OneLineError, printable
+from mixprec.base.messages import OneLineError, beside, counted, hint, printable
 from mixprec.data.data_error import DataError
 from tests.called import call
 
@@ -58,3 +58,26 @@ def test_an_exception_whose_text_raises_has_none(kind):
             raise kind
 
     assert one_line(Speechless()) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("modle.npz", "model.npz"),
+        ("./modle.npz", "./model.npz"),
+        ("digit/", "digits"),
+        ("other", None),
+        ("no/model", None),
+    ],
+)
+def test_a_missing_file_is_answered_with_a_similar_name(tmp_path, monkeypatch, name, near):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.npz").touch()
+    (tmp_path / "digits").mkdir()
+    assert beside(name) == hint(near)
+
+
+def test_nouns_agree_with_their_number():
+    assert counted(1, "image") == "1 image"
+    assert counted(0, "image") == "0 images"
+    assert counted(2, "class", "classes") == "2 classes"

@@ -254,11 +254,6 @@ def test_entries_say_when_and_why_in_a_line():
     assert set(patches.entries()) == set(registry.patches())
 
 
-def test_the_list_is_in_the_docs():
-    """A change of the list changes docs/compat.md: the block there is what ``mixprec info --patches`` prints."""
-    assert f"```\n{patches.report()}\n```" in (ROOT / "docs" / "compat.md").read_text()
-
-
 def test_the_table_of_shims_has_a_row_for_each_file_that_declares_one():
     declaring = {patch.make.__module__ for patch in patches.entries() if "import" in patch.when}
     files = {module.removeprefix("mixprec.").removeprefix("compat.").replace(".", "/") for module in declaring}

@@ -23,7 +23,6 @@ PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # benchmarks/results/DATE-bars-MACHINE.j
 # Files to be written by the reader, a folder of Chainer's repository, and names inside of a snapshot.
 NOT_IN_THE_REPOSITORY = {
     "CONTRIBUTING.md": {"mixprec/data/sources/csv_list.py", "mixprec/optimizer/rules/lion.py"},
-    "docs/compat.md": {"tests/chainer_tests"},
     "docs/config.md": {"configs/mine.yaml"},
     "docs/numerics.md": {
         f"mixprec/{name}" for name in ("dropout_state0", "last_step_skipped", "loss_scale", "skipped")

@@ -13,9 +13,14 @@ import numpy as np
 
 from mixprec.base.dtypes import BFLOAT16
 from mixprec.base.messages import hint, nearest
+from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, meant
 
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
-_KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
+_KNOWN = {
+    **_DTYPES,
+    **{dtype: dtype for dtype in _DTYPES.values()},
+    **{word: _DTYPES[name] for word, name in DTYPE_SYNONYMS.items()},
+}
 _BOOLS = bool, np.bool_
 
 
@@ -97,16 +102,21 @@ def flag(name, value):
     return bool(value)
 
 
-def choice(name, value, choices):
-    """Returns an argument, which must be one of several strings.
+def choice(name, value, choices, synonyms=None):
+    """Returns an argument, which must be one of several strings, or a synonym of one in upper or lower case.
 
     Raises:
         ValueError: it is not one of them.
     """
+    value = value if synonyms is None else meant(value, choices, synonyms)
     if not isinstance(value, str) or value not in choices:
-        near = nearest(value, choices) if isinstance(value, str) else None
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; found {found(value)}{hint(near)}")
+        raise _no_choice(name, value, (*choices, *(synonyms or ())))
     return value
+
+
+def _no_choice(name, value, words):
+    near = nearest(value, words) if isinstance(value, str) else None
+    return ValueError(f"{name} must be one of {', '.join(words)}; found {found(value)}{hint(near)}")
 
 
 def whole(name, value, least=None, most=math.inf):
@@ -183,17 +193,19 @@ def initializer(name, value):
 
 
 def storage_dtype(name, value):
-    """Returns float16, bfloat16 or float32 as a ``np.dtype``, given by name, by class or as a ``np.dtype``.
+    """Returns float16, bfloat16 or float32 as a ``np.dtype``, given by name or synonym, by class or as a ``np.dtype``.
 
     Raises:
         ValueError: it is something else.
     """
     dtype = _KNOWN.get(value) if isinstance(value, (str, np.dtype)) else None
+    if dtype is None and isinstance(value, str):
+        dtype = _DTYPES.get(meant(value, DTYPES, DTYPE_SYNONYMS))
     if dtype is not None:  # in most calls
         return dtype
     if isinstance(value, (str, type, np.dtype)) or (hasattr(value, "dtype") and not hasattr(value, "shape")):
         with contextlib.suppress(TypeError):  # another string, or a class that is not a dtype
             dtype = _DTYPES.get(np.dtype(value).name)
     if dtype is None:
-        raise ValueError(f"{name} must be one of {', '.join(_DTYPES)}; found {found(value)}")
+        raise _no_choice(name, value, (*DTYPES, *DTYPE_SYNONYMS))
     return dtype

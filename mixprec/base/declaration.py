@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from mixprec.base.bounds import LARGEST_RATE, LARGEST_SCALE, SEVERAL, SMALLEST_RATE, SMALLEST_SCALE
 from mixprec.base.messages import nearest
+from mixprec.base.vocabulary import meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Pairs(tuple):
 
 def _as_import_path(value):
     """Returns ``package.module.function`` with the colon that an import path has."""
-    module, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", "")
+    value = value.replace("/", ".") if isinstance(value, str) else ""
+    module, _, name = value.rpartition(".")
     is_dotted = module and name != "py" and all(map(str.isidentifier, value.split(".")))
     return f"{module}:{name}" if is_dotted else None
 
@@ -129,7 +131,7 @@ class Key:
         limit: :class:`Limit` or ``None``.
         choices: allowed values; empty if any will do.
         other: :class:`Limit` of values that are allowed besides the choices, or ``None``.
-        synonyms: other names of choices, each with the choice that it means.
+        synonyms: other names of choices, each with the choice that it means; then upper and lower case are the same.
         respelled: ``None``, or a function from a string to the string that means the same here.
         aliases: names in other programs; an error about one of them as an unknown key suggests this key.
         switch: ``None``, or the two values of this key that ``false`` and ``true`` mean in place of the whole section;
@@ -172,8 +174,8 @@ class Key:
         if value is None and optional:
             return None
         converted = _converted(value, kind)
-        if self.choices:
-            converted = self.synonyms.get(converted, converted)
+        if self.synonyms:
+            converted = meant(converted, self.choices, self.synonyms)
         if self.respelled and converted is not None:
             converted = self.respelled(converted)
         is_allowed = not self.choices or converted in self.choices or (self.other and self.other.holds(converted))

@@ -75,7 +75,10 @@ def described(error):
 def _missing(name):
     parent, _, leaf = name.rpartition(".")
     if not parent:
-        return f"there is no module {name!r} in the working directory, in PYTHONPATH, or among the installed packages"
+        here = working_folder.path()
+        near = nearest(name, [each.removesuffix(".py") for each in os.listdir(here)], 0.75) if here else None
+        where = "in the working directory, in PYTHONPATH, or among the installed packages"
+        return f"there is no module {name!r} {where}{hint(near)}"
     found = sys.modules.get(parent)
     where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
     return f"there is no module {leaf!r} in {parent}" + (f", which is {working_folder.shown(where)}" if where else "")

@@ -1,6 +1,7 @@
 """Messages with text from outside: file names, keys and values of a config, errors of other libraries."""
 
 import difflib
+import os
 import sys
 
 _LIMIT = 1000  # characters: several lines of a terminal
@@ -69,6 +70,21 @@ def nearest(name, names, cutoff=0.6):
     folded = {candidate.casefold(): candidate for candidate in names}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
+
+
+def beside(path):
+    """Returns the end of a message about a missing file or folder that suggests one with a similar name beside it."""
+    folder, name = os.path.split(path.rstrip(os.sep))
+    try:
+        near = nearest(name, os.listdir(folder or os.curdir), 0.75)
+    except (OSError, ValueError):  # there is no such folder, or it is not a path
+        near = None
+    return hint(near and os.path.join(folder, near))
+
+
+def counted(number, noun, plural=None):
+    """Returns a number and its noun: ``1 image``, ``2 images``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def hint(name):

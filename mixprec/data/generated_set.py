@@ -1,6 +1,7 @@
 """A generated set of images: written completely or not at all, with a manifest, and made once."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mixprec.base import working_folder
+from mixprec.base.process_limits import start_of
 from mixprec.data.data_error import DataError
 
 MANIFEST = "manifest.json"
@@ -55,6 +57,7 @@ def _build(out, kind, parameters, count, contents):
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     replaced = out.with_name(f".{out.name}.{os.getpid()}.old")
     files = {}
+    _remove_left_over(out)
     try:
         with contextlib.closing(contents):
             for name, content in tqdm(
@@ -70,6 +73,14 @@ def _build(out, kind, parameters, count, contents):
         shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
     return files
+
+
+def _remove_left_over(out):
+    """Removes what earlier processes, which were killed, were writing: hidden folders beside ``out``."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*.tmp"):
+        pid = folder.name.removesuffix(".tmp").rpartition(".")[2]
+        if pid.isdecimal() and start_of(int(pid)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path, content):

@@ -221,7 +221,7 @@ class _Origins(chainer.LinkHook):
             if str(error) == f"{_name(function)} is not supported":
                 return ExportError(f"{_name(function)} of {link} cannot be exported: no ONNX equivalent is known")
         if self._now is None:  # the model failed
-            why = fault(self._names, error) or f"{type(error).__name__}: {error}"
+            why = fault(error, self._names) or f"{type(error).__name__}: {error}"
             return ExportError(f"the model cannot be called on the example: {why}")
         return ExportError(f"{self._now} cannot be exported: {error}")
 

@@ -15,7 +15,7 @@ from mixprec.base import files
 from mixprec.base.archives import Damaged, read_arrays, reading
 from mixprec.base.dtypes import BFLOAT16
 from mixprec.base.installation import install_hint
-from mixprec.base.messages import encoding_hint
+from mixprec.base.messages import beside, encoding_hint
 from mixprec.export.export_error import WeightsError
 from mixprec.export.matching import contents, file_names, load
 from mixprec.export.state_dicts import network_of, torchvision, unwrapped
@@ -57,7 +57,7 @@ class WeightFile:
             with files.open_regular(path) as file:
                 self.state = unwrapped(read(file))
         except FileNotFoundError as error:
-            raise WeightsError(f"{path}: no such file") from error
+            raise WeightsError(f"{path}: no such file{beside(path)}") from error
         except OSError as error:
             raise WeightsError(f"{path}: {error.strerror or error}") from error
         except WeightsError as error:

@@ -56,7 +56,7 @@ def array(function, argument, value):
     """
     found = value.array if isinstance(value, chainer.Variable) else value
     if not isinstance(found, chainer.get_array_types()):
-        raise TypeError(f"{function}: {argument} must be an array or a variable; found {arguments.found(value)}")
+        raise TypeError(f"{function}: {argument} must be an array or a variable; found {arguments.found(found)}")
     return found
 
 

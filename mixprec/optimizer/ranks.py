@@ -28,7 +28,6 @@ from mixprec.distributed.nccl_transport import NcclTransport
 from mixprec.distributed.same_models import check_same, check_settings
 from mixprec.precision.grad_scales import MIXED, NOT_REACHED, UNSCALED_FP16, ZERO, UsedScale, factor_of, grad_scale_of
 from mixprec.precision.loss_scale import NoLossScale
-from mixprec.precision.policy import DTYPE_SYNONYMS, meant
 
 OF_STEP = -1.0  # the factor of the step, on a device; all factors are positive
 
@@ -48,7 +47,7 @@ def ranks_of(communicator, allreduce_dtype):
         found = arguments.found(communicator)
         raise TypeError(f"communicator must be one of chainermn.create_communicator(...), or None; found {found}")
     if allreduce_dtype is not None:
-        allreduce_dtype = arguments.storage_dtype("allreduce_dtype", meant(allreduce_dtype, DTYPE_SYNONYMS))
+        allreduce_dtype = arguments.storage_dtype("allreduce_dtype", allreduce_dtype)
     return Ranks(communicator, allreduce_dtype)
 
 

@@ -2,17 +2,8 @@
 
 import dataclasses
 
-COMPUTE_DTYPES = ("float16", "bfloat16", "float32")
-# PyTorch's and NVIDIA's names, in configs and in Python.
-DTYPE_SYNONYMS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32"}
-
-LAYOUTS = ("nhwc", "nchw")
-LAYOUT_SYNONYMS = {"channels_last": "nhwc", "contiguous": "nchw"}
-
-
-def meant(value, synonyms):
-    """Replaces a synonym, in upper or lower case, by its meaning; returns any other value unchanged."""
-    return synonyms.get(value.lower(), value) if isinstance(value, str) else value
+from mixprec.base import arguments
+from mixprec.base.vocabulary import LAYOUT_SYNONYMS, LAYOUTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +14,10 @@ class Policy:
     cores have a configurable dtype.
 
     Attributes:
-        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, one of
-            :data:`DTYPE_SYNONYMS`, or anything that NumPy accepts as a dtype; stored as the name.
+        compute: dtype of activations, of convolution and linear weights, and of their gradients: a name, a synonym in
+            :mod:`mixprec.base.vocabulary`, or anything that NumPy accepts as a dtype; stored as the name.
         layout: ``"nhwc"`` for mixprec's functions on images in that memory order, ``"nchw"`` for Chainer's own
-            functions; or one of :data:`LAYOUT_SYNONYMS`, stored as one of these two.
+            functions; or a synonym in :mod:`mixprec.base.vocabulary`, stored as one of these two.
         fuse: whether to fuse batch normalizations with the addition and the ReLU after them; requires the layout
             ``"nhwc"``. ``None`` fuses exactly if the layout is ``"nhwc"``.
         conv_statistics: whether a device may compute the sums of a batch normalization inside the preceding
@@ -44,12 +35,10 @@ class Policy:
     conv_statistics: bool | None = None
 
     def __post_init__(self):
-        from mixprec.base import arguments  # configs read the names above, and must not import NumPy
-
-        layout = arguments.choice("layout", self.layout, (*LAYOUTS, *LAYOUT_SYNONYMS))
-        object.__setattr__(self, "layout", meant(layout, LAYOUT_SYNONYMS))
+        layout = arguments.choice("layout", self.layout, LAYOUTS, LAYOUT_SYNONYMS)
+        object.__setattr__(self, "layout", layout)
         nhwc = self.layout == "nhwc"
-        compute = arguments.storage_dtype("compute", meant(self.compute, DTYPE_SYNONYMS))
+        compute = arguments.storage_dtype("compute", self.compute)
         object.__setattr__(self, "compute", compute.name)
         for name in ("fuse", "conv_statistics"):
             value, default = getattr(self, name), nhwc if name == "fuse" else self.fuse

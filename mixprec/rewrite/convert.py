@@ -17,7 +17,7 @@ from mixprec.precision import weight_copies
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
-from mixprec.rewrite.example import call_on_example, check_example, describe, fault, without_trace
+from mixprec.rewrite.example import call_on_example, check_example, describe, explain, fault, without_trace
 from mixprec.rewrite.replacements import install
 from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
@@ -83,7 +83,7 @@ def convert(
     example: Any = None,
     *,
     compute: DTypeLike = "float16",
-    layout: Literal["nhwc", "nchw", "channels_last", "contiguous"] = "nhwc",
+    layout: Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"] = "nhwc",
     fuse: bool | None = None,
     conv_statistics: bool | None = None,
     keep_float32: Sequence[str | type[chainer.Link]] = (),
@@ -202,7 +202,7 @@ def _convert_links(model, conversion, kept):
     rows, done = [], set()
     in_float32 = {id(param) for link in model.links() if id(link) in kept for param in parameters.own(link).values()}
     bytes_before = parameters.nbytes(model.links())
-    plain = _plain(model)
+    plain, layers = _plain(model), parameters.layers(model)
     for name, link in model.namedlinks():
         if id(link) in done:  # registered twice in the model
             continue
@@ -213,7 +213,7 @@ def _convert_links(model, conversion, kept):
         else:
             keeps = id(link) in kept
             state = LinkState(conversion, name, type(link), _before(link, plain), keeps)
-            dtype, why = parameters.dtype_of(link, conversion.policy.compute)
+            dtype, why = parameters.dtype_of(link, conversion.policy.compute, id(link) in layers)
             dtype, why = ("float32", "keep_float32") if keeps else (dtype, why)
             conversion.lost_weights += parameters.convert(link, dtype, state, in_float32)
             set_state(link, state)
@@ -249,13 +249,9 @@ def _try_out(model, conversion, example):
             for train in (True, True, False):
                 call_on_example(model, example, train=train)
         except Exception as error:
-            why = fault({id(link): name for name, link in model.namedlinks()}, error)
+            why = fault(error)
             note = f"while mixprec.convert called {type(model).__name__} on example {describe(example)}"
-            note += why and f": {why}"
-            if hasattr(error, "add_note"):
-                error.add_note(note)
-            else:  # Python 3.10
-                announce("%s", note)
+            explain(error, note + (why and f": {why}"))
             raise
 
 

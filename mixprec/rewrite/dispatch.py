@@ -20,6 +20,7 @@ from mixprec.precision.weight_copies import COMPUTE, as_computed
 from mixprec.precision.without_masters import CONVERSION
 from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
 from mixprec.rewrite.deferred import Deferred, taken
+from mixprec.rewrite.example import explain, fault
 from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.outside import COMPUTED, is_backward, widened
 from mixprec.rewrite.results import outwards
@@ -74,7 +75,15 @@ def call_from_outside(state, function, args, kwargs):
     scope = Scope(conversion, state, Trace(conversion.on_example) if traced else None)
     with calling(scope):
         # Held until the end: a result counts as kept.
-        inside = float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
+        try:
+            inside = (
+                float32_links.call(scope, function, args, kwargs) if state.keeps_float32 else function(*args, **kwargs)
+            )
+        except Exception as error:
+            why = "" if conversion.on_example else fault(error)  # convert itself says more about its example
+            if why:
+                explain(error, why)
+            raise
         if isinstance(inside, chainer.Variable):
             result = scope.leaf(inside)
             variables = [result]

@@ -12,9 +12,12 @@ import chainer
 import chainer.links as L
 import numpy as np
 from chainer import initializers
+from chainer.functions.evaluation.accuracy import Accuracy
 
 from mixprec.backends.dropout_state import keeping_dropout
 from mixprec.base import arguments
+from mixprec.base.announcements import announce
+from mixprec.precision.without_masters import CONVERSION
 
 _KNOWN = (L.Linear, L.Convolution2D, L.ConvolutionND, L.Deconvolution2D, L.DeconvolutionND)
 
@@ -95,29 +98,46 @@ def without_trace(model):
             np.random.set_state(random)
 
 
-def fault(names, error):
-    """Returns why a link of a model refused its arguments, as text; empty if that is not known.
+def fault(error, names=None):
+    """Returns why a link, or the accuracy, refused its arguments, as text; empty if that is not known.
 
     Args:
-        names: dict from the ids of the model's links to their names.
         error: the exception; its traceback leads to the link.
+        names: dict from the ids of links to their names; ``None`` for converted links, which know them.
     """
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         link, x = frame.f_locals.get("self"), frame.f_locals.get("x")
-        if id(link) in names and isinstance(link, _KNOWN) and link.W.array is not None:
-            found = _refusal(link, x)
-            name = names[id(link)]
+        if isinstance(link, Accuracy) and len(frame.f_locals.get("in_data") or ()) == 2:
+            t = frame.f_locals["in_data"][1]
+            if t.dtype.kind != "i":
+                return (
+                    f"accuracy takes labels that are signed integers, and was given {t.dtype} {t.shape}: for labels as "
+                    "probabilities, set compute_accuracy = False of the Classifier"
+                )
+        if isinstance(link, _KNOWN) and link.W.array is not None:
+            state = link.__dict__.get(CONVERSION)
+            name = (names or {}).get(id(link), state and state.name)
+            found = name and _refusal(link, x)
             return found and f"{type(link).__name__ if name == '/' else name} {found}"
     return ""
 
 
+def explain(error, note):
+    """Adds a line to an exception; before Python 3.11 exceptions have no notes, and it is logged."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        announce("%s", note)
+
+
 def _refusal(link, x):
     if isinstance(x, list):
-        return "takes one array, and was given a list: numpy.stack joins several"
+        remedy = "numpy.array(x, numpy.float32) makes one" if _is_of_numbers(x) else "numpy.stack joins several"
+        return f"takes one array, and was given a list: {remedy}"
     if not hasattr(x, "dtype") or x.ndim < 2:
         return ""
     if x.dtype.kind in "iub":
-        return f"takes floating-point numbers, and was given {x.dtype}"
+        return f"takes floating-point numbers, and was given {x.dtype}: x.astype(numpy.float32) converts"
     if isinstance(link, L.Linear):
         taken, found, what = link.W.shape[1], math.prod(x.shape[1:]), "features"
     elif x.ndim != link.W.ndim:
@@ -126,7 +146,7 @@ def _refusal(link, x):
         is_transposed = isinstance(link, (L.Deconvolution2D, L.DeconvolutionND))
         taken, found, what = link.W.shape[0 if is_transposed else 1], x.shape[1], "channels"
         taken *= 1 if is_transposed else link.groups
-    last = ": is the example (N, H, W, C)?" if what == "channels" and x.shape[-1] == taken else ""
+    last = ": is it (N, H, W, C), and not (N, C, H, W)?" if what == "channels" and x.shape[-1] == taken else ""
     return f"takes {taken} {what}, and was given {found}{last}" if found != taken else ""
 
 

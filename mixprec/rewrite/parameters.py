@@ -8,6 +8,7 @@ import sys
 import chainer
 import chainer.links as L
 import numpy as np
+from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from mixprec.backends.joint_batch import JointBatch, NcclJointBatch
 from mixprec.base import arguments
@@ -37,15 +38,28 @@ _STATISTICS_DTYPE = "_highprec_dtype"  # attribute of Chainer's batch normalizat
 _CASTABLE = ("float16", "bfloat16", "float32")
 
 
-def dtype_of(link, compute):
-    """Returns the dtype name that the parameters of a link should have, and why, in a few words."""
+def layers(model):
+    """Returns the ids of the links in which Chainer's ``NStepLSTM`` and its like keep the weights of their layers."""
+    return {id(layer) for link in model.links() if isinstance(link, NStepRNNBase) for layer in link.children()}
+
+
+def dtype_of(link, compute, layer=False):
+    """Returns the dtype name that the parameters of a link should have, and why, in a few words.
+
+    Args:
+        link: a link.
+        compute: name of the dtype of the model.
+        layer: whether the link is one of :func:`layers`.
+    """
+    if layer and compute != "bfloat16":
+        return compute, "multiplied with activations"
     if isinstance(link, _MULTIPLIED) and (compute != "bfloat16" or isinstance(link, _IN_BFLOAT16)):
         return compute, "multiplied with activations"
     if isinstance(link, _NORMALIZATIONS):
         return "float32", "statistics"
     if is_multi_node(link):
         return "float32", f"statistics over {link.comm.size} processes"
-    if isinstance(link, _MULTIPLIED):
+    if layer or isinstance(link, _MULTIPLIED):
         return "float32", "Chainer's function does not know bfloat16"
     if isinstance(link, _OTHERS):
         return "float32", "per channel"

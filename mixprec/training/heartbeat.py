@@ -11,7 +11,7 @@ import platform
 import time
 
 from mixprec.base import files
-from mixprec.base.process_start import start_of
+from mixprec.base.process_limits import start_of
 from mixprec.training.stopping import Stopped
 from mixprec.training.unsaved_triggers import EachIteration
 

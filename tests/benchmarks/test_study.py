@@ -177,20 +177,33 @@ def test_table_says_what_is_in_the_json(tmp_path):
 
 PAGES = {
     "2026-11-25-parity-cpu": ("parity", "parity.md"),
-    "2026-11-26-ablation-digits-cpu": ("digits", "recipes.md"),
-    "2026-11-26-ablation-textures-cpu": ("textures", "recipes.md"),
     "2026-11-28-ablation-large-batch-cpu": ("large-batch", "kfac.md"),
 }
+
+
+def _record(name, study):
+    runs = []
+    for run in json.loads((RESULTS / f"{name}.json").read_text())["runs"]:
+        run.pop("seconds", None)
+        runs.append(Run(**run))
+    return study_report.as_json(STUDIES[study], runs)
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_show_the_runs_of_the_records(name):
     study, page = PAGES[name]
-    runs = []
-    for run in json.loads((RESULTS / f"{name}.json").read_text())["runs"]:
-        run.pop("seconds", None)
-        runs.append(Run(**run))
-    assert study_report.table(study_report.as_json(STUDIES[study], runs)) in (ROOT / "docs" / page).read_text()
+    assert study_report.table(_record(name, study)) in (ROOT / "docs" / page).read_text()
+
+
+def test_the_page_of_recipes_has_all_differences_of_both_records():
+    columns = {}
+    for study in ("digits", "textures"):
+        for row in _record(f"2026-11-26-ablation-{study}-cpu", study)["rows"][1:]:
+            cell = f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+            cell += "" if row["verdict"] == "no difference seen" else f" {row['verdict']}"
+            columns.setdefault(row["arm"], {})[study] = cell
+    lines = [f"| {arm} | {cells.get('digits', '')} | {cells['textures']} |" for arm, cells in columns.items()]
+    assert "\n".join(lines) in (ROOT / "docs" / "recipes.md").read_text()
 
 
 # The command

@@ -68,11 +68,11 @@ def test_labels_of_shards_are_named_by_their_sample():
 def test_class_folders_that_differ_are_refused_whichever_side_lacks_one():
     train, val = folders(), folders("/val", ("cat",))
     check_same_classes(train, folders("/val"))
-    expected = "/val: class folder 'dog', which /train has, is missing (1 classes against 2)"
+    expected = "/val: class folder 'dog', which /train has, is missing (1 class against 2)"
     assert refused(check_same_classes, train, val) == expected
     assert refused(check_same_classes, val, train) == expected
     many = folders("/many", ("cat", "dog", "eel", "fox"))
-    assert " is missing (and 2 more) (1 classes against 4)" in refused(check_same_classes, many, val)
+    assert " is missing (and 2 more) (1 class against 4)" in refused(check_same_classes, many, val)
     both = "/val: class folder 'dog', which /train has, is missing (2 classes against 2); 'rectangle' is not in /train"
     assert refused(check_same_classes, train, folders("/val", ("cat", "rectangle"))) == both
 

@@ -52,6 +52,18 @@ def test_hidden_entries_and_files_beside_the_class_folders_are_left_out(root):
     assert scan_folders(root).files == ("cat/a.jpg", "cat/b.png", "dog/a.jpg")
 
 
+def test_files_that_are_no_images_by_name_are_left_out(root):
+    for name in ("Thumbs.db", "notes.TXT", "README", "labels.csv", "a.jpg.bak", "desktop.ini", "x.npy"):
+        (root / "cat" / name).write_bytes(b"no image")
+    (root / "cat" / "n0").write_bytes((root / "cat" / "b.png").read_bytes())  # an image without an extension
+    assert scan_folders(root).files == ("cat/a.jpg", "cat/b.png", "cat/n0", "dog/a.jpg")
+
+
+def test_a_file_with_the_name_of_an_image_must_be_one(root):
+    (root / "cat" / "c.gif").write_bytes(b"no image")
+    assert refused(scan_folders, root).startswith(f"{root}/cat/c.gif: not an image in a known format")
+
+
 def test_empty_class_folder_is_named(root):
     (root / "eel").mkdir()
     (root / "eel" / ".gitkeep").touch()

@@ -366,13 +366,13 @@ def test_command_packs_says_what_it_left_out_and_verifies(root, tmp_path):
     assert not out.exists()
     first = run_here(*arguments, "--on-error", "skip")
     assert first.returncode == 0, first.stderr
-    said = f"{out}: 6 images of 2 classes in 1 shards, 0 MiB"
-    left_out = f"{out}: 1 bad images were left out: skipped.txt\n"
+    said = f"{out}: 6 images of 2 classes in 1 shard, 0 MiB"
+    left_out = f"{out}: left out 1 bad image: skipped.txt\n"
     assert first.stdout == f"{said}\n{left_out}"
     assert (out / "skipped.txt").read_text().startswith(f"{broken}: not an image")
     assert run_here(*arguments, "--on-error", "skip").stdout == f"{said}, already there\n{left_out}"
     verified = run_here("--verify", out)
-    assert verified.stdout == f"{out}: 6 images in 1 shards are as they were packed\n"
+    assert verified.stdout == f"{out}: 6 images in 1 shard are as they were packed\n"
     assert verified.returncode == 0
 
 

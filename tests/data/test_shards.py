@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mixprec.data.data_error import DataError
-from mixprec.data.sources import shards, tfrecord, webdataset
-from mixprec.data.sources.crc32c import crc32c
+from mixprec.data.sources import crc32c, shards, tfrecord, webdataset
 from mixprec.data.sources.shard_folder import shard_format
 from mixprec.data.sources.shards import FORMATS, scan_shards
 from tests.cases import tries
@@ -67,8 +66,31 @@ def first_shard(folder):
 # CRC-32C and the framing of TFRecord
 
 
-def test_crc32c_of_any_length_is_the_remainder_bit_by_bit():
-    assert crc32c(b"123456789") == 0xE3069283  # the check value of the CRC catalogue
+# The native library's, where there is one, and NumPy's.
+each_crc32c = pytest.mark.parametrize("crc32c", [crc32c.crc32c, crc32c.by_numpy])
+
+
+@each_crc32c
+def test_crc32c_of_published_data(crc32c):
+    """RFC 3720, appendix B.4, and the check value of the CRC catalogue."""
+    words = (0x01C00000, 0, 0, 0, 0x14000000, 0x400, 0x14, 0x18, 0x28000000, 0, 0x02000000, 0)
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"") == 0
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(bytes(reversed(range(32)))) == 0x113FDB5C
+    assert crc32c(struct.pack(">12I", *words)) == 0xD9963A56
+
+
+@given(st.binary(max_size=5000), st.integers(0, 9))
+@settings(max_examples=tries(50), deadline=None)
+def test_crc32c_is_the_same_by_numpy_wherever_data_begin(data, start):
+    assert crc32c.crc32c(memoryview(data)[start:]) == crc32c.by_numpy(data[start:])
+
+
+@each_crc32c
+def test_crc32c_of_any_length_is_the_remainder_bit_by_bit(crc32c):
     data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8).tobytes()
     register, expected = 0xFFFFFFFF, []
     for byte in data:
@@ -469,10 +491,10 @@ def tar_of(path, members):
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ([("a.jpg", IMAGES[1])], "a sample of 1 images and 0 labels (.cls); must be one of each"),
+        ([("a.jpg", IMAGES[1])], "a sample of 1 image and 0 labels (.cls); must be one of each"),
         (
             [("a.jpg", IMAGES[1]), ("a.png", IMAGES[0]), ("a.cls", b"1")],
-            "a sample of 2 images and 1 labels (.cls); must be one of each",
+            "a sample of 2 images and 1 label (.cls); must be one of each",
         ),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"cat")], "its label (.cls) is 'cat'; must be a number"),
         ([("a.jpg", IMAGES[1]), ("a.cls", b"-1")], "label -1: must be 0 to 999999"),

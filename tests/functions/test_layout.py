@@ -99,7 +99,8 @@ def test_a_forked_process_has_a_state_of_its_own(fresh_states):
         (
             lambda: F.cast(np.zeros(2, "f"), "float64"),
             ValueError,
-            "cast: dtype must be one of float16, bfloat16, float32; found 'float64'",
+            "cast: dtype must be one of float16, bfloat16, float32, fp16, half, bf16, fp32, single; found 'float64'; "
+            "did you mean 'float16'?",
         ),
         (lambda: F.dropout(np.zeros(2, "f"), 1.0), ValueError, "dropout: ratio must be from 0 to below 1; found 1.0"),
     ],

@@ -226,9 +226,9 @@ def test_digits_that_are_written_packed_and_verified(environment, tmp_path):
     pack = ("-m", "mixprec", "pack")
     arguments = ("--source", "data/digits/val", "--out", "packed", "--format", "tfrecord")
     printed, _ = environment.run(*pack, *arguments, cwd=tmp_path)
-    assert printed == "packed: 355 images of 10 classes in 1 shards, 0 MiB\n"
+    assert printed == "packed: 355 images of 10 classes in 1 shard, 0 MiB\n"
     printed, _ = environment.run(*pack, "--verify", "packed", cwd=tmp_path)
-    assert printed == "packed: 355 images in 1 shards are as they were packed\n"
+    assert printed == "packed: 355 images in 1 shard are as they were packed\n"
 
 
 def test_weights_there_and_back(environment, tmp_path):

@@ -110,7 +110,7 @@ def test_weights_go_to_pytorch_and_back(call, run):
 def test_pack_and_report(call, digits):
     call("pack", "--source", digits / "val", "--out", "shards", "--format", "tfrecord")
     printed, _ = call("pack", "--verify", "shards")
-    assert printed == "shards: 355 images in 1 shards are as they were packed\n"
+    assert printed == "shards: 355 images in 1 shard are as they were packed\n"
     printed, _ = call("convert-report", "mixprec.recipes.models.resnet_cifar:resnet8", "--input", "2x3x32x32")
     assert "float16, NHWC" in printed
 

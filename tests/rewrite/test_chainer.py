@@ -4,6 +4,7 @@ import collections
 import copy
 import pickle
 import sys
+import types
 
 import chainer
 import chainer.functions as F
@@ -11,10 +12,12 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import initializers, serializers
+from chainer.utils import type_check
 
 import mixprec
 from mixprec import functions as mixprec_functions
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.rewrite.example import explain
 from mixprec.rewrite.state import state_of
 from tests.rewrite.twins import assert_same, images, new, statistics, step
 
@@ -670,15 +673,17 @@ def test_strict_refuses_what_is_not_known():
 BAD = {
     "dtype name": (
         {"compute": "float64"},
-        "compute must be one of float16, bfloat16, float32; found 'float64'",
+        "compute must be one of float16, bfloat16, float32, fp16, half, bf16, fp32, single; found 'float64'; "
+        "did you mean 'float16'?",
     ),
     "dtype": (
         {"compute": np.float64},
-        "compute must be one of float16, bfloat16, float32; found the class float64",
+        "compute must be one of float16, bfloat16, float32, fp16, half, bf16, fp32, single; found the class float64",
     ),
     "layout": (
-        {"layout": "NHWC"},
-        "layout must be one of nhwc, nchw, channels_last, contiguous; found 'NHWC'; did you mean 'nhwc'?",
+        {"layout": "channel_first"},
+        "layout must be one of nhwc, nchw, channels_last, channels_first, contiguous; found 'channel_first'; did you "
+        "mean 'channels_first'?",
     ),
     "fused nchw": (
         {"layout": "nchw", "fuse": True},
@@ -702,6 +707,9 @@ def test_bad_arguments(name):
 def test_a_model_that_is_no_link(model, found):
     with pytest.raises(TypeError, match=rf"^model must be a chainer\.Link; found {found}$"):
         mixprec.convert(model)
+
+
+REFUSED = AttributeError, TypeError, ValueError, type_check.InvalidType  # of Chainer, or of the functions of mixprec
 
 
 def _assert_noted(error, note):
@@ -731,7 +739,11 @@ def test_an_example_of_the_wrong_shape(lazy):
 @pytest.mark.parametrize(
     ("link", "example", "why"),
     [
-        (lambda: L.Convolution2D(3, 4, 3), np.zeros((2, 8, 8, 3), "f"), "takes 3 channels, and was given 8: is the "),
+        (
+            lambda: L.Convolution2D(3, 4, 3),
+            np.zeros((2, 8, 8, 3), "f"),
+            "takes 3 channels, and was given 8: is it (N, H",
+        ),
         (lambda: L.Convolution2D(4, 4, 3, groups=2), np.zeros((2, 2, 8, 8), "f"), "takes 4 channels, and was given 2"),
         (lambda: L.Deconvolution2D(3, 4, 3), np.zeros((2, 4, 8, 8), "f"), "takes 3 channels, and was given 4"),
         (
@@ -752,6 +764,38 @@ def test_an_example_that_a_link_refuses(link, example, why):
     model = chainer.Sequential(link())
     error = _refused(model, Exception, None, example=example)
     assert sys.version_info < (3, 11) or f": /0 {why}" in error.__notes__[0]
+    mixprec.convert(model)
+    with pytest.raises(REFUSED) as caught:
+        model(example)
+    assert sys.version_info < (3, 11) or caught.value.__notes__[0].startswith(f"/0 {why}")
+
+
+def test_before_python_3_11_the_reason_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr("mixprec.base.announcements._said", set())
+    explain(types.SimpleNamespace(), "/0 takes 3 channels")
+    assert [record.getMessage() for record in caplog.records] == ["/0 takes 3 channels"]
+
+
+BAD_STEPS = {
+    "numbers": ([[0.0, 1.0]], np.zeros(1, "i"), "takes one array, and was given a list: numpy.array(x, numpy.float32)"),
+    "bytes": (np.zeros((1, 2), "uint8"), np.zeros(1, "i"), "given uint8: x.astype(numpy.float32) converts"),
+    "shares": (
+        np.zeros((1, 2), "f"),
+        np.zeros((1, 3), "f"),
+        "accuracy takes labels that are signed integers, and was ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STEPS)
+def test_the_first_step_says_what_is_wrong_with_a_batch(name):
+    x, t, why = BAD_STEPS[name]
+    model = L.Classifier(chainer.Sequential(L.Linear(2, 3)))
+    mixprec.convert(model)
+    optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(model)
+    with pytest.raises(REFUSED) as caught:
+        optimizer.update(model, x, t)
+    assert sys.version_info < (3, 11) or why in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(("example", "make"), [([[1.0, 2.0]], "array"), ((2, 4), "zeros")])

@@ -131,3 +131,22 @@ def test_report_lists_every_link_with_parameters():
     assert lines[0].split() == ["link", "class", "before", "after", "why", "fused", "with,", "or", "why", "not"]
     assert any(line.split()[:4] == ["/conv1", "Convolution2D", "float32", "float16"] for line in lines)
     assert json.loads(report.to_json())["compute"] == "float16"
+
+
+@pytest.mark.parametrize("link", [L.NStepLSTM, L.NStepBiGRU, L.NStepRNNTanh])
+@pytest.mark.parametrize(("compute", "stored"), [("float16", "float16"), ("bfloat16", "float32")])
+def test_recurrent_layers_of_several_steps_are_stored_in_float16(link, compute, stored):
+    """Chainer keeps their weights in plain links, whose class says nothing."""
+    np.random.seed(0)
+    rnn = link(2, 4, 5, 0.0)
+    xs = [np.random.normal(size=(length, 4)).astype("f") for length in (3, 1, 2)]
+    initial = (None,) * rnn.n_cells
+    expected, weights = rnn(*initial, xs)[-1], {name: param.array for name, param in rnn.namedparams()}
+    report = mixprec.convert(rnn, compute=compute)
+    assert {row.after for row in report.links} == {stored}
+    assert not report.unknown_links
+    for y, reference in zip(rnn(*initial, xs)[-1], expected, strict=True):
+        np.testing.assert_allclose(y.array.astype("f"), reference.array, rtol=0, atol=0.02)
+    mixprec.revert(rnn)
+    for name, param in rnn.namedparams():
+        np.testing.assert_array_equal(param.array, weights[name].astype(stored).astype("f"))

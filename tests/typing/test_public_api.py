@@ -184,7 +184,7 @@ def test_objects_are_what_their_types_say(batch):
         (("a", 1), tuple[str, ...], False),
         ({"a": 1}, dict[str, int], True),
         ([1], list[str], False),
-        ("nhwc", typing.Literal["nhwc", "nchw", "channels_last", "contiguous"], True),
+        ("nhwc", typing.Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"], True),
     ],
 )
 def test_what_matches(value, hint, expected):

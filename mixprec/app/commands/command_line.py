@@ -8,10 +8,22 @@ import sys
 import textwrap
 
 from mixprec.base.installation import install_hint
-from mixprec.base.messages import hint, one_line
+from mixprec.base.messages import hint, nearest, one_line
 from mixprec.base.standard_streams import bars_are_off
+from mixprec.base.vocabulary import meant
 
-__all__ = ["Parser", "amount", "failed", "first_line", "not_installed", "one_line", "path", "progress_bar", "whole"]
+__all__ = [
+    "Parser",
+    "add_choice",
+    "amount",
+    "failed",
+    "first_line",
+    "not_installed",
+    "one_line",
+    "path",
+    "progress_bar",
+    "whole",
+]
 
 
 class _Help(argparse.HelpFormatter):
@@ -28,26 +40,62 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=functools.partial(_Help, max_help_position=32), **options)
 
     def parse_known_args(self, args=None, namespace=None):
-        """Parses as ``argparse`` does, with better errors for three mistakes.
+        """Parses as ``argparse`` does, with better errors for some mistakes.
 
         Before Python 3.13 ``argparse`` makes an empty list of ``--out=--``. For ``--set optimizer.lr 0.1`` it would
-        name only the ``0.1``, and it does not say that each KEY=VALUE needs its ``--set``.
+        name only the ``0.1``, and it does not say that each KEY=VALUE needs its ``--set``. It names a missing option
+        before a misspelled one.
         """
-        args = sys.argv[1:] if args is None else list(args)
-        for text in args[: args.index("--")] if "--" in args else args:
+        args = self._given = sys.argv[1:] if args is None else list(args)
+        sets = [a.option_strings[0] for a in self._actions if str(a.metavar).endswith("KEY=VALUE")]
+        options = args[: args.index("--")] if "--" in args else args
+        for text, following in zip(options, [*options, ""][1:], strict=True):
             option, equals, value = text.partition("=")
             if option.startswith("-") and equals and value == "--":
                 self.error(f"argument {option}: found '--', expected a value")
+            if sets and text in sets and "=" not in following and re.match(r"\w+\.\w", following):
+                self._refuse_pair(text, following, options)
+            if option.startswith("--") and len(option) > 2 and not self._has(option):
+                near = self._near(option, value or following, sets)
+                if near:
+                    self.error(f"unrecognized argument: {option}{hint(near)}")
         namespace, rest = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            if str(action.metavar).endswith("KEY=VALUE"):
-                for text in getattr(namespace, action.dest):
-                    if "=" not in text:
-                        self.error(f"{action.option_strings[0]} takes SECTION.KEY=VALUE; found {text!r}")
-                for text in rest:
-                    if re.match(r"\w+\.[\w.]+=", text):
-                        self.error(f"unrecognized argument: {text}{hint(f'{action.option_strings[0]} {text}')}")
+        for option in sets:
+            for text in rest:
+                if re.match(r"\w+\.[\w.]+=", text):
+                    self.error(f"unrecognized argument: {text}{hint(f'{option} {text}')}")
         return namespace, rest
+
+    def _refuse_pair(self, option, text, args):
+        """Refuses what follows ``--set`` without a ``=``; the value may come after a colon or a space."""
+        after = args[args.index(text) + 1 :]
+        key, colon, value = text.partition(":")
+        value = value if colon else after[0] if after and not after[0].startswith("--") else ""
+        near = f"{option} {key}={value}" if value else None
+        self.error(f"{option} takes SECTION.KEY=VALUE; found {text!r}{hint(near)}")
+
+    def _has(self, option):
+        names = self._option_string_actions
+        abbreviates = self.allow_abbrev and any(name.startswith(option) for name in names)
+        return option in names or abbreviates or self._subparsers is not None
+
+    def _near(self, option, value, sets):
+        """Returns what an unknown option most likely means: one of this command, or a key of the config."""
+        near = nearest(option.replace("_", "-"), self._option_string_actions, 0.7)
+        if near is None and sets:
+            from mixprec.app.config.loader import key_of_name
+
+            key = key_of_name(option[2:].replace("-", "_"))
+            near = key and f"{sets[0]} {key}={value if value and not value.startswith('-') else 'VALUE'}"
+        return near
+
+    def _check_value(self, action, value):
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = nearest(value, action.choices) if isinstance(value, str) else None
+            error.message += hint(near)
+            raise
 
     def add_repeated(self, option, metavar, help):
         """Adds an option that may be repeated, a list; its help says so."""
@@ -55,6 +103,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Prints the message and exits."""
+        missing, given = message.partition(" are required: ")[2].split(", ")[0], getattr(self, "_given", None)
+        if missing.startswith("--") and given and not given[0].startswith("-"):
+            message += hint(f"{missing} {given[0]}")
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)
 
@@ -78,6 +129,11 @@ def not_installed(error, extra):
 def first_line(docstring):
     """Returns the first line of a script's docstring, for ``--help``; ``None`` without one, as with ``python -OO``."""
     return None if docstring is None else docstring.strip().partition("\n")[0]
+
+
+def add_choice(parser, option, words, synonyms, **more):
+    """Adds an option with the words of :mod:`mixprec.base.vocabulary` as choices, which may be given by synonyms."""
+    parser.add_argument(option, type=lambda text: meant(text, words, synonyms), choices=words, **more)
 
 
 def path(kind):

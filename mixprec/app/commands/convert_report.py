@@ -6,11 +6,13 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, failed, path
+from mixprec.app.commands.command_line import Parser, add_choice, failed, path
 from mixprec.base import files, importing
+from mixprec.base.declaration import IMPORT_PATH
 from mixprec.base.messages import OneLineError, hint, nearest
 from mixprec.base.name_patterns import UnknownName
-from mixprec.precision.policy import COMPUTE_DTYPES, LAYOUTS, Policy
+from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, LAYOUT_SYNONYMS, LAYOUTS, meant
+from mixprec.precision.policy import Policy
 from mixprec.recipes.models import MODELS
 from mixprec.rewrite.convert import convert
 from mixprec.rewrite.example import describe
@@ -90,9 +92,10 @@ def parse_model(text, known=()):
         attribute = ""
     names = [*module.split("."), *attribute.split(".")]
     if not (colon and all(map(str.isidentifier, names))) or None in keywords:
+        near = IMPORT_PATH.near(text) or nearest(text, known)
         raise CommandError(
             "MODEL must be module:callable or module:callable(arguments), with Python literals for arguments, or the "
-            f"name of a network that comes with mixprec, such as resnet50; found {text!r}{hint(nearest(text, known))}"
+            f"name of a network that comes with mixprec, such as resnet50; found {text!r}{hint(near)}"
         )
     return Target(module, attribute, arguments, keywords)
 
@@ -112,6 +115,7 @@ def parse_input(text):
     sizes, colon, dtype = text.partition(":")
     shape = [int(size) if size.isdecimal() else 0 for size in sizes.split("x")]
     dtype = dtype if colon else "float32"
+    dtype = meant(dtype, _DTYPES, DTYPE_SYNONYMS)
     if min(shape) < 1 or dtype not in _DTYPES:
         raise CommandError(
             f"--input must be SHAPE[:DTYPE], such as 2x3x224x224 or 4x20:int32, with one of {', '.join(_DTYPES)}; "
@@ -164,8 +168,9 @@ def _parse(argv):
     help = f"of the model's input, such as 4x20:int32; default {_INPUT}; one for each argument"
     parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
     help = "float16 (default), bfloat16 or float32"
-    parser.add_argument("--compute", choices=COMPUTE_DTYPES, default="float16", metavar="DTYPE", help=help)
-    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc", help="default: nhwc; nchw fuses nothing")
+    add_choice(parser, "--compute", DTYPES, DTYPE_SYNONYMS, default="float16", metavar="DTYPE", help=help)
+    help = "default: nhwc; nchw fuses nothing"
+    add_choice(parser, "--layout", LAYOUTS, LAYOUT_SYNONYMS, default="nhwc", help=help)
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="do not fuse batch normalizations"
     )

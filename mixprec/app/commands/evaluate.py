@@ -6,10 +6,10 @@ import os
 
 from mixprec.app.commands.command_line import Parser, failed, path, progress_bar, whole
 from mixprec.app.finished import check, predictions
-from mixprec.app.finished.finished_run import RunError, open_config, open_run, some
+from mixprec.app.finished.finished_run import RunError, newest_run, open_config, open_run, some
 from mixprec.app.parts import gpus
 from mixprec.base import files
-from mixprec.base.messages import OneLineError, printable
+from mixprec.base.messages import OneLineError, counted, printable
 from mixprec.base.text_table import aligned
 from mixprec.recipes.models import MODELS
 
@@ -45,7 +45,13 @@ def _parse(argv):
         description="Evaluates the network of a run on its validation images, in float32.",
         allow_abbrev=False,
     )
-    parser.add_argument("--run", required=True, metavar="DIR", type=path("a folder"), help="results folder of a run")
+    parser.add_argument(
+        "--run",
+        required=True,
+        metavar="DIR",
+        type=path("a folder"),
+        help="results folder of a run, or of several: the newest",
+    )
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights, or a snapshot; default: model.npz"
     )
@@ -55,7 +61,9 @@ def _parse(argv):
         "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them instead of the tables"
     )
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config, such as data.val=DIR")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    arguments.run = newest_run(arguments.run)
+    return arguments
 
 
 def _run(arguments, networks):
@@ -89,12 +97,13 @@ def _naming(file):
 
 
 def _device(arguments, networks):
-    given = [f"training.device={arguments.device}"] if arguments.device else []
-    config = open_config(arguments.run, [*arguments.set, *given], networks)
+    config = open_config(arguments.run, arguments.set, networks)
     try:
-        return gpus.resolve_device(config.training.device)[0]
+        return gpus.resolve_device(arguments.device or config.training.device)[0]
     except ValueError as error:
-        raise RunError(f"{'--' if given else f'{arguments.run}: training.'}{error}") from error
+        is_set = any(text.partition("=")[0].strip() == "training.device" for text in arguments.set)
+        where = "--" if arguments.device else "--set: training." if is_set else f"{arguments.run}: training."
+        raise RunError(f"{where}{error}") from error
 
 
 def _lines(found):
@@ -114,8 +123,7 @@ def _lines(found):
 
 def _summary(found):
     top5 = "" if found["top5"] is None else f", top-5 {_percent(found['top5'])}"
-    images = f"{found['images']} image{'s' * (found['images'] != 1)}"
-    return f"{images}, top-1 {_percent(found['top1'])}{top5}, loss {_loss(found['loss'])}"
+    return f"{counted(found['images'], 'image')}, top-1 {_percent(found['top1'])}{top5}, loss {_loss(found['loss'])}"
 
 
 def _percent(share):

@@ -4,7 +4,7 @@ import sys
 
 from mixprec.app.commands.command_line import Parser, failed, one_line, path
 from mixprec.base import interruption
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, counted
 from mixprec.data.sources.opening import FORMATS, open_images
 from mixprec.data.sources.packing import SKIPPED, pack, verify
 from mixprec.data.sources.shards import FORMATS as WRITTEN
@@ -24,7 +24,8 @@ def main(argv):
     try:
         if arguments.verify is not None:
             images, shards = verify(arguments.verify)
-            print(f"{one_line(arguments.verify)}: {images} images in {shards} shards are as they were packed")
+            found = f"{counted(images, 'image')} in {counted(shards, 'shard')}"
+            print(f"{one_line(arguments.verify)}: {found} are as they were packed")
         else:
             _pack(arguments)
     except OneLineError as error:
@@ -97,8 +98,9 @@ def _pack(arguments):
     )
     shards, out = manifest["shards"].values(), one_line(arguments.out)
     print(
-        f"{out}: {manifest['images']} images of {len(manifest['classes'])} classes in {len(shards)} shards, "
+        f"{out}: {counted(manifest['images'], 'image')} of {counted(len(manifest['classes']), 'class', 'classes')} in "
+        f"{counted(len(shards), 'shard')}, "
         f"{sum(shard['bytes'] for shard in shards) / 2**20:.0f} MiB{'' if made else ', already there'}"
     )
     if source.skipped:
-        print(f"{out}: {len(source.skipped)} bad images were left out: {SKIPPED}")
+        print(f"{out}: left out {counted(len(source.skipped), 'bad image')}: {SKIPPED}")

@@ -4,6 +4,7 @@ import numpy as np
 
 from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
 from mixprec.app.finished import classifier
+from mixprec.app.finished.finished_run import newest_run
 from mixprec.base.messages import OneLineError, printable
 from mixprec.base.standard_streams import PrintError, ReaderGone, say
 from mixprec.recipes.models import MODELS
@@ -47,7 +48,9 @@ def _parse(argv):
     parser.add_argument(
         "files", metavar="MODEL.onnx, IMAGE", nargs="*", type=path("a file"), help="ONNX file of mixprec export; images"
     )
-    parser.add_argument("--run", metavar="DIR", type=path("a folder"), help="results folder of a run, for its network")
+    parser.add_argument(
+        "--run", metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest"
+    )
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz of the run"
     )
@@ -70,7 +73,7 @@ def _lines(arguments, networks):
     if arguments.run is None:
         network = classifier.of_onnx(arguments.model)
     else:
-        network = classifier.of_run(arguments.run, arguments.weights, networks)
+        network = classifier.of_run(newest_run(arguments.run), arguments.weights, networks)
     for image, (read, computed, shares) in zip(arguments.files, network.classify(arguments.files), strict=True):
         yield f"{printable(image)}: {1e3 * read:.1f} ms to read, {1e3 * computed:.1f} ms to compute"
         for index in np.argsort(-shares, kind="stable")[:_TOP]:

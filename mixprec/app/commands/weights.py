@@ -4,6 +4,7 @@ import chainer
 
 from mixprec.app.commands.command_line import Parser, failed, one_line, path
 from mixprec.base import importing
+from mixprec.base.declaration import IMPORT_PATH
 from mixprec.base.messages import hint, nearest
 from mixprec.export import weight_files
 from mixprec.export.export_error import WeightsError
@@ -88,7 +89,7 @@ def _find(arch, networks):
     module, colon, attribute = arch.partition(":")
     if not colon or not all(map(str.isidentifier, [*module.split("."), *attribute.split(".")])):
         allowed = f"allowed: {', '.join(networks)}, or an import path, package.module:function"
-        raise WeightsError(f"--arch is {arch!r}; {allowed}{hint(nearest(arch, networks))}")
+        raise WeightsError(f"--arch is {arch!r}; {allowed}{hint(IMPORT_PATH.near(arch) or nearest(arch, networks))}")
     try:
         return importing.load(module, attribute)
     except importing.ImportPathError as error:

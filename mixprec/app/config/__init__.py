@@ -2,8 +2,8 @@
 
 Reading order. ``run``, ``arithmetic`` and ``data`` declare the keys of their sections; ``schema`` joins them to a
 :class:`Config`, and has the rules for several keys together. ``loader`` reads a file by ``yaml_source``, ``writer``
-writes it and the reference in ``docs/config.md``, ``config_error`` has the error. Loading needs only PyYAML, so that a
-mistake in a config is reported before anything heavy is imported.
+writes it and the lists in ``docs/config.md`` and ``config-tuning.md``, ``config_error`` has the error. Loading needs
+only PyYAML, so that a mistake in a config is reported before anything heavy is imported.
 """
 
 from mixprec.app.config.config_error import ConfigError, shown

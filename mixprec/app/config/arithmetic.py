@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mixprec.base.bounds import DAY, INT32, LARGEST_DECAY, LARGEST_RATE, MIB, SEVERAL
 from mixprec.base.declaration import RATE, Pairs, between, key, power_of_two
 from mixprec.base.optimizer_names import DECOUPLED, OPTIMIZERS, OWN, WITH_KEY
-from mixprec.precision.policy import COMPUTE_DTYPES, DTYPE_SYNONYMS
+from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES
 
 _OWN, _DECOUPLED = ", ".join(OWN), ", ".join(DECOUPLED)
 _WITH = {key: ", ".join(names) for key, names in WITH_KEY.items()}
@@ -19,21 +19,19 @@ class Precision:
         "Dtype of activations and weights in the forward and backward pass. Master weights, optimizer state, "
         "statistics and the loss are always float32.",
         "float16",
-        choices=COMPUTE_DTYPES,
+        choices=DTYPES,
         synonyms=DTYPE_SYNONYMS,
         aliases=("dtype",),
     )
     allreduce: str | None = key(
-        "Dtype in which gradients in float16 and bfloat16 are summed over processes; null means their own dtype on "
-        "GPUs, float32 on CPUs.",
+        "Dtype in which gradients in 16 bits are summed over processes; null: their own on GPUs, float32 on CPUs.",
         None,
-        choices=COMPUTE_DTYPES,
+        choices=DTYPES,
         synonyms=DTYPE_SYNONYMS,
         aliases=("allreduce_dtype",),
     )
     keep_float32: tuple[str, ...] = key(
-        "Patterns for names of links of the network that stay in float32, with all links below them; * matches "
-        "slashes, too.",
+        "Patterns for names of links that stay in float32, with all links below them; * matches slashes, too.",
         (),
     )
 
@@ -80,9 +78,7 @@ class LossScale:
         limit=power_of_two(),
         aliases=("max", "max_loss_scale", "cap"),
     )
-    hysteresis: int = key(
-        "The scale backs off from this overflow on, counted since it last grew.", 1, limit=between(1, INT32)
-    )
+    hysteresis: int = key("The scale backs off from this overflow on since it last grew.", 1, limit=between(1, INT32))
     patience: int = key(
         "Number of overflows in a row, in any mode, after which training stops with an error.",
         50,
@@ -90,7 +86,7 @@ class LossScale:
     )
     search: bool = key(
         "In dynamic mode, until gradients are finite for the first time, an overflow repeats the backward pass at a "
-        "quarter of the scale, at most 8 times in a step, so that the step is not lost.",
+        "quarter of the scale, at most 8 times a step: no step is lost.",
         False,
     )
 
@@ -111,8 +107,8 @@ class Optimizer:
         aliases=("learning_rate", "alpha"),
     )
     base_batch_size: int | None = key(
-        "Number of images in a step for which lr and schedule.end_lr are given; for other numbers they are scaled "
-        "in proportion (Goyal et al. 2017). null uses them unscaled.",
+        "Number of images in a step for which lr and schedule.end_lr are given; for others they are scaled in "
+        "proportion (Goyal et al. 2017). null: unscaled.",
         None,
         limit=between(1, INT32),
         aliases=("lr_batch_size", "lr_images"),
@@ -131,38 +127,37 @@ class Optimizer:
     )
     nesterov: bool = key(f"Only for {_WITH['nesterov']}: Nesterov momentum, as nesterov of torch.optim.SGD.", False)
     weight_decay: float = key(
-        "Factor of the L2 penalty; LARS and LAMB have it in their own formula. It is decoupled with "
-        f"{_DECOUPLED}: a step subtracts lr times this share from a parameter (Loshchilov and Hutter 2019).",
+        "Factor of the L2 penalty. LARS and LAMB have it in their own formula; with "
+        f"{_DECOUPLED} a step subtracts lr times this share from a parameter (Loshchilov and Hutter 2019).",
         0.0,
         limit=between(0, LARGEST_RATE),
         aliases=("decay", "l2"),
     )
     clip_norm: float | None = key(
-        "Upper limit of the L2 norm of all gradients together: they are scaled down to it, before weight decay and the "
-        "optimizer; null for none.",
+        "Limit of the L2 norm of all gradients together: they are scaled down to it, before weight decay; null: none.",
         None,
         limit=RATE,
         aliases=("clip_grad", "max_grad_norm", "gradient_clipping"),
     )
     decay_norm_and_bias: bool = key(
-        "Whether weight decay, and the trust ratio of LARS and LAMB, also apply to parameters of at most one "
-        "dimension: biases, scales and shifts of normalizations.",
+        "Whether weight decay, and the trust ratio of LARS and LAMB, also apply to biases, and to scales and shifts of "
+        "normalizations.",
         False,
     )
     rates: Pairs = key(  # noqa: RUF009  (Pairs is a tuple)
-        "Factors on lr for parts of the network, by patterns for names as in model.npz; * matches slashes, too. The "
-        "last pattern that fits a name counts. 0 freezes.",
+        "Factors on lr for [parts of the network](recipes.md#fine-tuning-parts-of-a-network), by patterns for names; 0 "
+        "freezes.",
         Pairs(),
         limit=between(0, LARGEST_RATE),
         aliases=("lr_mult", "param_groups"),
     )
     freeze: tuple[str, ...] = key(
-        "Patterns, as in rates, for frozen parts, which take precedence over rates; their gradients are not computed.",
+        "Patterns for frozen parts, which take precedence over rates.",
         (),
         aliases=("frozen",),
     )
     preconditioner: str = key(
-        "none; or kfac, which is applied to gradients before weight decay and the optimizer, see section kfac.",
+        "[kfac](config-tuning.md#kfac) is applied to gradients before weight decay and the optimizer.",
         "none",
         choices=("none", "kfac"),
     )
@@ -184,14 +179,14 @@ class Kfac:
     )
     norm_damping: float = key("Factor on damping for batch normalizations.", 64.0, limit=RATE, aliases=("stab_coeff",))
     ema_decay: float = key(
-        "Share of the moving averages of its matrices that is kept when they are refreshed.",
+        "Share of the averages of its matrices that is kept when they are refreshed.",
         0.95,
         limit=between(0, LARGEST_DECAY),
         aliases=("factor_decay", "cov_ema_decay"),
     )
     kl_clip: float | None = key(
-        "Upper limit of lr^2 times the inner product of the gradients before and after: gradients are scaled down to "
-        "it; null for none.",
+        "Limit of lr^2 times the inner product of the gradients before and after: they are scaled down to it; null: "
+        "none.",
         None,
         limit=RATE,
     )
@@ -230,21 +225,21 @@ class Cudnn:
     """Convolutions and batch normalizations by cuDNN on a GPU; on a CPU these keys have no effect."""
 
     autotune: str = key(
-        "Choice of the engine for a layer: off takes the first that cuDNN proposes, heuristic uses its slower "
-        "heuristic, measure times ten on the first batch and stores the fastest in the user's cache folder.",
+        "The engine for a layer: off takes the first that cuDNN proposes, heuristic uses its slower heuristic, measure "
+        "times ten and stores the fastest in the user's cache folder.",
         "measure",
         choices=("off", "heuristic", "measure"),
     )
     search_seconds: float | None = key(
-        "Limit of the time that a process spends on measuring, with autotune measure; after it, engines are chosen as "
-        "with heuristic. 0 measures nothing, null means no limit.",
+        "Limit of the time that a process spends on measuring; after it, engines are chosen as with heuristic. null: "
+        "no limit.",
         None,
         limit=between(0, DAY),
         aliases=("autotune_seconds",),
     )
     compile_seconds: float = key(
-        "Limit of the seconds of compiling for an operation, with autotune measure, where cuDNN compiles engines as "
-        "they are built. Above 0, engines of batch normalizations, a second each, are measured beside own kernels.",
+        "Limit of the time that cuDNN compiles engines for an operation, in measuring. Above 0, engines of batch "
+        "normalizations, a second each, are measured beside own kernels.",
         0.0,
         limit=between(0, DAY),
     )
@@ -258,7 +253,7 @@ class Cudnn:
         "Whether to use only engines that give the same bits each time.", False, aliases=("cudnn_deterministic",)
     )
     allow_tf32: bool = key(
-        "Whether convolutions with precision.compute float32 may round their inputs to 10 bits, for Tensor cores.",
+        "Whether convolutions in float32 may round their inputs to 10 bits, for Tensor cores.",
         False,
         aliases=("tf32",),
     )
@@ -269,15 +264,14 @@ class Capture:
     """The whole training step as one CUDA graph; on a CPU steps are eager, and mode required is an error."""
 
     mode: str = key(
-        "off: every step is eager. auto: steps are captured; if that is impossible, a warning states the reason and "
-        "the run continues eagerly. required: the run stops with an error instead.",
+        "auto: steps are captured; if that is impossible, a warning states the reason and the run continues eagerly. "
+        "required: it stops with an error instead.",
         "off",
         choices=("off", "auto", "required"),
         switch=("off", "auto"),
     )
     max_graphs: int = key(
-        "Largest number of graphs in memory, one for each combination of shapes; the least recently used one is "
-        "released.",
+        "Largest number of graphs, one for each combination of shapes; the least recently used one is released.",
         4,
         limit=between(1, SEVERAL),
         aliases=("cache_size", "graphs"),
@@ -291,8 +285,7 @@ class Capture:
     )
     evaluation: bool = key("Whether the evaluation is captured, too.", True, aliases=("validation", "evaluate"))
     second_stream: bool = key(
-        "Whether gradients of convolution filters are computed on a side stream, in parallel with the rest of the "
-        "backward pass.",
+        "Whether gradients of convolution filters are computed on a side stream, in parallel.",
         False,
         aliases=("side_stream", "streams"),
     )

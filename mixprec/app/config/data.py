@@ -16,14 +16,14 @@ class _Images:
     """The images, and the part of them that is used."""
 
     format: str = key(
-        "folders: a folder with one folder per class; list: a text file with 'path label' in each line; tfrecord and "
-        "webdataset: a folder of shards; synthetic: random numbers on the device, for benchmarks; auto detects it.",
+        "One of the [sources](data.md#sources): folders of classes, a list, shards, or synthetic: random numbers on "
+        "the device. auto detects it.",
         "auto",
         choices=FORMATS,
         aliases=("kind", "type", "source"),
     )
     train: str | None = key(
-        "Path of the training images, relative to the working directory; null with format synthetic.",
+        "Path of the training images, relative to the working directory.",
         None,
         limit=PATH,
         aliases=("train_dir",),
@@ -32,24 +32,23 @@ class _Images:
         "Path of the validation images, like train.", None, limit=PATH, aliases=("validation", "test")
     )
     root: str | None = key(
-        "Only for format list: the folder that the paths in the lists are relative to; null means the folder of the "
-        "list.",
+        "The folder that the paths in lists are relative to; null: the folder of the list.",
         None,
         limit=PATH,
     )
     synthetic_images: int | None = key(
-        "Only for format synthetic: number of training images in an epoch; there is no validation.",
+        "Number of synthetic training images in an epoch.",
         None,
         limit=between(1, INT32),
     )
     on_error: str = key(
-        "For a file that is not an intact image: stop names it before training starts; skip leaves it out, and lists "
-        "it in skipped.txt.",
+        "[Bad files](data.md#good-and-bad-files): stop names them before training starts; skip leaves them out, and "
+        "lists them in skipped.txt.",
         "stop",
         choices=("stop", "skip"),
     )
     loader: str = key(
-        "The library that decodes: dali; pillow, slower, in separate processes; auto means DALI if it is installed.",
+        "The library that decodes: DALI, or Pillow, slower, in separate processes; auto: DALI if it is installed.",
         "auto",
         choices=("auto", "dali", "pillow"),
         aliases=("backend",),
@@ -61,8 +60,8 @@ class _Images:
         aliases=("crop_size", "train_size"),
     )
     val_size: int | None = key(
-        "The same in validation; null means size. A larger one compensates for random crops that enlarge objects "
-        "(Touvron et al. 2019).",
+        "The same in validation; null: size. A larger one makes up for crops that enlarge objects (Touvron et al. "
+        "2019).",
         None,
         limit=between(8, SIDE),
     )
@@ -84,13 +83,11 @@ class _Batches:
     """Properties of batches, apart from the pixels."""
 
     pad_channels: bool = key(
-        "Whether there is a fourth channel of zeros in memory, after the three that the network sees: Tensor cores "
-        "then read aligned rows of pixels.",
+        "Whether there is a fourth channel of zeros in memory, so that Tensor cores read aligned rows of pixels.",
         False,
     )
     last_batch: str = key(
-        "Training, if the images of an epoch do not fill the last batch: partial makes a smaller batch; drop leaves "
-        "these images out of this epoch; pad repeats one, with labels of -1, which the loss ignores. Gradients of a "
+        "The [last batch](data.md#epochs-order-resume) of a training epoch, if images do not fill it. Gradients of a "
         "few images are large, and may overflow: then use drop.",
         "partial",
         choices=("partial", "drop", "pad"),
@@ -102,8 +99,7 @@ class Data(Decoding, _Batches, Normalization, Augmentation, _Images):  # keys of
     """The images, and their augmentation."""
 
     decode: str = key(
-        "Only with a GPU and DALI: whether JPEGs are decoded on the GPU or on the CPU. Everything else runs on the "
-        "GPU.",
+        "Only with a GPU and DALI: where JPEGs are decoded. Everything else runs on the GPU.",
         "gpu",
         choices=("gpu", "cpu"),
     )

@@ -216,6 +216,13 @@ def _names(section, known):
     return [name.partition(".")[2] for name in known if name.startswith(f"{section}.")]
 
 
+def key_of_name(name):
+    """Returns the dotted name of the key that is called ``name``, here or in another program, or ``None``."""
+    known = keys(Config)
+    own = {dotted.partition(".")[2]: dotted for dotted in reversed(known)}
+    return own.get(name) or next((dotted for dotted, key in known.items() if name in key.aliases), None)
+
+
 def _nearest_key(leaf, own, known):
     """Returns the dotted name that ``leaf`` most likely means, in the sections ``own`` if any; or ``None``."""
     inside, anywhere = {}, {}

@@ -8,19 +8,12 @@ from mixprec.activation_memory.budget import is_budget
 from mixprec.base.bounds import LARGEST_DECAY, LARGEST_RATE, MANY, SEVERAL, SUMMANDS
 from mixprec.base.declaration import IMPORT_PATH, IMPORTS, INTERVAL, PATH, Limit, above, below, between, key, matching
 from mixprec.base.messages import nearest
-from mixprec.precision.policy import LAYOUT_SYNONYMS, LAYOUTS
-
-
-def _without_at(device):
-    """Returns a device of Chainer, such as ``@cupy:0``, as this config has it."""
-    return "cpu" if device == "@numpy" else re.sub(r"@cupy(?=:|$)", "gpu", device)
+from mixprec.base.vocabulary import LAYOUT_SYNONYMS, LAYOUTS, device
 
 
 def _near_device(value):
-    number = re.fullmatch(r"(?:cuda:?|gpu)?([0-9]{1,3})", str(value))
-    if number:
-        return f"gpu:{number[1]}"
-    return "gpu" if value == "cuda" else nearest(str(value), ("auto", "cpu", "gpu"))
+    number = re.fullmatch(r"(?:[a-z]+:?)?0*([0-9]{1,3})", str(value).lower())
+    return f"gpu:{number[1]}" if number else nearest(str(value), ("auto", "cpu", "gpu", "cuda"))
 
 
 def _trigger(every):
@@ -33,49 +26,44 @@ class Model:
     """The network."""
 
     arch: str = key(
-        "Name of a network that comes with mixprec, or the import path of your own, package.module:function, see "
-        "[own-network.md](own-network.md).",
+        "Name of a network that comes with mixprec, or the import path of your own ([own-network](own-network.md)).",
         other=IMPORT_PATH,
         aliases=("architecture", "network"),
     )
     classes: int = key("Number of classes; it must be the number of class folders.", limit=between(2, MANY))
     weights: str | None = key(
-        "File of weights that training starts from, relative to the working directory: model.npz of a run, or "
-        ".safetensors or .pt of PyTorch, see [export.md](export.md). If it has another number of classes, the last "
-        "layer is initialized anew. null uses the network's own initial weights.",
+        "File of weights that training starts from: model.npz of a run, or .safetensors or .pt of PyTorch "
+        "([export](export.md#fine-tuning)). If it has another number of classes, the last layer is initialized anew.",
         None,
         limit=PATH,
         aliases=("pretrained", "checkpoint"),
     )
     memory_format: str = key(
-        "Memory layout of images in the network: nhwc, also called channels_last, which Tensor cores prefer, with "
-        "functions of mixprec; nchw, also called contiguous, with Chainer's own functions.",
+        "Memory layout of images in the network: nhwc (channels_last), which Tensor cores prefer, with functions of "
+        "mixprec; nchw (channels_first) with Chainer's own.",
         "nhwc",
         choices=LAYOUTS,
         synonyms=LAYOUT_SYNONYMS,
         aliases=("layout",),
     )
     fuse: bool | None = key(
-        "Compute a batch normalization together with the addition and the ReLU after it. Only with memory_format nhwc; "
-        "null means true there.",
+        "Compute a batch normalization together with the addition and the ReLU after it; null means true with nhwc.",
         None,
     )
     conv_statistics: bool | None = key(
         "Let a GPU take the sums of a batch normalization's statistics inside the convolution before it, on an H100 "
-        "always, elsewhere unless cudnn.autotune measures that to be slower. Only with memory_format nhwc; null means "
-        "the value of fuse.",
+        "always, elsewhere unless cudnn.autotune measures that to be slower; null means the value of fuse.",
         None,
     )
     zero_init_residual: bool = key(
-        "The scale of the last batch normalization of each residual block starts at 0, so that the block starts as the "
-        "identity (Goyal et al. 2017). Only for architectures that have it.",
+        "Each residual block starts as the identity: the scale of its last batch normalization is 0 (Goyal et al. "
+        "2017). Only for architectures that have it.",
         False,
         aliases=("zero_init_gamma", "zero_init_last_gamma", "zero_gamma"),
     )
     stochastic_depth: float = key(
-        "Probability that an image skips the branch of the last residual block in training, from 0 to below 1; it "
-        "rises linearly from 0 in the first block (Huang et al. 2016; timm's drop_path_rate). Only for architectures "
-        "that have it.",
+        "Probability that an image skips the branch of the last residual block in training; it rises linearly from 0 "
+        "in the first block (Huang et al. 2016). Only for architectures that have it.",
         0.0,
         limit=below(0, 1),
         aliases=("drop_path", "drop_path_rate", "stochastic_depth_rate"),
@@ -92,8 +80,8 @@ class Schedule:
     """The learning rate over time."""
 
     kind: str = key(
-        "After the warm-up: constant; cosine, half a cosine from lr to end_lr at the end of training; step, times "
-        "gamma at each of the milestones; poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
+        "After the warm-up: constant; cosine, half a cosine from lr to end_lr; step, times gamma at each milestone; "
+        "poly, end_lr + (lr - end_lr) * (1 - progress)^power.",
         "cosine",
         choices=("constant", "cosine", "step", "poly"),
         aliases=("name", "type"),
@@ -102,20 +90,19 @@ class Schedule:
         "Length of the linear rise to lr at the start.", 0.0, limit=between(0, MANY), aliases=("warmup",)
     )
     warmup_start_lr: float | None = key(
-        "Learning rate at which the rise begins, scaled like lr. null begins with one step's share of lr, and reaches "
-        "lr in the last step of the warm-up.",
+        "Learning rate at which the rise begins, scaled like lr; null: one step's share of lr.",
         None,
         limit=between(0, LARGEST_RATE),
         aliases=("warmup_lr",),
     )
     decay_from: str = key(
-        "Start of the decay: the end of the warm-up, or the start of training; in the latter case lr itself is not "
-        "reached, as in timm.",
+        "Start of the decay: the end of the warm-up, or the start of training, as in timm, where lr itself is not "
+        "reached.",
         "warmup",
         choices=("warmup", "start"),
     )
     by: str = key(
-        "Whether the learning rate changes with each step, or with each epoch, as in timm and torchvision.",
+        "The learning rate changes with each step, or, as in timm and torchvision, with each epoch.",
         "step",
         choices=("step", "epoch"),
     )
@@ -141,8 +128,7 @@ class Training:
 
     batch_size: int = key("Number of images in one forward and backward pass of a process.", limit=between(1, MANY))
     accumulation_steps: int = key(
-        "Number of forward and backward passes whose gradients are averaged for one step of the optimizer: a step has "
-        "batch_size * accumulation_steps images of each process.",
+        "Number of forward and backward passes whose gradients are averaged for one step of the optimizer.",
         1,
         limit=between(1, SUMMANDS),
         aliases=("accumulation", "gradient_accumulation", "gradient_accumulation_steps"),
@@ -155,27 +141,25 @@ class Training:
         limit=between(0, 2**32 - 1),
     )
     device: str = key(
-        "auto: a GPU, or the CPU if there is none; gpu: a GPU; gpu:N: this one. With auto and gpu the processes of a "
-        "machine use one GPU each, from gpu:0 on.",
+        "auto: a GPU, or the CPU if there is none. With auto and gpu the processes of a machine use one GPU each, from "
+        "gpu:0 on.",
         "auto",
         limit=matching(
             r"auto|cpu|gpu|gpu:[0-9]{1,3}",
-            "auto, cpu, gpu or gpu:N, with N from 0 to 999, or Chainer's @numpy, @cupy or @cupy:N",
+            "auto, cpu, gpu or gpu:N, with N from 0 to 999; cuda:N and Chainer's @cupy:N and @numpy mean the same",
             near=_near_device,
         ),
-        respelled=_without_at,
+        respelled=device,
     )
     label_smoothing: float = key(
-        "Share of the target distribution that is spread evenly over all classes (Szegedy et al. 2016); validation "
-        "uses none.",
+        "Share of the target that is spread evenly over all classes (Szegedy et al. 2016), not in validation.",
         0.0,
         limit=below(0, 1),
         aliases=("smoothing",),
     )
     loss: str = key(
-        "cross_entropy: softmax cross entropy. bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021); "
-        "validation then reports cross_entropy. Or the import path of your own function, package.module:function, "
-        "which validation reports, too, see [own-network.md](own-network.md).",
+        "cross_entropy of a softmax; bce: mean of per-class sigmoid cross entropies (Wightman et al. 2021), where "
+        "validation reports cross_entropy; or [your own](own-network.md#own-losses-class-weights-and-extensions).",
         "cross_entropy",
         choices=("cross_entropy", "bce"),
         other=IMPORT_PATH,
@@ -183,9 +167,8 @@ class Training:
         synonyms={"softmax": "cross_entropy", "binary_cross_entropy": "bce"},
     )
     class_weights: str | tuple[float, ...] | None = key(
-        "Only for cross_entropy: weights of the classes in the mean over the training images, as in PyTorch's "
-        "CrossEntropyLoss; validation has none. balanced: number of training images / (number of classes * images of "
-        "the class). null gives all classes the same weight.",
+        "Only for cross_entropy: weights of the classes in the mean over the training images. balanced: in inverse "
+        "proportion to the images of the class.",
         None,
         choices=("balanced",),
         other=Limit(
@@ -201,14 +184,14 @@ class Training:
         aliases=("bce_target_thresh",),
     )
     mixup: float = key(
-        "Alpha of Mixup, a weighted mean of two images with a share from Beta(alpha, alpha) (Zhang et al. 2018); 0 "
-        "switches Mixup off.",
+        "Alpha of Mixup, a weighted mean of two images with a share from Beta(alpha, alpha) (Zhang et al. 2018); 0: "
+        "off.",
         0.0,
         limit=between(0, 100),
         aliases=("mixup_alpha",),
     )
     cutmix: float = key(
-        "Alpha of CutMix, which pastes a box of one image into another (Yun et al. 2019); 0 switches CutMix off.",
+        "Alpha of CutMix, which pastes a box of one image into another (Yun et al. 2019); 0: off.",
         0.0,
         limit=between(0, 100),
         aliases=("cutmix_alpha",),
@@ -226,8 +209,7 @@ class Training:
         aliases=("mixup_prob",),
     )
     ema_decay: float | None = key(
-        "Decay per step of an exponential moving average of the weights, which is then validated instead of the "
-        "weights; null means no average.",
+        "Decay per step of an exponential moving average of the weights, which is then validated; null: none.",
         None,
         limit=above(0, LARGEST_DECAY),
         aliases=("ema",),
@@ -245,7 +227,7 @@ class Snapshot:
 
     every: str = key("Interval between snapshots; the end of training always has one.", "1 epoch", limit=INTERVAL)
     keep: int = key("Number of the newest snapshots that stay on disk.", 3, limit=between(1, MANY))
-    best: bool = key("Keep the snapshot with the highest validation accuracy, too, as snapshot_best.npz.", True)
+    best: bool = key("Keep the state with the highest validation accuracy as snapshot_best.npz.", True)
 
     @property
     def trigger(self):
@@ -258,23 +240,23 @@ class Memory:
     """The memory of what layers keep for the backward pass."""
 
     recompute: str = key(
-        "none: nothing is recomputed. blocks: the blocks of the network keep only their inputs, and are recomputed in "
-        "the backward pass. auto: the same, if the run would not fit otherwise; with a budget single layers are "
-        "recomputed where that is cheaper than moving their activations.",
+        "blocks: the blocks of the network keep only their inputs, and are recomputed in the backward pass. auto: the "
+        "same if the run would not fit otherwise; with a budget, single layers, where that is cheaper than moving "
+        "their activations.",
         "none",
         choices=("none", "blocks", "auto"),
         aliases=("checkpointing", "gradient_checkpointing"),
         switch=("none", "auto"),
     )
     budget: str | float | None = key(
-        "Memory of the device that the run may use, such as 16 GB or 500 MiB, or a share of it, such as 0.8. The rest "
-        "waits in another memory for the backward pass. null means no limit.",
+        "Memory of the device that the run may use, or a share of it. The rest waits in another memory for the "
+        "backward pass. null: no limit.",
         None,
         limit=Limit("such as 16 GB, 500 MiB or 0.8", is_budget),
     )
     to: str | None = key(
-        "That other memory: host, the memory of a GPU's host, or a folder for a file, if the CPU trains. null means "
-        "host, or the results folder.",
+        "That other memory: host, a GPU's; or a folder for a file, if the CPU trains. null: host, or the results "
+        "folder.",
         None,
         limit=PATH,
         aliases=("offload_to",),
@@ -287,19 +269,14 @@ class Log:
 
     every: str = key("Time between two entries.", "1 epoch", limit=INTERVAL)
     gradient_histogram: str | None = key(
-        "Interval between plots of the gradients in the range of float16, with and without loss scaling; each replaces "
-        "the last gradients.png. Except for the last one, plots that would take more than 5 % of the time are left "
-        "out. gradients.jsonl has the numbers of all. null means none.",
+        "Interval between plots of the gradients in the range of float16 ([runs](runs.md#numbers-of-the-gradients)); "
+        "null: none.",
         None,
         limit=INTERVAL,
     )
-    tensorboard: bool = key(
-        "Write the entries of the log as TensorBoard events, too; needs the package tensorboardX.", False
-    )
+    tensorboard: bool = key("Write the log as TensorBoard events, too; needs tensorboardX.", False)
     extensions: tuple[str, ...] = key(
-        "Import paths of extensions of Chainer's Trainer, such as package.module:Extension: classes, which are called "
-        "without arguments, objects, or functions of the trainer. Of several processes only rank 0 has them. See "
-        "[own-network.md](own-network.md).",
+        "Extensions of Chainer's Trainer: [your own](own-network.md#own-losses-class-weights-and-extensions).",
         (),
         limit=IMPORTS,
     )
@@ -317,7 +294,7 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Limits of mixprec export, which compares ONNX files on the validation images; training does not read them."""
+    """Limits of `mixprec export`; training does not read them."""
 
     max_drop_float16: float = key(
         "Percentage points of accuracy that the float16 file may be below the float32 file.",

@@ -63,6 +63,8 @@ class Config:
     log: Log
     export: Export
 
+    # The sections of docs/config-tuning.md; docs/config.md has the others.
+    TUNING: ClassVar = ("loss_scale", "progressive", "kfac", "update", "cudnn", "memory", "capture", "export")
     RULES: ClassVar = (
         Rule(
             ("loss_scale.min_scale", "loss_scale.init_scale", "loss_scale.max_scale"),

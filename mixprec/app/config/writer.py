@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 
 import yaml
 
@@ -73,8 +74,14 @@ def dump(config, *, source=None, overrides=(), version=None, changes=()):
     return header + _yaml(dataclasses.asdict(config))
 
 
-def reference():
-    """Returns the tables of all keys in Markdown, as they stand in ``docs/config.md``.
+def reference(tuning=False):
+    """Returns the lists of keys in Markdown, as they stand in ``docs/config.md`` or ``docs/config-tuning.md``.
+
+    Args:
+        tuning: Whether to describe the sections in ``Config.TUNING``, or the others.
+
+    Returns:
+        str: a list for each section: default, allowed values, help.
 
     Example:
         >>> from mixprec.app import config
@@ -84,6 +91,8 @@ def reference():
     known = keys(Config)
     parts = []
     for section, declaration in sections(Config).items():
+        if (section in Config.TUNING) != tuning:
+            continue
         parts += [f"## `{section}`", "", inspect.cleandoc(declaration.__doc__), ""]
         switch = switch_of(section, known)
         if switch is not None:
@@ -93,15 +102,23 @@ def reference():
                 f"and {', '.join(switch.choices)} to themselves.",
                 "",
             ]
-        parts.append("| Key | Default | Allowed | Meaning |")
-        parts.append("|---|---|---|---|")
-        for name, key in known.items():
-            if name.startswith(f"{section}."):
-                default = "required" if key.required else f"`{_scalar(key.default)}`"
-                parts.append(f"| `{name}` | {default} | {key.allowed} | {key.help} |")
+        parts += [
+            f"- `{name}` ({'; '.join(filter(None, (_default(key), _allowed(key))))}): {key.help}"
+            for name, key in known.items()
+            if name.startswith(f"{section}.")
+        ]
         parts.append("")
-    parts += ["## Combinations", "", *(f"- {rule.text}" for rule in Config.RULES)]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts)
+
+
+def _default(key):
+    return "required" if key.required else f"`{_scalar(key.default)}`"
+
+
+def _allowed(key):
+    """Returns the allowed values of a key, without what its default says and bounds that few reach."""
+    text = key.allowed.removesuffix(", or null") if key.default is None else key.allowed
+    return "" if key.type is bool else re.sub(r"(>=? \S+) and <= [12]\d{6,}\b", r"\1", text)
 
 
 def _scalar(value):

@@ -1,13 +1,15 @@
 """A results folder of the training command, opened for its network and its images."""
 
 import dataclasses
+import glob
 import os
 
 import numpy as np
 
 from mixprec.app import config as configs
 from mixprec.app.parts.networks import find, make
-from mixprec.base.messages import OneLineError, encoding_hint
+from mixprec.base.announcements import announce
+from mixprec.base.messages import OneLineError, beside, encoding_hint, hint, one_line
 from mixprec.data.sources.classes import check_classes, check_labels, read_classes
 from mixprec.data.sources.opening import open_images
 from mixprec.export.preprocessing import Preprocessing
@@ -41,6 +43,19 @@ class FinishedRun:
     preprocessing: Preprocessing
 
 
+def newest_run(folder):
+    """Returns a results folder: the newest one in a folder of them, or in its folders; otherwise ``folder`` itself."""
+    if os.path.isfile(os.path.join(folder, _CONFIG)):
+        return folder
+    below = (os.path.join(glob.escape(folder), pattern, _CONFIG) for pattern in ("*", "*/*"))
+    found = [file for pattern in below for file in glob.glob(pattern)]
+    if not found:
+        return folder
+    newest = os.path.dirname(max(found, key=os.path.getmtime))
+    announce("%s: the newest run in it is %s", one_line(folder), one_line(newest))
+    return newest
+
+
 def open_config(folder, overrides, networks):
     """Returns the :class:`mixprec.app.config.Config` of a results folder.
 
@@ -54,8 +69,11 @@ def open_config(folder, overrides, networks):
     """
     path = os.path.join(folder, _CONFIG)
     if not os.path.isfile(path):
-        what = "no such folder" if not os.path.isdir(folder) else f"no {_CONFIG} in it"
-        raise RunError(f"{folder}: {what}; wanted: a results folder of mixprec train")
+        what = f"no {_CONFIG} in it" if os.path.isdir(folder) else "no such folder"
+        near = beside(folder)
+        if os.path.isfile(folder):
+            what, near = "not a folder", hint(os.path.dirname(folder) or None)
+        raise RunError(f"{folder}: {what}; wanted: a results folder of mixprec train, or a folder of them{near}")
     return configs.load(path, overrides, choices={"model.arch": sorted(networks)})
 
 
@@ -81,8 +99,8 @@ def open_network(folder, weights, overrides, networks):
         if not os.path.exists(weights):
             snapshots = [name for name in os.listdir(folder) if name.startswith("snapshot_")]
             newest = max(snapshots, key=lambda name: (len(name), name), default=None)  # iter_1000 is after iter_900
-            hint = f"; --weights {os.path.join(folder, newest)} takes a snapshot" if newest else ""
-            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{hint}")
+            remedy = f"; --weights {os.path.join(folder, newest)} takes a snapshot" if newest else ""
+            raise RunError(f"{folder}: no {WEIGHTS} in it, as the run has not come to its end{remedy}")
     network = make(config, find(config.model, networks), {})
     WeightFile(weights).load_into(network)
     return config, network, weights

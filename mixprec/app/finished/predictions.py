@@ -9,6 +9,7 @@ from mixprec.app.finished.json_lines import clean
 from mixprec.app.finished.validation_images import ValidationImages
 from mixprec.training.label_accuracy import TOP
 
+_NONE = -1  # prediction of logits with NaN, which is not counted as any class
 _MATRIX, _PAIRS, _WORST = 50, 100, 200  # classes of a whole matrix, and lengths of the two lists
 
 
@@ -68,7 +69,8 @@ class Predictions:
             self._shares[rows] = np.exp(-losses)
             # As mixprec.training.label_accuracy: logits equal to the label's logit count as larger.
             self._in_top[rows] = (~(logits < own[:, None])).sum(1) <= TOP
-        self._labels[rows], self._found[rows], self._losses[rows] = labels, logits.argmax(1), losses
+        found = np.where(np.isnan(logits).any(1), _NONE, logits.argmax(1))
+        self._labels[rows], self._found[rows], self._losses[rows] = labels, found, losses
         self._done = rows.stop
 
     def tables(self, name):
@@ -82,7 +84,8 @@ class Predictions:
             images; ``confusion``, a row for each class and a column for each prediction; ``confused``, lists of class,
             prediction and number of images, the most frequent first; ``per_class``, lists of images, correct ones, and
             mean loss; ``worst``, lists of index, name, class, prediction, loss and share of the class, the largest loss
-            first. ``top5`` and ``confusion`` are ``None`` where there are too few or too many classes.
+            first; the prediction is -1 for logits with NaN. ``top5`` and ``confusion`` are ``None`` where there are too
+            few or too many classes.
         """
         labels, found, losses, classes = self._labels, self._found, self._losses, self._classes
         right = labels == found
@@ -102,11 +105,13 @@ class Predictions:
         }
 
     def _confusion(self):
-        pairs = np.bincount(self._labels * self._classes + self._found, minlength=self._classes**2)
+        pairs = self._labels * self._classes + self._found
+        pairs = np.bincount(pairs[self._found != _NONE], minlength=self._classes**2)
         return pairs.reshape(self._classes, self._classes).tolist()
 
     def _confused(self, right):
-        pairs, counts = np.unique(self._labels[~right] * self._classes + self._found[~right], return_counts=True)
+        wrong = ~right & (self._found != _NONE)
+        pairs, counts = np.unique(self._labels[wrong] * self._classes + self._found[wrong], return_counts=True)
         order = np.argsort(-counts, kind="stable")[:_PAIRS]
         return [[*divmod(int(pairs[index]), self._classes), int(counts[index])] for index in order]
 

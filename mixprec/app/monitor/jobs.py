@@ -13,7 +13,7 @@ from mixprec.app.config.config_error import ConfigError
 from mixprec.app.config.yaml_source import read_file
 from mixprec.base import files
 from mixprec.base.messages import OneLineError, one_line
-from mixprec.base.process_start import is_alive
+from mixprec.base.process_limits import is_alive
 
 _FOLDER = ".jobs"  # below the root: the output of jobs, and the configs of cloned runs
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._-]{0,99}){0,3}")

@@ -15,7 +15,7 @@ import yaml
 from mixprec.app.monitor.log import LogFile, is_gone
 from mixprec.base import files
 from mixprec.base.messages import one_line, printable
-from mixprec.base.process_start import is_alive
+from mixprec.base.process_limits import is_alive
 
 _LARGEST = 1 << 20  # bytes of a text that is shown
 _LARGEST_SETTINGS = 1 << 16  # bytes of a config, or a heartbeat

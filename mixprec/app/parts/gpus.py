@@ -12,6 +12,7 @@ import warnings
 from pathlib import Path
 
 from mixprec.base.installation import cuda_hint
+from mixprec.base.vocabulary import device
 
 CUDA_HINT = cuda_hint()
 NO_DRIVER = "no NVIDIA driver is installed"
@@ -22,7 +23,8 @@ def resolve_device(wanted, local_rank=0):
     """Finds the device to train on.
 
     Args:
-        wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``.
+        wanted (str): ``'auto'`` (a GPU if one works, else the CPU), ``'cpu'``, ``'gpu'`` or ``'gpu:N'``, or another
+            name of these, see :func:`mixprec.base.vocabulary.device`.
         local_rank (int): Number of this process on this machine. For ``'auto'`` and ``'gpu'`` each process takes
             another GPU, in the order of these numbers; if there are more processes, they start again at GPU 0.
 
@@ -33,9 +35,11 @@ def resolve_device(wanted, local_rank=0):
     Raises:
         ValueError: ``wanted`` is something else, or names a GPU that is not there.
     """
-    match = re.fullmatch(r"auto|cpu|gpu(?::(\d+))?", wanted) if isinstance(wanted, str) else None
+    known = device(wanted)
+    match = re.fullmatch(r"auto|cpu|gpu(?::(\d+))?", known) if isinstance(known, str) else None
     if match is None:
         raise ValueError(f"device: found {wanted!r}, expected 'auto', 'cpu', 'gpu' or 'gpu:N'")
+    wanted = known
     if wanted == "cpu":
         return "@numpy", "CPU, as asked for"
     count, reason = count_devices()

@@ -11,7 +11,7 @@ from mixprec.app.parts.stages import epochs_of, stages_of
 from mixprec.app.parts.training_loss import class_weights
 from mixprec.base import files
 from mixprec.base.announcements import announce
-from mixprec.base.messages import encoding_hint
+from mixprec.base.messages import beside, counted, encoding_hint
 from mixprec.data.data_error import DataError
 from mixprec.data.digit_images import FOLDER as DIGITS
 from mixprec.data.loaders.augmentation import Augmentation, described
@@ -53,7 +53,7 @@ def open_sources(config, ranks=1):
             if not os.path.exists(path):  # both before the first is scanned, which may take minutes
                 made = f"; this writes them: mixprec digits {DIGITS}" if path.startswith(f"{DIGITS}/") else ""
                 where = f"{name} says where the images are{made}{encoding_hint(path)}"
-                raise DataError(f"{path}: no such file or folder; {where}")
+                raise DataError(f"{path}: no such file or folder; {where}{beside(path)}")
         train, val = (open_images(path, data.format, data.root, data.on_error) for path in (data.train, data.val))
     check_sources(config, train, val, ranks)
     return train, val
@@ -83,9 +83,11 @@ def check_sources(config, train, val, ranks=1):
         if len(train) < batch_size * ranks:
             where = "data.synthetic_images" if val is None else data.train
             each = "" if ranks == 1 else f" for each of {ranks} ranks"
-            raise DataError(f"{where}: {len(train)} images, but {name} is {batch_size}{each}")
+            raise DataError(f"{where}: {counted(len(train), 'image')}, but {name} is {batch_size}{each}")
     if val is not None and len(val) < ranks:
-        raise DataError(f"{data.val}: {len(val)} images, which is less than the {ranks} ranks that evaluate them")
+        raise DataError(
+            f"{data.val}: {counted(len(val), 'image')}, which is less than the {ranks} ranks that evaluate them"
+        )
 
 
 def train_iterator(config, images, device, rank=0, ranks=1):
@@ -206,15 +208,17 @@ def _described_sources(config, train, val, device):
     data = config.data
     if val is None:
         return [f"data: random numbers instead of {len(train)} images, the same in each step; no validation"]
-    lines = [f"data: {len(train)} training and {len(val)} validation images in {len(train.classes)} classes"]
+    classes = counted(len(train.classes), "class", "classes")
+    lines = [f"data: {len(train)} training and {counted(len(val), 'validation image')} in {classes}"]
     skipped = sum(len(source.skipped) for source in (train, val))
     if skipped:
-        lines.append(f"skipped: {skipped} files that are not intact images, listed in {_SKIPPED}")
+        lines.append(f"skipped: {counted(skipped, 'file')}, not intact images, listed in {_SKIPPED}")
     augmentation = described(data)
     if augmentation:
         lines.append(f"augmentation: {'; '.join(augmentation)}")
     if _loader_class(data) is PillowIterator:
-        return [*lines, f"loader: Pillow in {min(data.threads, config.training.batch_size)} processes"]
+        processes = counted(min(data.threads, config.training.batch_size), "process", "processes")
+        return [*lines, f"loader: Pillow in {processes}"]
     where = "on the CPU"
     if on_gpu(device):
         where = "on the GPU" if data.decode == "gpu" else "on the CPU, and augmented on the GPU"

@@ -11,7 +11,7 @@ import time
 
 from mixprec.base import files
 from mixprec.base.messages import OneLineError
-from mixprec.base.process_start import is_alive, start_of
+from mixprec.base.process_limits import is_alive, start_of
 
 FILE = "run.lock"
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW

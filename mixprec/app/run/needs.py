@@ -18,7 +18,7 @@ from mixprec.app.parts.model import convert_model, make_model
 from mixprec.app.parts.networks import EXAMPLE
 from mixprec.app.parts.stages import at_largest, largest_stage, stages_of, steps_of
 from mixprec.app.run import output, timing
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, counted
 from mixprec.kfac.layers import FilterLayer
 from mixprec.training import snapshots
 
@@ -91,7 +91,7 @@ def check_disk(run):
             f"lower snapshot.keep, which is {config.snapshot.keep}, or give another --out"
         )
     return (
-        f"disk: {count} snapshots of {estimates.in_words(size)}, {estimates.in_words(needed)} of "
+        f"disk: {counted(count, 'snapshot')} of {estimates.in_words(size)}, {estimates.in_words(needed)} of "
         f"{estimates.in_words(free)} that are free"
     )
 

@@ -10,7 +10,7 @@ import tempfile
 from mixprec.app.run.lock import FILE as LOCK
 from mixprec.app.run.lock import locked
 from mixprec.base import files, working_folder
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, beside, hint
 from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.log_report import LOG
 
@@ -54,6 +54,21 @@ def choose(out, resume, config_path):
     fresh = os.path.join(runs, f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
     names = itertools.chain([fresh], (f"{fresh}-{number}" for number in itertools.count(2)))
     return next(name for name in names if not os.path.exists(name))
+
+
+def check_snapshot(resume):
+    """Checks that the value of ``--resume`` is nothing, ``auto`` or a file.
+
+    Raises:
+        OutputError: it is something else; the message suggests what may be meant.
+    """
+    if resume in (None, "", "auto"):
+        return
+    if os.path.isdir(resume):
+        raise OutputError(f"{resume}: a folder, not a snapshot{hint(f'--resume auto --out {resume}')}")
+    if not os.path.exists(resume):
+        is_word = os.path.splitext(resume)[1] == "" and os.sep not in resume
+        raise OutputError(f"{resume}: no such snapshot{hint('auto') if is_word else beside(resume)}")
 
 
 def check_writable(out):

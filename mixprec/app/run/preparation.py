@@ -50,7 +50,7 @@ def prepare(arguments, networks, ranks, lock):
         config, network = _read_config(arguments, networks)
     ranks.compare({"--out": arguments.out, "--resume": arguments.resume, "--dry-run": arguments.dry_run})
     ranks.compare(configs.flat(config))
-    device, reason = devices.choose(arguments.config, config, ranks)
+    device, reason = devices.choose(config, ranks, lambda: _placed(arguments))
     out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
         training_loss.check(config, device, ranks.size)
@@ -195,14 +195,15 @@ def _read_config(arguments, networks):
     config = configs.load(arguments.config, arguments.set, choices={"model.arch": sorted(networks)})
     with _placed(arguments):
         network = find_network(config.model, networks)
-    problem = tensorboard.missing() if config.log.tensorboard else None
-    if problem:
-        raise configs.ConfigError(arguments.config, f"'log.tensorboard' {problem}")
+        problem = tensorboard.missing() if config.log.tensorboard else None
+        if problem:
+            raise configs.ConfigError(f"'log.tensorboard' {problem}")
     return config, network
 
 
 def _find_results(arguments, config, ranks, lock):
     """Returns ``out``, ``is_new``, ``snapshot`` and ``changes`` of a :class:`Run`; locks an existing folder."""
+    output.check_snapshot(arguments.resume)
     out = output.choose(arguments.out, arguments.resume, arguments.config)
     output.check_writable(out)
     is_new = not os.path.isdir(out)
@@ -239,7 +240,7 @@ def _open_sources(config, ranks):
 
 @contextlib.contextmanager
 def _placed(arguments):
-    """Puts the location, ``--set`` or the file, before the key in errors about the network."""
+    """Puts the location, ``--set`` or the file, before the key in errors that begin with the key."""
     try:
         yield
     except configs.ConfigError as error:

@@ -32,8 +32,8 @@ class Augmentation(*(part.Keys for part in reversed(PARTS))):  # fields of the l
     """
 
     repeats: int = key(
-        "Training: copies of an image, one after the other in a batch of all processes, each augmented separately "
-        "(Hoffer et al. 2020). An epoch has as many images as before, copies included.",
+        "Training: copies of an image in a batch of all processes, each augmented separately (Hoffer et al. 2020). An "
+        "epoch has as many images as before, copies included.",
         1,
         limit=between(1, SEVERAL),
         aliases=("aug_repeats",),

@@ -17,8 +17,7 @@ class Keys(Typed):
     """The probability."""
 
     erase: float = key(
-        "Training: probability that a rectangle of an image becomes the mean colour (random erasing, Zhong et al. "
-        "2017).",
+        "Training: probability that a rectangle of an image becomes the mean colour (Zhong et al. 2017).",
         0.0,
         limit=between(0, 1),
         aliases=("random_erase", "reprob"),

@@ -25,29 +25,26 @@ class Keys(Typed):
     """The policy, and the further settings of RandAugment."""
 
     augment: str = key(
-        "Training, after crop and flip: rand is RandAugment (Cubuk et al. 2020), trivial is TrivialAugment Wide "
-        "(Mueller and Hutter 2021), both with the operations and ranges of torchvision.",
+        "Training: [RandAugment or TrivialAugment Wide](recipes.md#augmentation-by-the-loaders), after crop and flip.",
         "none",
         choices=("none", "rand", "trivial"),
         aliases=("auto_augment", "aa"),
     )
     augment_operations: int = key(
-        "Only for augment rand: number of operations that an image gets.",
+        "RandAugment: number of operations an image.",
         2,
         limit=between(1, len(OPERATIONS)),
         aliases=("num_ops",),
     )
-    augment_magnitude: int = key(
-        "Only for augment rand: strength of the operations.", 9, limit=between(0, LAST_BIN), aliases=("magnitude",)
-    )
+    augment_magnitude: int = key("RandAugment: their strength.", 9, limit=between(0, LAST_BIN), aliases=("magnitude",))
     augment_deviation: float = key(
-        "Only for augment rand: standard deviation of the strength, which is drawn for each operation.",
+        "RandAugment: standard deviation of the strength.",
         0.0,
         limit=between(0, LAST_BIN),
     )
-    augment_probability: float = key("Only for augment rand: probability of each operation.", 1.0, limit=between(0, 1))
+    augment_probability: float = key("RandAugment: probability of each operation.", 1.0, limit=between(0, 1))
     extra_operations: tuple[str, ...] = key(
-        "Only for augment rand: operations of timm that are drawn as often as each of torchvision's.",
+        "RandAugment: operations of timm in addition to torchvision's.",
         (),
         limit=Limit(
             f"from {', '.join(EXTRA)}, none of them twice",

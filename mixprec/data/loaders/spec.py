@@ -125,14 +125,12 @@ class Decoding(Typed):
     """Settings for making batches. Only ``shuffle_window`` changes their contents."""
 
     shuffle_window: int = key(
-        "Only for tfrecord and webdataset: number of images among which the next one is drawn. Folders and lists are "
-        "shuffled as a whole.",
+        "Number of images of shards among which the next one is drawn. Folders and lists are shuffled as a whole.",
         16384,
         limit=between(1, INT32),
     )
     threads: int = key(
-        "Number of CPU threads that decode images. With loader pillow they are processes, at most one for each image "
-        "of a batch.",
+        "Number of CPU threads that decode images; with Pillow, of processes, at most one for each image of a batch.",
         4,
         limit=between(1, SEVERAL),
         aliases=("workers", "num_workers"),

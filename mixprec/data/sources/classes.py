@@ -8,6 +8,7 @@ import numpy as np
 
 from mixprec.base.bounds import MANY
 from mixprec.base.files import read, write_text
+from mixprec.base.messages import counted
 from mixprec.data.data_error import DataError, and_more, printable
 
 
@@ -28,7 +29,8 @@ def check_labels(source, classes):
     """
     if source.named:
         if len(source.classes) != classes:
-            raise DataError(f"{printable(source.root)}: {len(source.classes)} classes, but model.classes is {classes}")
+            found = counted(len(source.classes), "class", "classes")
+            raise DataError(f"{printable(source.root)}: {found}, but model.classes is {classes}")
         return
     wrong = np.flatnonzero(source.labels >= classes)
     if len(wrong):
@@ -51,9 +53,10 @@ def check_same_classes(train, val):
             missing, added = (sorted(set(a) - set(b)) for a, b in itertools.permutations((one.classes, other.classes)))
             if missing:
                 instead = f"; {added[0]!r} is not in {printable(one.root)}{and_more(len(added))}" if added else ""
+                there = counted(len(other.classes), "class", "classes")
                 raise DataError(
                     f"{printable(other.root)}: class folder {missing[0]!r}, which {printable(one.root)} has, is missing"
-                    f"{and_more(len(missing))} ({len(other.classes)} classes against {len(one.classes)}){instead}"
+                    f"{and_more(len(missing))} ({there} against {len(one.classes)}){instead}"
                 )
         return
     known, labels = _labels_by_name(train), _labels_by_name(val)
@@ -106,7 +109,7 @@ def check_classes(path, source):
         if old != new:
             raise DataError(f"{file}: class {label} is {old!r} there, {new!r} in {root}")
     if len(there) != len(here):
-        raise DataError(f"{file}: {len(there)} classes there, {len(here)} in {root}")
+        raise DataError(f"{file}: {counted(len(there), 'class', 'classes')} there, {len(here)} in {root}")
 
 
 def class_folders(files, labels):

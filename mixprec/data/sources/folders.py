@@ -13,11 +13,16 @@ from mixprec.base.files import open_regular
 from mixprec.data.data_error import DataError, file_errors, printable
 from mixprec.data.sources import scan
 from mixprec.data.sources.classes import require_every_class
-from mixprec.data.sources.image_check import image_problem
+from mixprec.data.sources.image_check import image_problem, is_of_unknown_format
 from mixprec.data.sources.progress import bar
 
-# What systems and people leave beside images.
-_NO_IMAGES = (".csv", ".db", ".html", ".ini", ".json", ".log", ".md", ".txt", ".xml", ".yaml", ".yml")
+# Extensions of images, also of kinds that cannot be read: such a file must be one.
+_IMAGES = frozenset(
+    (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm")
+    + (".tif", ".tiff", ".webp")
+)
+# What systems and people leave beside images; these are not opened.
+_NO_IMAGES = frozenset((".csv", ".db", ".html", ".ini", ".json", ".log", ".md", ".txt", ".xml", ".yaml", ".yml"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,8 +103,8 @@ def sha256_of(numbers):
 def scan_folders(root, on_error="stop"):
     """Lists the images under ``root`` and decodes each of them once (:func:`mixprec.data.sources.scan.check`).
 
-    Left out are hidden files and folders, files beside the class folders, and files whose names show that they are
-    not images (``Thumbs.db``, ``notes.txt``).
+    Left out are hidden files and folders, files beside the class folders, and, as by torchvision's ``ImageFolder``,
+    files without an extension of images (``Thumbs.db``, ``notes.txt``, ``README``), unless they hold an image.
 
     Args:
         root (path): Folder of class folders. Their names, sorted, are the classes.
@@ -118,13 +123,19 @@ def scan_folders(root, on_error="stop"):
         raise DataError(f"{printable(root)}: no class folders; images must lie in {printable(root)}/<class>/")
     files, labels = [], []
     for label, name in enumerate(classes):
-        entries = [each for each in visible(os.path.join(root, name)) if not each.name.lower().endswith(_NO_IMAGES)]
+        entries = [each for each in visible(os.path.join(root, name)) if _is_image(each)]
         if not entries:
             raise DataError(f"{printable(os.path.join(root, name))}: no images in this class folder")
         files += [f"{name}/{entry.name}" for entry in entries]
         labels += [label] * len(entries)
     images, digests = with_sizes(ImageFiles(root, classes, tuple(files), np.array(labels, np.int32)))
     return check_files(images, digests, on_error)
+
+
+def _is_image(entry):
+    """Whether an entry (``os.DirEntry``) is an image by its name, or else may be one."""
+    extension = os.path.splitext(entry.name)[1].lower()
+    return extension in _IMAGES or (extension not in _NO_IMAGES and not is_of_unknown_format(entry.path))
 
 
 def with_sizes(images):

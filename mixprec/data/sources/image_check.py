@@ -56,6 +56,17 @@ def image_problem(image):
         return error.strerror or str(error)
 
 
+def is_of_unknown_format(path):
+    """Whether a file can be opened, and is not an image in a known format by its first bytes; nothing is decoded."""
+    try:
+        with open_regular(path) as file, Image.open(file, formats=FORMATS):
+            return False
+    except Image.UnidentifiedImageError:
+        return True
+    except Exception:  # a fault of its own, which the check describes
+        return False
+
+
 def _file_problem(file):
     try:
         if file.read(2) == b"\xff\xd8" and (problem := _jpeg_header_problem(file)):

@@ -3,7 +3,7 @@
 import os
 
 from mixprec.base import working_folder
-from mixprec.base.messages import encoding_hint
+from mixprec.base.messages import beside, encoding_hint
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.file_list import scan_list
 from mixprec.data.sources.folders import is_folder, scan_folders, visible
@@ -39,7 +39,7 @@ def open_images(path, format="auto", root=None, on_error="stop"):
     if format not in ("auto", *FORMATS):
         raise DataError(f"format {format!r}: must be one of 'auto', {', '.join(map(repr, FORMATS))}")
     if not os.path.exists(path):
-        raise DataError(f"{printable(path)}: no such file or folder{encoding_hint(path)}")
+        raise DataError(f"{printable(path)}: no such file or folder{encoding_hint(path) or beside(path)}")
     if format == "auto":
         format = _format(path)
     if root is not None and format != "list":

@@ -12,6 +12,7 @@ import tarfile
 
 from mixprec.base.archives import Damaged, reading
 from mixprec.base.files import open_regular
+from mixprec.base.messages import counted
 from mixprec.data.data_error import DataError, printable
 from mixprec.data.sources.classes import label_problem
 from mixprec.data.sources.shard_index import ShardIndex
@@ -125,7 +126,7 @@ def _sample(file, key, components):
     images = [member for extension, member in components if extension in _IMAGES]
     labels = [member for extension, member in components if extension == "cls"]
     if len(images) != 1 or len(labels) != 1:
-        counts = f"{len(images)} images and {len(labels)} labels (.cls)"
+        counts = f"{counted(len(images), 'image')} and {counted(len(labels), 'label')} (.cls)"
         return key, None, components[0][1].offset_data, 0, "", f"a sample of {counts}; must be one of each"
     image, cls = images[0], labels[0]
     file.seek(cls.offset_data)

@@ -102,6 +102,8 @@ Arguments::Array Arguments::optional(const char *name, Dtype dtype, long size, b
     return array(name, dtype, size, written);
 }
 
+Arguments::Array Arguments::bytes(const char *name) { return of(next(name), name, false, "B?"); }
+
 unsigned char *Arguments::bytes(const char *name, long size, bool written) {
     Array array = of(next(name), name, written, "B?");
     if (ok() && array.size != size) refuse("%s has %zd elements, not %ld", name, Py_ssize_t(array.size), size);

@@ -27,6 +27,7 @@ class Arguments {
     Array array(const char *name, bool written = false);           // in a storage dtype
     Array array(const char *name, Dtype dtype, long size, bool written = false);
     Array optional(const char *name, Dtype dtype, long size, bool written = false);  // without data for None
+    Array bytes(const char *name);                                            // uint8 or bool, of any size
     unsigned char *bytes(const char *name, long size, bool written = false);  // uint8 or bool
     double *doubles(const char *name, long size, bool written = false);       // float64
     unsigned char *optional_bytes(const char *name, long size, bool written = false);

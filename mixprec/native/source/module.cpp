@@ -102,8 +102,8 @@ PyMODINIT_FUNC PyInit__library() {
     }
     PyObject *module = PyModule_Create(&definition);
     if (!module) return nullptr;
-    PyMethodDef *all[] = {batch_norm_methods, convolution_methods, elementwise_methods, pooling_methods,
-                          update_methods};
+    PyMethodDef *all[] = {batch_norm_methods, checksum_methods, convolution_methods, elementwise_methods,
+                          pooling_methods, update_methods};
     for (PyMethodDef *some : all)
         if (PyModule_AddFunctions(module, some)) {
             Py_DECREF(module);

@@ -8,7 +8,7 @@
 
 namespace native {
 
-extern PyMethodDef batch_norm_methods[], convolution_methods[], elementwise_methods[], pooling_methods[],
-    update_methods[];
+extern PyMethodDef batch_norm_methods[], checksum_methods[], convolution_methods[], elementwise_methods[],
+    pooling_methods[], update_methods[];
 
 }  // namespace native

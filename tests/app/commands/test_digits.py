@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -228,3 +229,16 @@ def test_training_without_the_set_names_the_command(tmp_path, monkeypatch):
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: data/digits/train: no such file or folder; ")
     assert ended.stderr.endswith("; this writes them: mixprec digits data/digits\n")
+
+
+def test_what_a_killed_process_has_left_is_removed(small):
+    for folder in (
+        small.with_name(".digits.4194305.tmp"),
+        small.with_name(".other.4194305.tmp"),
+        small.with_name(f".digits.{os.getppid()}.tmp"),
+    ):
+        (folder / "train").mkdir(parents=True)
+    digit_images.make_digits(small)
+    assert sorted(path.name for path in small.parent.iterdir()) == sorted(
+        ["digits", ".other.4194305.tmp", f".digits.{os.getppid()}.tmp"]
+    )

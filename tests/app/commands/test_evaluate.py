@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import shutil
 
 import chainer
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from mixprec.app.commands import evaluate
+from mixprec.app.finished.finished_run import newest_run
 from mixprec.recipes.models import MODELS
 from tests.app.finished import runs
 from tests.app.monitor.work.asking import answer
@@ -107,27 +109,45 @@ def test_weights_of_a_run_that_diverged(work, tmp_path):
     arrays["fc/b"][...] = np.nan
     np.savez(tmp_path / "weights.npz", **arrays)
     printed = done("--run", work / "run", "--weights", tmp_path / "weights.npz")
-    assert printed.endswith("loss not finite\n")
+    assert printed.endswith("top-1 0.00 %, loss not finite\n") or ", top-1 0.00 %, top-5 0.00 %, loss" in printed
+    assert " taken for" not in printed
+    assert [line.split()[2:4] for line in printed.splitlines()[1:4]] == [["0", "0.00"]] * 3
+
+
+def test_the_newest_run_of_a_folder(work, tmp_path):
+    for index, name in enumerate(("new", "old")):
+        shutil.copytree(work / "run", tmp_path / "results" / "c" / name)
+        os.utime(tmp_path / "results" / "c" / name / "config.yaml", (1e9 - index, 1e9 - index))
+    for folder in ("results", "results/c"):
+        assert newest_run(str(tmp_path / folder)) == str(tmp_path / "results" / "c" / "new")
+    assert newest_run(str(tmp_path / "results" / "c" / "old")).endswith("old")
+    assert newest_run("nowhere") == "nowhere"
 
 
 BAD = {
     "no folder": (["--run", "nowhere"], "nowhere: no such folder; wanted: a results folder of mixprec train"),
+    "a misspelled folder": (["--run", "runn"], "or a folder of them; did you mean 'run'?"),
+    "a file": (
+        ["--run", "run/model.npz"],
+        "run/model.npz: not a folder; wanted: a results folder of mixprec train, or ",
+    ),
     "no run": (["--run", "images"], "images: no config.yaml in it"),
     "no weights": (
         ["--run", "stopped"],
         "no model.npz in it, as the run has not come to its end; --weights stopped/snapshot_iter_11",
     ),
     "no such weights": (["--weights", "other.npz"], "other.npz: no such file"),
+    "misspelled weights": (["--weights", "run/modle.npz"], "no such file; did you mean 'run/model.npz'?"),
     "other images": (["--set", "data.val=elsewhere"], "elsewhere: no such file or folder; --set data.val=... says"),
     "other classes": (["--set", "data.val=other"], "classes.txt: class 0 is 'a' there, 'b' in "),
     "an unknown key": (["--set", "data.vla=1"], "--set: unknown key 'data.vla'"),
     "no number": (["--images", "0"], "argument --images: found '0'; wanted: a whole number from 1 on"),
     "a device": (
-        ["--device", "cuda"],
-        "'training.device' is 'cuda'; allowed: text of the form auto, cpu, gpu or gpu:N",
+        ["--device", "tpu"],
+        "--device: found 'tpu', expected 'auto', 'cpu', 'gpu' or 'gpu:N'",
     ),
     "no JSON": (["--json", "run/model.npz"], "run/model.npz: it exists, and is not named like a JSON file; wanted: a "),
-    "its device": (["--set", "training.device=gpu:31"], "run: training.device: found 'gpu:31', but"),
+    "its device": (["--set", "training.device=gpu:31"], "--set: training.device: found 'gpu:31', but"),
 }
 
 

@@ -67,11 +67,37 @@ BARE = "unrecognized argument: training.epochs=2; did you mean '--set training.e
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [("optimizer.lr 0.1", LACKS), ("optimizer.lr", LACKS), ("optimizer.lr=1 training.epochs=2", BARE)],
+    [
+        ("optimizer.lr 0.1", f"{LACKS}; did you mean '--set optimizer.lr=0.1'?"),
+        (
+            "optimizer.lr:0.1",
+            "--set takes SECTION.KEY=VALUE; found 'optimizer.lr:0.1'; did you mean '--set optimizer.lr=0.1'?",
+        ),
+        ("optimizer.lr", LACKS),
+        ("optimizer.lr=1 training.epochs=2", BARE),
+    ],
 )
 def test_a_setting_without_its_value_or_its_set_is_one_line(words, message):
     done = call(train.main, "--config", "c.yaml", "--set", "optimizer.lr=1", "--set", *words.split())
     assert done == (2, "", f"error: {message} (see --help)\n")
+
+
+MEANT = {
+    "c.yaml": "the following arguments are required: --config; did you mean '--config c.yaml'?",
+    "--cfg c.yaml": "unrecognized argument: --cfg; did you mean '--config'?",
+    "--config c.yaml --dryrun": "unrecognized argument: --dryrun; did you mean '--dry-run'?",
+    "--config c.yaml --dry_run": "unrecognized argument: --dry_run; did you mean '--dry-run'?",
+    "--config c.yaml --lr 0.1": "unrecognized argument: --lr; did you mean '--set optimizer.lr=0.1'?",
+    "--config c.yaml --batch-size=8": "unrecognized argument: --batch-size; did you mean '--set training."
+    "batch_size=8'?",
+    "--config c.yaml --epochs": "unrecognized argument: --epochs; did you mean '--set training.epochs=VALUE'?",
+    "--config c.yaml --colour": "unrecognized arguments: --colour",
+}
+
+
+@pytest.mark.parametrize("words", MEANT)
+def test_an_argument_of_another_name_is_answered_with_ours(words):
+    assert call(train.main, *words.split()) == (2, "", f"error: {MEANT[words]} (see --help)\n")
 
 
 @pytest.mark.parametrize("has_environment", [True, False])

@@ -128,7 +128,7 @@ BAD = {
         ["--run", "nowhere"],
         r"nowhere: no such folder; wanted: a results folder of mixprec train",
     ),
-    "no run": (["--run", "."], r"\.: no config.yaml in it; wanted: a results folder"),
+    "no run": (["--run", "images"], r"images: no config.yaml in it; wanted: a results folder"),
     "no weights": (None, r"run: no model.npz in it, .*; --weights run/snapshot_best.npz takes a snapshot"),
     "other images": (["--set", "data.val=elsewhere"], r"elsewhere: no such file or folder; --set data.val=\.\.\. says"),
     "few images": (["--int8", "--set", "data.train=few"], r"few: 3 images; INT8 needs at least 16 to be calibrated"),

@@ -12,7 +12,7 @@ import pytest
 
 from mixprec.app.monitor.jobs import JobError, Jobs
 from mixprec.app.monitor.runs import Runs
-from mixprec.base.process_start import start_of
+from mixprec.base.process_limits import start_of
 from tests.app.monitor.made_runs import make_run
 
 

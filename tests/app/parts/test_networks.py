@@ -23,7 +23,7 @@ pytest.importorskip("nvidia.dali", reason='needs NVIDIA DALI: pip install -e ".[
 PAGE = (ROOT / "docs" / "own-network.md").read_text()
 CODE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CONFIG, *_ = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-COMMANDS = re.search(r"```\n(mixprec digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
+COMMANDS = re.search(r"```bash\n(mixprec digits.*?)```", PAGE, re.DOTALL)[1].splitlines()
 
 NETS = (
     CODE

@@ -130,7 +130,22 @@ def _arguments(random):
     words = [f"{name}={value}" for name, value in arguments.items() if value is not None]
     words += random.choice((["--dry-run"], ["--dry-run"], []))
     words += random.choice(
-        ([], [], [], ["--help"], ["--colour"], ["a\nb\x1b"], ["--set"], ["--set", "\0"], ["--conf", "c.yaml"])
+        (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            ["--help"],
+            ["--colour"],
+            ["a\nb\x1b"],
+            ["--set"],
+            ["--set", "\0"],
+            ["--conf", "c.yaml"],
+        )
+        + (["--epochs", "3"], ["--lr=\n"], ["--dryrun"], ["--set", "training.epochs:3"], ["--set", "optimizer.lr", "1"])
+        + (["c.yaml"], ["--resume", "atuo"], ["--resume", "images"], ["--set", "training.device=@cupy:0"])
     )
     random.shuffle(words)
     return "arguments", words, _nothing

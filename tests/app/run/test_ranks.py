@@ -334,11 +334,11 @@ def test_each_rank_goes_on_with_its_own_random_numbers(config):
     ("wanted", "addresses", "line"),
     [
         ("auto", ["01", "02", "03", "04"], None),
-        ("gpu", ["01", "02", "03", "03"], "error: c.yaml: 'training.device' is 'gpu': ranks 2 and 3 have the same GPU"),
+        ("gpu", ["01", "02", "03", "03"], "error: 'training.device' is 'gpu': ranks 2 and 3 have the same GPU"),
         ("gpu:0", ["01", "01"], "the same GPU, 01; start as many ranks on a machine as it has GPUs, with 'auto' or"),
         ("auto", [None, None], None),
         ("auto", ["01", None], "error: the device is @cupy on rank 0 and @numpy on rank 1: all ranks must have the"),
-        ("gpu", ["01", "none"], "rank 1: error: c.yaml: training.device: no GPU"),
+        ("gpu", ["01", "none"], "rank 1: error: 'training.device' is 'gpu', but no GPU"),
     ],
 )
 def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, line):
@@ -347,13 +347,13 @@ def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, 
     def resolve(wanted, local_rank):
         place = addresses[local_rank]
         if place == "none":
-            raise ValueError("device: no GPU")
+            raise ValueError("device: found 'gpu', but no GPU")
         return "@numpy" if place is None else f"@cupy:{local_rank}", "why"
 
     monkeypatch.setattr(devices.gpus, "resolve_device", resolve)
     monkeypatch.setattr(devices.gpus, "address_of", lambda device: addresses[int(device[-1])])
     settings = config(4, f"training.device={wanted}")
-    found = each(len(addresses), lambda ranks: devices.choose("c.yaml", settings, ranks))
+    found = each(len(addresses), lambda ranks: devices.choose(settings, ranks))
     if line is None:
         assert [device for device, _ in found] == [f"@cupy:{n}" if a else "@numpy" for n, a in enumerate(addresses)]
     else:

@@ -9,6 +9,7 @@ from nicegui import ui
 from mixprec.app.monitor import charts
 from mixprec.app.monitor.pages import frame, inputs
 from mixprec.app.monitor.pages.working import Work
+from mixprec.base.messages import counted
 
 _WORST = 48  # pictures
 
@@ -88,7 +89,7 @@ class Evaluation:
             frame.heading("Images with the largest loss: hard ones, and wrong labels")
             with ui.row().classes("q-gutter-none"):
                 for image, (_, _, label, prediction, loss, _) in zip(found["images"], worst, strict=True):
-                    taken = "" if prediction == label else f", taken for {answer['classes'][prediction]}"
+                    taken = "" if prediction in (label, -1) else f", taken for {answer['classes'][prediction]}"
                     frame.picture(image["png"], f"{answer['classes'][label]}{taken}, loss {frame.number(loss)}")
 
         await self._work.into(self._worst, "images", wanted, show)
@@ -96,7 +97,7 @@ class Evaluation:
 
 def _result(found):
     names, top5 = found["classes"], found["top5"]
-    text = f"{found['images']} images: top-1 {found['top1']:.4f}, loss {frame.number(found['loss'])}"
+    text = f"{counted(found['images'], 'image')}: top-1 {found['top1']:.4f}, loss {frame.number(found['loss'])}"
     ui.label(text + (f", top-5 {top5:.4f}" if top5 is not None else "")).mark("accuracy")
     ui.label(f"in {found['file']}").classes("faint")
     if found["confusion"] is not None:
