@@ -39,7 +39,7 @@ LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install anew clean
+.PHONY: docs train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install anew clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -127,6 +127,10 @@ lint: install ## ruff: rules and format; mypy: types of the public names; code l
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python .ci/code_lines.py
+
+docs: install ## the site, in build/site: pages, API reference, search; a dead link is an error
+	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || { echo "install: Sphinx"; $(INSTALL) "mixprec[docs]"; }
+	@$(BIN)/python scripts/build_docs.py $(ARGS)
 
 rules: install ## after a change of an update rule: all that is made of its declaration
 	$(BIN)/python -m mixprec.optimizer.rules.generate

@@ -8,6 +8,7 @@ address, or lose their target where that is not set. The navigation has the head
 page of the API reference is made for each module with public names. A warning of Sphinx or a dead link is an error.
 """
 
+import argparse
 import html.parser
 import importlib
 import os
@@ -19,14 +20,12 @@ import sys
 import tempfile
 import urllib.parse
 
-from sphinx.application import Sphinx
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import mixprec  # noqa: E402
-from mixprec import patches  # noqa: E402
-from mixprec.base import VERSION  # noqa: E402
+import mixprec
+from mixprec import patches
+from mixprec.base import VERSION
 
 _NAMES = {
     "README.md": "index.md",
@@ -44,7 +43,7 @@ _SETTINGS = {
     "version": VERSION,
     "release": VERSION,
     "root_doc": "index",
-    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"],
+    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
     "html_theme": "furo",
     "html_title": f"mixprec {VERSION}",
     "html_show_sourcelink": False,
@@ -56,8 +55,12 @@ _SETTINGS = {
 }
 
 
-def main(argv):
-    target = pathlib.Path(argv[0] if argv else ROOT / "build/site")
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "build/site", help="of the site")
+    target = parser.parse_args().folder
+    from sphinx.application import Sphinx  # of the extra docs
+
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder)
         _write_pages(source)
@@ -128,7 +131,9 @@ def _link(match, page, pages):
 def _navigation(pages):
     """The tables of contents, which the site shows at the side: a caption for each heading of docs/README.md."""
     trees = {}
-    for heading, body in re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", (ROOT / "docs/README.md").read_text(), re.MULTILINE):
+    for heading, body in re.findall(
+        r"^## (.+)\n((?:(?!^## ).*\n)*)", (ROOT / "docs/README.md").read_text(), re.MULTILINE
+    ):
         linked = (posixpath.normpath(f"docs/{name}") for name in re.findall(r"\]\(([^)#\s]+\.md)\)", body))
         trees[heading] = [pages[path] for path in dict.fromkeys(linked) if path in pages and path != "README.md"]
     listed = {name for names in trees.values() for name in names}
@@ -169,4 +174,4 @@ def _dead_links(target):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -83,7 +83,7 @@ def _bash(block, folder):
 
 def _yaml(block, folder):
     """A config by itself, or keys that are added to those of the digits."""
-    complete = re.search(r"^base:", block.text, re.MULTILINE) or "arch:" in block.text and "epochs:" in block.text
+    complete = re.search(r"^base:", block.text, re.MULTILINE) or ("arch:" in block.text and "epochs:" in block.text)
     file = folder / (block.save_as or f"line-{block.line}.yaml")
     file.write_text(block.text if complete else f"base: digits.yaml\n{block.text}")
     load(file)

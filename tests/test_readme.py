@@ -1,4 +1,4 @@
-"""The Python of README and of pages in docs runs as printed, and what they name exists."""
+"""What README and the pages name exists, and their words are plain; tests/test_pages.py runs their blocks."""
 
 import importlib.util
 import pathlib
@@ -10,13 +10,18 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.page_blocks import blocks
 
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (
+        *ROOT.glob("README*.md"),
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "examples/README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+    )
 }
-RUN = ("README.md", *(f"docs/{page}.md" for page in ("capture", "getting-started", "convert", "export", "primitives")))
-BLOCKS = {page: re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL) for page in RUN}
+JAPANESE = [page for page in PAGES if page.endswith(".ja.md")]
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h", ".inl"}
 FOLDERS = "benchmarks|configs|docs|mixprec|models|scripts|tests"
 PLACEHOLDER = re.compile(r"[A-Z]{4,}")  # benchmarks/results/DATE-bars-MACHINE.json
@@ -28,31 +33,42 @@ NOT_IN_THE_REPOSITORY = {
         f"mixprec/{name}" for name in ("dropout_state0", "last_step_skipped", "loss_scale", "skipped")
     },
 }
-NUMBERED = [
-    pytest.param(block, id=f"{page}-{i}", marks=() if (page, i) == ("docs/getting-started.md", 0) else pytest.mark.slow)
-    for page in RUN
-    for i, block in enumerate(BLOCKS[page])
-]
 
 
-def _run(block, folder):
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-@pytest.mark.parametrize("block", NUMBERED)
-def test_python_runs_as_printed(block, tmp_path):
-    _run(block, tmp_path)
-
-
-def test_the_three_calls_train(tmp_path):
-    lines = _run(BLOCKS["README.md"][0], tmp_path).splitlines()
-    losses = [float(re.search(r"loss ([\d.]+),", line)[1]) for line in lines]
+def test_the_program_of_the_readme_trains(tmp_path):
+    (block,) = (each for each in blocks("README.md", PAGES["README.md"]) if each.language == "python")
+    command = [sys.executable, "-W", "error", "-c", block.text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+),", done.stdout)]
     assert len(losses) == 10
     assert losses == sorted(losses, reverse=True)
+
+
+def test_the_readme_is_a_short_page_with_the_results_of_one_file(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    figures = importlib.import_module("figures")
+    for name in figures.HEADS:
+        assert len(PAGES[name].splitlines()) <= 110, name
+        assert PAGES[name] == figures.filled(name, PAGES[name]), f"python scripts/figures.py writes {name}"
+
+
+def test_the_japanese_pages_have_the_headings_and_programs_of_the_english_ones():
+    for name in JAPANESE:
+        english, japanese = PAGES[name.replace(".ja.md", ".md")], PAGES[name]
+        assert _outline(japanese) == _outline(english), name
+        theirs, own = (
+            [(each.language, re.sub(r" *#.*", "", each.text)) for each in blocks(name, text)]
+            for text in (english, japanese)
+        )
+        assert own == theirs, name
+
+
+def test_pages_are_short():
+    words = {
+        page: len(text.split()) for page, text in PAGES.items() if page not in JAPANESE and page != "CONTRIBUTING.md"
+    }
+    assert sum(words.values()) <= 45_000, words
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -69,7 +85,7 @@ def test_every_link_leads_somewhere(page):
 
 
 def test_every_page_is_in_the_reading_order():
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", PAGES["docs/README.md"]))
+    linked = set(re.findall(r"\]\(([\w.-]+\.md)\)", PAGES["docs/README.md"]))
     assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
@@ -127,6 +143,16 @@ def test_modules_and_names_in_docstrings_exist():
 def _pages_with(pattern, texts):
     counts = {name: len(re.findall(pattern, text, re.IGNORECASE)) for name, text in texts.items()}
     return {name: count for name, count in counts.items() if count}
+
+
+def _outline(text):
+    """The levels of the headings, in their order."""
+    return [len(marks) for marks in re.findall(r"^(#+) ", _without_blocks(text), re.MULTILINE)]
+
+
+def _programs(page, text):
+    """The blocks of a page without comments, which are translated."""
+    return [(each.language, re.sub(r" *#.*", "", each.text), each.save_as) for each in blocks(page, text)]
 
 
 def _without_blocks(text):

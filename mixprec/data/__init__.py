@@ -26,6 +26,7 @@ _HOMES = {
     "PillowIterator": "loaders.pillow",
     "Shard": "loaders.epochs",
     "SyntheticIterator": "loaders.synthetic",
+    "image_iterator": "loaders.loader_choice",
     "open_images": "sources.opening",
     "to_nchw": "loaders.batch",
     "to_padded_nchw": "loaders.batch",
@@ -43,6 +44,7 @@ __all__ = [
     "PillowIterator",
     "Shard",
     "SyntheticIterator",
+    "image_iterator",
     "open_images",
 ]  # and the converters to_nchw and to_padded_nchw, which are objects
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from mixprec.data.loaders.batch import to_padded_nchw as to_padded_nchw
     from mixprec.data.loaders.dali import DaliIterator
     from mixprec.data.loaders.epochs import Shard
+    from mixprec.data.loaders.loader_choice import image_iterator
     from mixprec.data.loaders.pillow import PillowIterator
     from mixprec.data.loaders.spec import BatchSpec, Crop, Delivery, Normalization
     from mixprec.data.loaders.synthetic import SyntheticIterator

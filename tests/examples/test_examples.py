@@ -50,6 +50,23 @@ class Example:
 
 
 EXAMPLES = {
+    "cifar": Example(
+        *("main/loss", "validation/main/accuracy"),
+        *(0.7, 0.95, 0.02),
+        files=("model.npz", "snapshot_epoch-*"),
+    ),
+    "dcgan": Example(
+        *("distance", "distance"),
+        *(0.13, 0.08, 0.03),
+        rises=False,
+        files=("gen.npz", "dis.npz", "preview/epoch-2.png", "snapshot_epoch-*"),
+    ),
+    "ptb": Example(
+        *("main/loss", "val_perplexity"),
+        *(35, 6, 0.4),
+        rises=False,
+        files=("model.npz", "snapshot_epoch-*"),
+    ),
     "mnist": Example(
         *("main/loss", "validation/main/accuracy"),
         *(0.88, 0.97, 0.02),

@@ -10,7 +10,6 @@ from mixprec.app.parts.devices import on_gpu
 from mixprec.app.parts.stages import epochs_of, stages_of
 from mixprec.app.parts.training_loss import class_weights
 from mixprec.base import files
-from mixprec.base.announcements import announce
 from mixprec.base.messages import beside, counted, encoding_hint
 from mixprec.data.data_error import DataError
 from mixprec.data.digit_images import FOLDER as DIGITS
@@ -18,6 +17,7 @@ from mixprec.data.loaders.augmentation import Augmentation, described
 from mixprec.data.loaders.batch import to_nchw, to_padded_nchw
 from mixprec.data.loaders.dali import DaliIterator
 from mixprec.data.loaders.epochs import Epochs, Shard
+from mixprec.data.loaders.loader_choice import loader_class
 from mixprec.data.loaders.pillow import PillowIterator
 from mixprec.data.loaders.pipeline import require_dali
 from mixprec.data.loaders.spec import BatchSpec, Crop, Delivery, Normalization
@@ -260,13 +260,12 @@ def _loader(data, device):
 def _loader_class(data):
     if data.loader == "pillow":
         return PillowIterator
+    if data.loader == "auto":
+        return loader_class()
     try:
         require_dali()
     except DataError as error:
-        if data.loader == "dali":
-            raise DataError(f"data.loader dali: {error}") from error
-        announce("data.loader auto: images are decoded by Pillow, which is slower: %s", str(error))
-        return PillowIterator
+        raise DataError(f"data.loader dali: {error}") from error
     return DaliIterator
 
 

@@ -4,6 +4,7 @@ Reading order. ``spec`` declares the settings (``typed``); ``epochs``, ``order``
 which batch; ``iterator`` is the base of the loaders. ``pillow`` with ``pillow_worker`` decodes in processes. ``dali``
 builds a ``pipeline`` (``readers``, ``encoded``, ``dali_arithmetic``), hands out ``device_batches``, and finds
 ``failed_images``. ``augmentation`` has ``random_policies`` (with the folder ``operations``) and ``erasing``, drawn by
-``uniforms``. ``synthetic`` has random numbers, ``staged`` joins loaders of several stages, ``batch`` has the
-converters. DALI is imported when the first :class:`~mixprec.data.loaders.dali.DaliIterator` is made.
+``uniforms``. ``loader_choice`` takes DALI or Pillow, ``synthetic`` has random numbers, ``staged`` joins loaders of
+several stages, ``batch`` has the converters. DALI is imported when the first
+:class:`~mixprec.data.loaders.dali.DaliIterator` is made.
 """

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Writes the tables of results in README.md and README.ja.md from docs/figures.yaml, which a new record changes.
+
+python scripts/figures.py
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+HEADS = {
+    "README.md": ("en", "Measured | mixprec | Beside it | Command, machine"),
+    "README.ja.md": ("ja", "測定 | mixprec | 比較対象 | コマンド、マシン"),
+}
+_TABLE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    for name in HEADS:
+        path = ROOT / name
+        path.write_text(filled(name, path.read_text()))
+
+
+def filled(name, text):
+    """Returns the text of a README with the table made anew."""
+    language, head = HEADS[name]
+    rows = [f"| {head} |", "|---|---|---|---|"]
+    for each in yaml.safe_load((ROOT / "docs/figures.yaml").read_text()):
+        peer = each["peer"].replace(";", ":")
+        source = f"`{each['command']}`, {each['machine']}"
+        rows.append(f"| [{each[language]}]({each['page']}) | {each['value']} | {peer} | {source} |")
+    return _TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows), text, count=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
