@@ -3,11 +3,10 @@
 import json
 import os
 import pathlib
-import shlex
 import statistics
 import urllib.parse
 
-from benchmarks.bars import chart, result_tables
+from benchmarks.bars import chart, result_tables, row_schedule
 from benchmarks.bars import record as bars_record
 from benchmarks.bars.result_tables import escaped, markdown
 from mixprec.base import files
@@ -17,28 +16,19 @@ _HEAD = """\
 
 # Results
 
-Images a second of training on synthetic data that lie on the device: forward and backward pass, update, loss scaling,
-no reading of images. Of runs of the same rows of a network in the same batches on a machine, the newest one is here.
+Images a second of training on synthetic data: forward and backward pass, update, loss scaling, no reading of images.
+The newest run of the same rows on a machine is shown. Its record has versions, settings and every timed block.
+[benchmark](benchmark.md) has the commands.
 
-- **images/s**: median of the timed blocks of steps; **min-max**: of the slowest and the fastest block. Blocks of the
-  rows alternate, so that a drift of the machine hits all of them alike.
-- **ms a step**: median; **host ms**: until the call of a step returns, with nothing in the queue of the device.
-- **ratio**: over plain Chainer in FP32, on a GPU with cuDNN: median over the turns.
-- **launches**, **syncs**: kernels and graphs that the host launches, and how often it waits for the device, in a
-  step.
-- **peak MB**: memory that a step needs, parameters included; on a CPU the most that the process ever had.
-- An empty cell was not measured or does not apply, and a column without any number is left out.
+- **images/s**: median of the timed blocks; **min-max**: slowest and fastest block.
+- **host ms**: until the call of a step returns, with nothing in the queue of the device.
+- **ratio**: over plain Chainer in FP32, on a GPU with cuDNN; median over the turns.
+- **launches**, **syncs**: in a step, kernels and graphs that the host launches, and how often it waits.
+- **peak MB**: memory of a step, parameters included; on a CPU the most that the process ever had.
 
 The highest public figures for a GPU are of MLPerf Training v4.0: 7,450 images/s on an H100 (Fujitsu, 4 GPUs, batches of
 816), and 7,950 on an H200 (8 GPUs, batches of 400). These runs read real JPEGs, and sum gradients over their GPUs. A
 run on one GPU with synthetic data is easier.
-
-The page is made again by
-
-```
-python scripts/benchmark.py bars --peer pytorch --json benchmarks/results/DATE-bars-MACHINE.json
-python scripts/benchmark.py page
-```
 """
 
 
@@ -104,35 +94,28 @@ def _machine(record):
 
 
 def _bars(path, record):
-    """What was measured in a run, in parts."""
+    """What was measured in a run, in parts, one for each batch size."""
     settings = record["settings"]
     name = f"{_machine(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels"
-    batches = ", ".join(map(str, settings["batch"]))
-    yield f"\n## {escaped(name)}, batches of {batches}{'' if settings['rows'] is None else ', some rows'}\n\n"
-    if not record["complete"]:
-        yield "**The run has not come to its end.**\n\n"
-    words = ["bars", "--arch", settings["arch"], "--batch", ",".join(map(str, settings["batch"]))]
-    for key in ("size", "blocks", "block_steps", "limit", "peer", "minutes"):
-        if settings[key] is not None:
-            value = settings[key]
-            words += [f"--{key.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    words += [word for pattern in settings["rows"] or () for word in ("--rows", pattern)]
-    yield from _facts(path, record, {**record["versions"], "torch": record["torch"]}, words)
-    yield f"![Images a second of all rows at each batch size]({pathlib.PurePosixPath(path).with_suffix('.png')})\n"
     for batch in settings["batch"]:
+        yield f"\n## {escaped(name)}, batch {batch}{'' if settings['rows'] is None else ', some rows'}\n\n"
+        yield _source(path, record)
+        if not record["complete"]:
+            yield "**The run has not come to its end.**\n\n"
+        yield f"![chart]({pathlib.PurePosixPath(path).with_suffix('.png')})\n\n"
         rows = [row for row in record["rows"] if row["batch"] == batch]
-        yield f"\n### {escaped(name)}, batch {batch}\n\n"
-        yield markdown(result_tables.cells(rows))
+        remarks = {row["name"]: row for row in rows if row["reason"] or row["note"].startswith(row_schedule.SAME)}
+        yield markdown(result_tables.cells([row for row in rows if row["name"] not in remarks]))
+        yield "\n" * bool(remarks)
+        yield from (f"- {escaped(f'{name}: {result_tables.remark(row)}')}\n" for name, row in remarks.items())
         yield from (f"\n{escaped(line)}\n" for line in result_tables.comparison(rows))
 
 
 def _inference(path, record):
-    settings, words, rows = record["settings"], ["inference"], {}
+    settings, rows = record["settings"], {}
     network = f"{settings['arch']}, {settings['size']}x{settings['size']} pixels"
     yield f"\n## Inference, {escaped(_machine(record))}: {network}\n\n"
-    for key, value in settings.items():
-        words += [f"--{key}", ",".join(map(str, value)) if key == "batch" else str(value)]
-    yield from _facts(path, record, {name: record[name] for name in ("numpy", "chainer", "onnx", "onnxruntime")}, words)
+    yield _source(path, record)
     yield (
         "Images a second, with random weights. Chainer computes with train off; onnxruntime has the files that\n"
         "`mixprec.export` makes, INT8 as for CPUs.\n\n"
@@ -147,20 +130,10 @@ def _inference(path, record):
     yield markdown(lines)
 
 
-def _facts(path, record, versions, words):
-    """What was measured, where and how, as a list."""
-    threads = "" if record.get("kind") == "gpu" else f"OMP_NUM_THREADS={record['threads']} "
-    versions = {"Python": record["python"], **versions, "mixprec": record["mixprec"]}
-    facts = {
-        "device": record.get("device"),
-        "CPU": record["cpu"],
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-        "commit": record["commit"] or "unknown",
-        "date": bars_record.when(record).strftime("%Y-%m-%d %H:%M %Z"),
-    }
-    yield from (f"- {name}: {escaped(fact)}\n" for name, fact in facts.items() if fact)
-    yield f"- command: `{threads}{shlex.join(['python', 'scripts/benchmark.py', *words])}`\n"
-    yield f"- record: {_link(path)}\n\n"
+def _source(path, record):
+    """When it was measured, in one line; the machine is in the heading."""
+    date = bars_record.when(record).strftime("%Y-%m-%d")
+    return f"{date}, commit {escaped(record['commit'] or 'unknown')}: {_link(path)}\n\n"
 
 
 def _link(path):

@@ -16,7 +16,7 @@ def _maybe(value, digits):
     return "" if value is None else format(value, digits)
 
 
-def _remark(row):
+def remark(row):
     """The beginning of what is to be said: the record has all of it."""
     text = "; ".join(filter(None, [row["reason"] and f"not measured: {row['reason']}", row["note"]]))
     return textwrap.shorten(text, _REMARK, placeholder=" ...")
@@ -33,14 +33,14 @@ _COLUMNS = {
     "launches": lambda row: _maybe(row["launches"], ","),
     "syncs": lambda row: _maybe(row["syncs"], ","),
     "peak MB": lambda row: "" if row["peak"] is None else f"{row['peak'] / 1e6:,.0f}",
-    "": _remark,
+    "": remark,
 }
 
 
 def cells(rows):
     """Returns the titles of a table of rows of a record, and its lines, without columns that are empty."""
     columns = [[title, *map(cell, rows)] for title, cell in _COLUMNS.items()]
-    return list(zip(*(column for column in columns if any(column[1:])), strict=True))
+    return list(zip(*(column for column in columns if any(column[1:]) or column[0] == "row"), strict=True))
 
 
 def comparison(rows):

@@ -16,6 +16,7 @@ from benchmarks.processes import Worker
 _LEAST, _MOST = 1.0, 5.0  # seconds of a block
 _MOST_STEPS = 1000
 NOT_YET = "not measured yet"
+SAME = "the same step as"  # begins the note of a row for which another row was measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _results(bars, firsts, processes):
     for bar in bars:
         result, first = processes[_key(bar)].result(), firsts[_key(bar)]
         if first is not bar:
-            note = "; ".join(filter(None, [f"the same step as {first.name}", result.note]))
+            note = "; ".join(filter(None, [f"{SAME} {first.name}", result.note]))
             result = dataclasses.replace(result, bar=bar, note=note)
         found.append(result)
     return found
