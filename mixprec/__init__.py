@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from mixprec import data as data
     from mixprec import export as export
     from mixprec import functions as functions
     from mixprec import graph_capture as graph_capture

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of results in README.md and README.ja.md from docs/figures.yaml, which a new record changes.
+"""Writes the tables of results in README.md and README.ja.md from benchmarks/figures.yaml, which a new record changes.
 
 python scripts/figures.py
 """
@@ -38,7 +38,7 @@ def filled(name, text):
     """Returns the text of a README with the table made anew."""
     language, head = HEADS[name]
     rows = [f"| {head} |", "|---|---|---|---|"]
-    for each in yaml.safe_load((ROOT / "docs/figures.yaml").read_text()):
+    for each in yaml.safe_load((ROOT / "benchmarks/figures.yaml").read_text()):
         peer = each["peer"].replace(";", ":")
         source = f"`{each['command']}`, {each['machine']}"
         rows.append(f"| [{each[language]}]({each['page']}) | {each['value']} | {peer} | {source} |")
