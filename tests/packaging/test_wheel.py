@@ -88,7 +88,7 @@ def test_metadata_of_the_wheel(wheel):
     metadata = Parser().parsestr(contents(wheel)[f"{INFO}METADATA"].decode())
     assert (metadata["Name"], metadata["License-Expression"]) == ("mixprec", "MIT AND CC-BY-4.0")
     assert sorted(metadata["Requires-Python"].split(",")) == ["<3.14", ">=3.10"]
-    extras = "cuda12 cuda13 dali export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
+    extras = "cuda12 cuda13 dali docs export legacy monitor mpi tensorboard test test-cupy test-legacy test-plans torch"
     assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
     always = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert "chainer==7.8.1" in always
