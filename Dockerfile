@@ -7,9 +7,8 @@ ARG EXTRAS=dali
 RUN apt-get update && apt-get install --yes --no-install-recommends g++=4:* && rm -rf /var/lib/apt/lists/*
 COPY . /mixprec
 # Chainer has an sdist only, which setuptools 81 and later cannot build.
-RUN echo "setuptools<81" > /tmp/build.txt && \
-    pip install --no-cache-dir --upgrade "pip>=25.3" && \
-    pip install --no-cache-dir --build-constraint /tmp/build.txt "/mixprec[${EXTRAS}]"
+RUN pip install --no-cache-dir --upgrade "pip>=25.3" && \
+    pip install --no-cache-dir --build-constraint /mixprec/build-constraints.txt "/mixprec[${EXTRAS}]"
 RUN useradd --uid 1000 --create-home mixprec && install --directory --owner=1000 /work
 USER 1000
 WORKDIR /work

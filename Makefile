@@ -39,7 +39,8 @@ LEGACY = $(filter legacy,$(subst $(comma), ,$(EXTRAS)))
 CONSTRAINTS = $(if $(LEGACY),$(VENV)/)constraints.txt
 
 .NOTPARALLEL:
-.PHONY: docs train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint rules install anew clean
+.PHONY: train monitor help test test-all test-slow test-long test-cupy test-plans test-sanitized lint docs rules install anew \
+	release clean
 
 # With RANKS=2 and more a thread of BLAS for each process, unless OMP_NUM_THREADS says otherwise.
 ifneq ($(RANKS),1)
@@ -174,6 +175,10 @@ $(LIBRARY): $(wildcard mixprec/native/source/*) | $(BASE)
 	@echo "install: the native library"
 	@$(BIN)/python setup.py -q build_ext --inplace --force
 	@touch $@
+
+# For its description URL is the public address of the repository: make release URL=https://...
+release: $(LOOK) ## into dist: wheels for 3.10 and for 3.11 and later, of Chainer too, sdist, checksums; needs g++ and PyPI
+	@$(BIN)/python scripts/release.py $(if $(URL),--url $(URL)) $(ARGS)
 
 clean: ## remove the environment, generated images, caches and what building leaves; results stay
 	rm -rf $(VENV) data/digits data/textures .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist *.egg-info \

@@ -36,7 +36,7 @@ _HOMES = {
 }
 
 # Packages and modules that are attributes after a plain ``import mixprec``.
-_MODULES = ("export", "functions", "graph_capture", "links", "patches", "recipes", "training")
+_MODULES = ("data", "export", "functions", "graph_capture", "links", "patches", "recipes", "training")
 
 __all__ = [
     "KFAC",

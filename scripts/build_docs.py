@@ -8,7 +8,6 @@ address, or lose their target where that is not set. The navigation has the head
 page of the API reference is made for each module with public names. A warning of Sphinx or a dead link is an error.
 """
 
-import argparse
 import html.parser
 import importlib
 import os
@@ -20,13 +19,19 @@ import sys
 import tempfile
 import urllib.parse
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mixprec.app.commands import command_process
+
+if __name__ == "__main__":
+    command_process.begin()
 
 import mixprec
 from mixprec import patches
+from mixprec.app.commands.command_line import Parser
 from mixprec.base import VERSION
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 _NAMES = {
     "README.md": "index.md",
     "README.ja.md": "index.ja.md",
@@ -56,7 +61,7 @@ _SETTINGS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "build/site", help="of the site")
     target = parser.parse_args().folder
     from sphinx.application import Sphinx  # of the extra docs
@@ -174,4 +179,4 @@ def _dead_links(target):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_process.run(main))

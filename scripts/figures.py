@@ -4,12 +4,20 @@
 python scripts/figures.py
 """
 
-import argparse
 import pathlib
 import re
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mixprec.app.commands import command_process
+
+if __name__ == "__main__":
+    command_process.begin()
+
 import yaml
+
+from mixprec.app.commands.command_line import Parser
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEADS = {
@@ -20,7 +28,7 @@ _TABLE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    Parser(description=__doc__.splitlines()[0]).parse_args()
     for name in HEADS:
         path = ROOT / name
         path.write_text(filled(name, path.read_text()))
@@ -38,4 +46,4 @@ def filled(name, text):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_process.run(main))

@@ -3,6 +3,7 @@
 import logging
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -178,3 +179,15 @@ print([faults() for _ in range(3)][-1])
         text=True,
     )
     assert (int(run.stdout) < 1000) == kept, run.stderr
+
+
+@pytest.mark.skipif(library.library() is None, reason="needs the native library")
+def test_the_best_instruction_set_is_the_one_that_the_kernel_reports():
+    """In a process of its own, as other tests switch the set."""
+    flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    expected = "AVX2"
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
+        expected = "AVX-512 with BF16" if "avx512_bf16" in flags else "AVX-512"
+    script = "from mixprec.native import _library; print(_library.instructions())"
+    run = [sys.executable, "-c", script]
+    assert subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{expected}\n"

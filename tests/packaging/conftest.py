@@ -12,7 +12,42 @@ import pytest
 from tests import ROOT
 
 FOLDERS = ("benchmarks", "configs", "docs", "mixprec", "models", "scripts", "tests")
-FILES = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
+FILES = ("build-constraints.txt", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
+
+
+class Downloaded:
+    """A virtual environment of any Python, into which pip installs from PyPI; no compiler is at hand.
+
+    Args:
+        python: path of a Python with venv.
+        folder: where the environment is made.
+    """
+
+    def __init__(self, python, folder):
+        self.bin = pathlib.Path(folder) / "bin"
+        subprocess.run([python, "-m", "venv", folder], check=True)
+
+    def run(self, line, cwd):
+        """Runs a line of a shell with the environment active, and returns what it printed."""
+        env = without_python(os.environ) | {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(self.bin.parent),
+            "CC": "/bin/false",
+            "CXX": "/bin/false",
+            "PIP_NO_CACHE_DIR": "1",  # a wheel of Chainer is not taken from there
+            "UV_NO_CACHE": "1",
+            "UV_LINK_MODE": "copy",
+        }
+        shell = ["bash", "-e", "-c", line]
+        done = subprocess.run(shell, cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def without_python(variables):
+    """Returns environment variables without those that are for another Python."""
+    others = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+    return {name: value for name, value in variables.items() if name not in others}
 
 
 class Environment:
@@ -38,8 +73,7 @@ class Environment:
     @property
     def variables(self):
         """Environment variables of its processes: this one's, without another Python's."""
-        without = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-        return {name: value for name, value in os.environ.items() if name not in without}
+        return without_python(os.environ)
 
     def run(self, *arguments, cwd, code=0):
         """Runs its Python and returns what it printed, ``(standard output, standard error)``."""
@@ -69,6 +103,15 @@ def build(source, out, **variables):
     subprocess.run(command, env={**os.environ, **variables}, check=True)
     (wheel,) = out.glob("*.whl")
     return wheel
+
+
+@pytest.fixture(scope="session")
+def pypi(tmp_path_factory):
+    """Skips where PyPI cannot be reached."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--retries", "1"]
+    folder = tmp_path_factory.mktemp("reached")
+    if subprocess.run([*pip, "--dest", folder, "six"], capture_output=True, check=False).returncode:
+        pytest.skip("PyPI cannot be reached")
 
 
 @pytest.fixture(scope="session")

@@ -140,12 +140,12 @@ void Arguments::integers(const char *name, long *values, int count, long least, 
     for (int i = 0; i < count; ++i) values[i] = 0;
     PyObject *object = next(name);
     if (!object) return;
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != count) {
+    if (!PyTuple_Check(object) || PyTuple_Size(object) != count) {
         refuse("%s must be a tuple of %d integers", name, count);
         return;
     }
     for (int i = 0; i < count; ++i) {
-        long value = PyLong_AsLong(PyTuple_GET_ITEM(object, i));
+        long value = PyLong_AsLong(PyTuple_GetItem(object, i));
         if (value == -1 && PyErr_Occurred()) {
             failed_ = true;
             return;

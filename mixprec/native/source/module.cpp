@@ -5,6 +5,7 @@
 #include "arguments.h"
 #include "kernels.h"
 #include "pool.h"
+#include "processor.h"
 
 #include <climits>
 #if __has_include(<malloc.h>)
@@ -24,21 +25,19 @@ const char *name = nullptr;
 
 enum Set { WITH_AVX2, WITH_AVX512, WITH_BF16 };
 
-// Returns whether the processor has one of the sets. F16C is not asked for, as clang 14 and g++ 10 have no name for it:
-// every processor with AVX2 has it.
+// Returns whether the processor has one of the sets.
 bool choose(Set most) {
-    __builtin_cpu_init();
-    if (most >= WITH_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    const Processor processor;
+    if (most >= WITH_AVX512 && processor.avx512) {
         kernels = &AVX512;
         name = "AVX-512";
-        if (most >= WITH_BF16 && __builtin_cpu_supports("avx512bf16")) {
+        if (most >= WITH_BF16 && processor.bf16) {
             with_bf16 = AVX512;
             with_bf16.convolutions = AVX512_BF16;
             kernels = &with_bf16;
             name = "AVX-512 with BF16";
         }
-    } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    } else if (processor.avx2) {
         kernels = &AVX2;
         name = "AVX2";
     }

@@ -70,7 +70,7 @@ Dtype dtype_of(const Py_buffer &buffer) {
 }
 
 int place_of(PyObject *name, const FormulaName *names) {
-    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+    const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, nullptr) : nullptr;
     for (int i = 0; text && names[i].name; ++i)
         if (!strcmp(text, names[i].name)) return i;
     if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "unknown formula %R", name);
@@ -79,22 +79,22 @@ int place_of(PyObject *name, const FormulaName *names) {
 
 // An entry is (rounded parameter or None, master, state, ...), flat arrays.
 bool take_entry(Table *table, long number, PyObject *entry, int states) {
-    if (!PyTuple_Check(entry) || PyTuple_GET_SIZE(entry) != 2 + states) {
+    if (!PyTuple_Check(entry) || PyTuple_Size(entry) != 2 + states) {
         PyErr_Format(PyExc_ValueError, "an entry must be a tuple of %d arrays", 2 + states);
         return false;
     }
     Updated &updated = table->work.updated[number];
     Py_buffer *held = table->held + number * HELD;
-    if (!hold(PyTuple_GET_ITEM(entry, 1), held + 2, -1, true, "f", "master")) return false;
+    if (!hold(PyTuple_GetItem(entry, 1), held + 2, -1, true, "f", "master")) return false;
     updated.master = static_cast<float *>(held[2].buf);
     updated.size = held[2].len / long(sizeof(float));
-    if (PyTuple_GET_ITEM(entry, 0) != Py_None) {
-        if (!hold(PyTuple_GET_ITEM(entry, 0), held + 1, updated.size, true, "eH", "parameter")) return false;
+    if (PyTuple_GetItem(entry, 0) != Py_None) {
+        if (!hold(PyTuple_GetItem(entry, 0), held + 1, updated.size, true, "eH", "parameter")) return false;
         updated.param = held[1].buf;
         updated.dtype = dtype_of(held[1]);
     }
     for (int i = 0; i < states; ++i) {
-        if (!hold(PyTuple_GET_ITEM(entry, 2 + i), held + 3 + i, updated.size, true, "f", "state")) return false;
+        if (!hold(PyTuple_GetItem(entry, 2 + i), held + 3 + i, updated.size, true, "f", "state")) return false;
         updated.states[i] = static_cast<float *>(held[3 + i].buf);
     }
     return true;
@@ -103,12 +103,12 @@ bool take_entry(Table *table, long number, PyObject *entry, int states) {
 bool take_formulas(Work *work, PyObject *rule, PyObject *hooks) {
     work->rule = -1;
     if (rule != Py_None && (work->rule = place_of(rule, RULE_NAMES)) < 0) return false;
-    if (!PyTuple_Check(hooks) || PyTuple_GET_SIZE(hooks) > MOST_HOOKS) {
+    if (!PyTuple_Check(hooks) || PyTuple_Size(hooks) > MOST_HOOKS) {
         PyErr_SetString(PyExc_ValueError, "hooks must be a short tuple of names");
         return false;
     }
-    for (; work->hook_count < PyTuple_GET_SIZE(hooks); ++work->hook_count) {
-        int place = place_of(PyTuple_GET_ITEM(hooks, work->hook_count), HOOK_NAMES);
+    for (; work->hook_count < PyTuple_Size(hooks); ++work->hook_count) {
+        int place = place_of(PyTuple_GetItem(hooks, work->hook_count), HOOK_NAMES);
         if (place < 0) return false;
         work->hooks[work->hook_count] = place;
     }
@@ -180,13 +180,13 @@ PyObject *update_table(PyObject *, PyObject *const *given, Py_ssize_t count) {
     auto *table = static_cast<Table *>(calloc(1, sizeof(Table)));
     bool is_right = false;
     if (table) {
-        table->count = PyTuple_GET_SIZE(entries);
+        table->count = PyTuple_Size(entries);
         table->held = static_cast<Py_buffer *>(calloc(table->count * HELD + 1, sizeof(Py_buffer)));
         table->work.updated = static_cast<Updated *>(calloc(table->count + 1, sizeof(Updated)));
         is_right = table->held && table->work.updated && take_formulas(&table->work, given[0], given[1]);
         int states = is_right && table->work.rule >= 0 ? RULE_NAMES[table->work.rule].states : 0;
         for (long i = 0; is_right && i < table->count; ++i)
-            is_right = take_entry(table, i, PyTuple_GET_ITEM(entries, i), states);
+            is_right = take_entry(table, i, PyTuple_GetItem(entries, i), states);
         is_right = is_right && are_apart(table) && prepare(table);
     }
     Py_DECREF(entries);
@@ -214,12 +214,12 @@ bool load(Table *table, PyObject *gradients, PyObject *inverses) {
         return false;
     }
     for (long i = 0; i < table->count; ++i) {  // a number or an array may run code that makes the lists others
-        if (PyList_GET_SIZE(gradients) != table->count || !(is_one || PyList_GET_SIZE(inverses) == table->count)) {
+        if (PyList_Size(gradients) != table->count || !(is_one || PyList_Size(inverses) == table->count)) {
             PyErr_Format(PyExc_ValueError, "%ld gradients and inverses are needed", table->count);
             return false;
         }
         Updated &updated = table->work.updated[i];
-        PyObject *number = is_one ? inverses : PyList_GET_ITEM(inverses, i), *gradient = PyList_GET_ITEM(gradients, i);
+        PyObject *number = is_one ? inverses : PyList_GetItem(inverses, i), *gradient = PyList_GetItem(gradients, i);
         Py_INCREF(number);
         Py_INCREF(gradient);
         double inverse = PyFloat_AsDouble(number);
@@ -256,12 +256,12 @@ PyObject *update_load(PyObject *, PyObject *const *given, Py_ssize_t count) {
 }
 
 bool take_numbers(PyObject *object, int count, float *numbers) {
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != count || count > MOST_NUMBERS) {
+    if (!PyTuple_Check(object) || PyTuple_Size(object) != count || count > MOST_NUMBERS) {
         PyErr_Format(PyExc_ValueError, "a formula wants a tuple of %d numbers", count);
         return false;
     }
     for (int i = 0; i < count; ++i) {
-        double number = PyFloat_AsDouble(PyTuple_GET_ITEM(object, i));
+        double number = PyFloat_AsDouble(PyTuple_GetItem(object, i));
         if (number == -1 && PyErr_Occurred()) return false;
         numbers[i] = float(number);
     }
@@ -269,12 +269,12 @@ bool take_numbers(PyObject *object, int count, float *numbers) {
 }
 
 bool take_hook_numbers(const Work &work, PyObject *object, float (*numbers)[MOST_NUMBERS]) {
-    if (!PyTuple_Check(object) || PyTuple_GET_SIZE(object) != work.hook_count) {
+    if (!PyTuple_Check(object) || PyTuple_Size(object) != work.hook_count) {
         PyErr_Format(PyExc_ValueError, "there are %d hooks", work.hook_count);
         return false;
     }
     for (int i = 0; i < work.hook_count; ++i)
-        if (!take_numbers(PyTuple_GET_ITEM(object, i), HOOK_NAMES[work.hooks[i]].numbers, numbers[i])) return false;
+        if (!take_numbers(PyTuple_GetItem(object, i), HOOK_NAMES[work.hooks[i]].numbers, numbers[i])) return false;
     return true;
 }
 
