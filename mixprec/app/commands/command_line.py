@@ -15,6 +15,7 @@ from mixprec.base.vocabulary import meant
 __all__ = [
     "Parser",
     "add_choice",
+    "add_run",
     "amount",
     "failed",
     "first_line",
@@ -134,6 +135,12 @@ def first_line(docstring):
 def add_choice(parser, option, words, synonyms, **more):
     """Adds an option with the words of :mod:`mixprec.base.vocabulary` as choices, which may be given by synonyms."""
     parser.add_argument(option, type=lambda text: meant(text, words, synonyms), choices=words, **more)
+
+
+def add_run(parser, required=True):
+    """Adds the option ``--run``; :func:`mixprec.app.finished.finished_run.newest_run` finds the run that is meant."""
+    help = "results folder of a run, or of several: the newest"
+    parser.add_argument("--run", required=required, metavar="DIR", type=path("a folder"), help=help)
 
 
 def path(kind):

@@ -4,7 +4,8 @@ import contextlib
 import json
 import os
 
-from mixprec.app.commands.command_line import Parser, failed, path, progress_bar, whole
+from mixprec.app import config as configs
+from mixprec.app.commands.command_line import Parser, add_run, failed, path, progress_bar, whole
 from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, newest_run, open_config, open_run, some
 from mixprec.app.parts import gpus
@@ -45,13 +46,7 @@ def _parse(argv):
         description="Evaluates the network of a run on its validation images, in float32.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--run",
-        required=True,
-        metavar="DIR",
-        type=path("a folder"),
-        help="results folder of a run, or of several: the newest",
-    )
+    add_run(parser)
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights, or a snapshot; default: model.npz"
     )
@@ -101,8 +96,8 @@ def _device(arguments, networks):
     try:
         return gpus.resolve_device(arguments.device or config.training.device)[0]
     except ValueError as error:
-        is_set = any(text.partition("=")[0].strip() == "training.device" for text in arguments.set)
-        where = "--" if arguments.device else "--set: training." if is_set else f"{arguments.run}: training."
+        location = configs.location("training.device", arguments.set, arguments.run)
+        where = "--" if arguments.device else f"{location}: training."
         raise RunError(f"{where}{error}") from error
 
 

@@ -4,7 +4,16 @@ import contextlib
 
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path, progress_bar, whole
+from mixprec.app.commands.command_line import (
+    Parser,
+    add_run,
+    failed,
+    not_installed,
+    one_line,
+    path,
+    progress_bar,
+    whole,
+)
 from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, newest_run, open_run, open_source, some
 from mixprec.app.parts import environment
@@ -50,13 +59,7 @@ def _parse(argv):
         description="Writes the network of a run as ONNX files, and checks them on validation images.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--run",
-        required=True,
-        metavar="DIR",
-        type=path("a folder"),
-        help="results folder of a run, or of several: the newest",
-    )
+    add_run(parser)
     parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="folder for the files")
     parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz")
     parser.add_argument("--fp16", action="store_true", help="also write model_fp16.onnx, with inputs in float32")

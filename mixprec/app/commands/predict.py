@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
+from mixprec.app.commands.command_line import Parser, add_run, failed, not_installed, one_line, path
 from mixprec.app.finished import classifier
 from mixprec.app.finished.finished_run import newest_run
 from mixprec.base.messages import OneLineError, printable
@@ -48,9 +48,7 @@ def _parse(argv):
     parser.add_argument(
         "files", metavar="MODEL.onnx, IMAGE", nargs="*", type=path("a file"), help="ONNX file of mixprec export; images"
     )
-    parser.add_argument(
-        "--run", metavar="DIR", type=path("a folder"), help="results folder of a run, or of several: the newest"
-    )
+    add_run(parser, required=False)
     parser.add_argument(
         "--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz of the run"
     )

@@ -6,9 +6,9 @@ writes it and the lists in ``docs/config.md`` and ``config-tuning.md``, ``config
 only PyYAML, so that a mistake in a config is reported before anything heavy is imported.
 """
 
-from mixprec.app.config.config_error import ConfigError, shown
+from mixprec.app.config.config_error import ConfigError, location, shown
 from mixprec.app.config.loader import load
 from mixprec.app.config.schema import Config
 from mixprec.app.config.writer import defaults, dump, flat, reference
 
-__all__ = ["Config", "ConfigError", "defaults", "dump", "flat", "load", "reference", "shown"]
+__all__ = ["Config", "ConfigError", "defaults", "dump", "flat", "load", "location", "reference", "shown"]

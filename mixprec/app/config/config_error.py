@@ -25,6 +25,16 @@ class ConfigError(OneLineError):
         super().__init__(": ".join(parts))
 
 
+def location(key, overrides, path):
+    """Returns where the value of a key comes from, for messages: ``--set`` if an override has it, or else the file.
+
+    Example:
+        >>> location("optimizer.lr", ["optimizer.lr=0.1"], "mine.yaml"), location(None, [], "mine.yaml")
+        ('--set', 'mine.yaml')
+    """
+    return "--set" if key in [text.partition("=")[0].strip() for text in overrides] else path
+
+
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxlong = 80
 _REPR.maxother = 80

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import re
 import warnings
 from typing import Any
 
@@ -244,8 +245,8 @@ def _placed(arguments):
     try:
         yield
     except configs.ConfigError as error:
-        keys = [text.partition("=")[0].strip() for text in arguments.set]
-        location = "--set" if any(str(error).startswith(f"'{key}' ") for key in keys) else arguments.config
+        key = re.match(r"'([^']*)' ", str(error))
+        location = configs.location(key and key[1], arguments.set, arguments.config)
         raise configs.ConfigError(location, str(error)) from error
 
 
