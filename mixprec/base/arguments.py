@@ -16,11 +16,7 @@ from mixprec.base.messages import hint, nearest
 from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, meant
 
 _DTYPES = {dtype.name: dtype for dtype in (np.dtype(np.float16), BFLOAT16, np.dtype(np.float32))}
-_KNOWN = {
-    **_DTYPES,
-    **{dtype: dtype for dtype in _DTYPES.values()},
-    **{word: _DTYPES[name] for word, name in DTYPE_SYNONYMS.items()},
-}
+_KNOWN = {**_DTYPES, **{dtype: dtype for dtype in _DTYPES.values()}}
 _BOOLS = bool, np.bool_
 
 

@@ -51,15 +51,14 @@ def dtype_of(link, compute, layer=False):
         compute: name of the dtype of the model.
         layer: whether the link is one of :func:`layers`.
     """
-    if layer and compute != "bfloat16":
-        return compute, "multiplied with activations"
-    if isinstance(link, _MULTIPLIED) and (compute != "bfloat16" or isinstance(link, _IN_BFLOAT16)):
+    is_multiplied = layer or isinstance(link, _MULTIPLIED)
+    if is_multiplied and (compute != "bfloat16" or isinstance(link, _IN_BFLOAT16)):
         return compute, "multiplied with activations"
     if isinstance(link, _NORMALIZATIONS):
         return "float32", "statistics"
     if is_multi_node(link):
         return "float32", f"statistics over {link.comm.size} processes"
-    if layer or isinstance(link, _MULTIPLIED):
+    if is_multiplied:
         return "float32", "Chainer's function does not know bfloat16"
     if isinstance(link, _OTHERS):
         return "float32", "per channel"
