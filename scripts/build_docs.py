@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 import mixprec
 from mixprec import patches
-from mixprec.app.commands.command_line import Parser
+from mixprec.app.commands.command_line import Parser, first_line
 from mixprec.base import VERSION
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -41,6 +41,7 @@ _NAMES = {
     "docs/README.md": "pages.md",
 }
 _LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 _SETTINGS = {
     "project": "mixprec",
     "author": "the mixprec authors",
@@ -61,7 +62,7 @@ _SETTINGS = {
 
 
 def main():
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(description=first_line(__doc__))
     parser.add_argument("folder", nargs="?", type=pathlib.Path, default=ROOT / "build/site", help="of the site")
     target = parser.parse_args().folder
     from sphinx.application import Sphinx  # of the extra docs
@@ -82,7 +83,9 @@ def main():
 def _write_pages(source):
     pages = {path: _NAMES.get(path, posixpath.basename(path)) for path in (*_NAMES, *_docs()) if (ROOT / path).exists()}
     for path, name in pages.items():
-        text = _LINK.sub(lambda match, path=path: _link(match, path, pages), (ROOT / path).read_text())
+        parts = _FENCED.split((ROOT / path).read_text())  # every second one is a fenced block
+        parts[::2] = (_LINK.sub(lambda match, path=path: _link(match, path, pages), part) for part in parts[::2])
+        text = "".join(parts)
         if name == "index.md":
             text += _navigation(pages)
         source.joinpath(name).write_text(text)

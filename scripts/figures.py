@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 import yaml
 
-from mixprec.app.commands.command_line import Parser
+from mixprec.app.commands.command_line import Parser, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HEADS = {
@@ -28,7 +28,7 @@ _TABLE = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re
 
 
 def main():
-    Parser(description=__doc__.splitlines()[0]).parse_args()
+    Parser(description=first_line(__doc__)).parse_args()
     for name in HEADS:
         path = ROOT / name
         path.write_text(filled(name, path.read_text()))
@@ -39,9 +39,8 @@ def filled(name, text):
     language, head = HEADS[name]
     rows = [f"| {head} |", "|---|---|---|---|"]
     for each in yaml.safe_load((ROOT / "benchmarks/figures.yaml").read_text()):
-        peer = each["peer"].replace(";", ":")
         source = f"`{each['command']}`, {each['machine']}"
-        rows.append(f"| [{each[language]}]({each['page']}) | {each['value']} | {peer} | {source} |")
+        rows.append(f"| [{each[language]}]({each['page']}) | {each['value']} | {each['peer']} | {source} |")
     return _TABLE.sub(lambda _: "".join(f"{row}\n" for row in rows), text, count=1)
 
 
