@@ -1,8 +1,8 @@
 """All reads of device values by the host.
 
 A read waits until the device has done all earlier work, and until then no new work is queued: on a fast GPU that costs
-more than the computation. ``docs/numerics.md`` lists all reads. A number that is not needed at once is copied by
-:func:`to_host_async` instead: the host continues, and reads it when it has arrived.
+more than the computation. ``docs/numerics.md`` lists the reads of a step. A number that is not needed at once is copied
+by :func:`to_host_async` instead: the host continues, and reads it when it has arrived.
 """
 
 import collections
