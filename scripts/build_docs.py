@@ -53,7 +53,7 @@ _SETTINGS = {
     "html_theme": "furo",
     "html_title": f"mixprec {VERSION}",
     "html_show_sourcelink": False,
-    "myst_heading_anchors": 4,
+    "myst_heading_anchors": 5,
     "autodoc_default_options": {"members": True, "show-inheritance": True},
     "autodoc_typehints": "none",
     "napoleon_numpy_docstring": False,
@@ -85,7 +85,7 @@ def _write_pages(source):
     for path, name in pages.items():
         parts = _FENCED.split((ROOT / path).read_text())  # every second one is a fenced block
         parts[::2] = (_LINK.sub(lambda match, path=path: _link(match, path, pages), part) for part in parts[::2])
-        text = "".join(parts)
+        text = "".join(_with_one_title(parts))
         if name == "index.md":
             text += _navigation(pages)
         source.joinpath(name).write_text(text)
@@ -99,6 +99,18 @@ def _write_pages(source):
         if name == "mixprec.patches":
             text += "\nReport\n------\n\n::\n\n" + re.sub("^", "    ", patches.report(), flags=re.MULTILINE)
         source.joinpath("api", f"{name}.rst").write_text(text)
+
+
+def _with_one_title(parts):
+    """Moves headings down a level from a second title on, so that the navigation lists a page once."""
+    titles = 0
+
+    def heading(match):
+        nonlocal titles
+        titles += match[0] == "# "
+        return f"#{match[0]}" if titles > 1 else match[0]
+
+    return [part if i % 2 else re.sub("^#+ ", heading, part, flags=re.MULTILINE) for i, part in enumerate(parts)]
 
 
 def _docs():
