@@ -1,8 +1,7 @@
 // Convolutions for AVX-512 with AVX512_BF16: Intel's servers since 2020, AMD since 2022. Those of BF16 arrays multiply
 // pairs, see operands.h.
 #define INSTRUCTIONS avx512bf16
-#include "convolution.inl"
-#include "convolution_wgrad.inl"
+#include "convolution_dtypes.inl"
 
 namespace native {
 

@@ -1,27 +1,26 @@
 // Forward and backward convolutions with respect to the input, see convolution.h. Both are products of windows, the
-// rows of the left matrix, and of filters. The filters are packed once; windows are packed where a task needs them.
+// rows of the left matrix, and of filters. The filters are packed once; reader.inl has the windows.
 #pragma once
 #include <cstdlib>
 
 #include "pool.h"
+#include "reader.inl"
 #include "scratch.h"
-#include "windows.inl"
 
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long ROOM = 96 << 10;  // operands of packed windows: with a panel of filters they fit the second-level cache
-constexpr long MOST_ROWS = 32 * ROWS;
 constexpr long FILTERS = 16;  // of a task that packs them for the backward pass
-
-// How many operands have so many numbers.
-template <class Operand>
-inline long operands(long numbers) {
-    return (numbers + Numbers<Operand>::COUNT - 1) / Numbers<Operand>::COUNT;
-}
 
 // Operands from a panel to the next: one row more, so that equal rows do not all fall on the same lines of the cache.
 inline long panel_step(long depth) { return (depth + 1) * COLUMNS; }
+
+// Writes the zeros of a panel for the last step of the kernel.
+template <class Operand>
+inline void clear_end(Operand *panel, long numbers, long depth) {
+    long whole = (numbers + Numbers<Operand>::COUNT - 1) / Numbers<Operand>::COUNT;
+    if (whole < depth) zero_n(panel + whole * COLUMNS, (depth - whole) * COLUMNS);
+}
 
 // What becomes of a sum.
 struct Store {
@@ -30,18 +29,20 @@ struct Store {
     bool relu;
 };
 
-// Writes rows of a tile to pixels of the target.
+// Writes rows of a tile to pixels of the target; a negative pixel is none.
 template <class Stored>
 inline void store_tile(const Store &to, const float *tile, long rows, long columns, const long *pixels, long column,
                        Stored *target) {
-    for (long i = 0; i < rows; ++i) {
-        long start = pixels[i] * to.target_channels + column;
-        vectors(0, columns, [&](long j, long count) {
-            Vector v = load(tile + i * COLUMNS + j);
+    for (long i = 0; i < rows; ++i, tile += COLUMNS) {
+        if (pixels[i] < 0) continue;
+        Stored *row = target + pixels[i] * to.target_channels + column;
+        auto result = [&](long j, long count) {
+            Vector v = load(tile + j);
             if (to.bias) v = add(v, load_n(to.bias + column + j, count));
-            if (to.relu) v = relu(v);
-            store_n(target + start + j, v, count);
-        });
+            return to.relu ? relu(v) : v;
+        };
+        if (columns == COLUMNS) store_two(row, result(0, LANES), result(LANES, LANES));
+        else vectors(0, columns, [&](long j, long count) { store_n(row + j, result(j, count), count); });
     }
 }
 
@@ -49,43 +50,35 @@ inline void store_tile(const Store &to, const float *tile, long rows, long colum
 template <class Stored, class Operand>
 bool multiply_windows(const Windows &windows, const Stored *source, const Operand *panels, const Store &to,
                       Stored *target) {
-    typedef typename Numbers<Operand>::Number Number;
-    long numbers = windows.depth(), depth = operands<Operand>(numbers);
-    long positions = windows.positions(), wide = (to.columns + COLUMNS - 1) / COLUMNS;
-    long step = (depth + 15) / 16 | 1;  // an odd number of cache lines: rows do not fall on the same ones
-    step *= 16;
-    long most = clamp(ROOM / step / ROWS * ROWS, ROWS, MOST_ROWS), blocks = (positions + most - 1) / most;
+    const Reader<Stored, Operand> reader(windows, source);
+    const long all = reader.units(), wide = (to.columns + COLUMNS - 1) / COLUMNS, most = reader.most_units();
+    const long depth = operands<Operand>(windows.depth());
+    long blocks = (all + most - 1) / most;
     const long count_of_threads = threads();  // asked once: another thread may set another number
     blocks = (blocks + count_of_threads - 1) / count_of_threads * count_of_threads;  // equal ones, as many for each
-    long rows = (positions + blocks - 1) / blocks;
+    const long units = (all + blocks - 1) / blocks;
     long groups = count_of_threads == 1 ? 1 : clamp((4 * count_of_threads + blocks - 1) / blocks, 1, wide);
     bool failed = false;
     parallel(blocks * groups, [&](long number) {
-        long start = number / groups * rows, count = clamp(positions - start, 0, rows);
+        long start = number / groups * units, count = clamp(all - start, 0, units);
         long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
-        auto *packed = reinterpret_cast<Operand *>(scratch(rows * step + LANES));
-        if (!packed) {
+        if (!count) return;
+        auto *room = reinterpret_cast<Operand *>(scratch(reader.room(units)));
+        if (!room) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
         }
-        long pixels[MOST_ROWS];
-        Position at(windows, start);
-        for (long i = 0; i < count; ++i, at.next(windows)) {
-            pixels[i] = at.target(windows);
-            if (!numbers) continue;
-            auto *row = reinterpret_cast<Number *>(packed + i * step);
-            if (windows.is_image) write_window_of_image(windows, source, at, row);
-            else write_window(windows, source, at, Place(windows, 0), numbers, row);
-            zero_n(row + numbers, depth * Numbers<Operand>::COUNT - numbers);
-        }
+        Pieces<Operand> pieces;
+        reader.read(start, count, room, pieces);
+        Tiles tiles;
         for (long panel = first; panel < last; ++panel) {
             long column = panel * COLUMNS, columns = clamp(to.columns - column, 0, COLUMNS);
-            for (long row = 0; row < count; row += ROWS) {
+            const Operand *filters = panels + panel * panel_step(depth);
+            for (long i = 0; i < pieces.count; ++i) {
                 alignas(64) float sums[ROWS * COLUMNS];
-                long some = count - row < ROWS ? count - row : ROWS;
-                const Operand *filters = panels + panel * panel_step(depth);
-                multiply<false>(some, columns, packed + row * step, step, filters, depth, sums);
-                store_tile(to, sums, some, columns, pixels + row, column, target);
+                const auto &piece = pieces.all[i];
+                multiply<false>(piece.rows, columns, reader.left(piece.start), filters, sums);
+                store_tile(to, sums, piece.rows, columns, piece.pixels, column, target);
             }
         }
     });
@@ -123,6 +116,7 @@ bool fprop_of(const Convolution &of, const Stored *x, const Stored *w, const flo
             pack_transposed(
                 w + (first + column) * numbers, numbers, clamp(columns - column, 0, COLUMNS), numbers,
                 panels + panel * panel_step(depth));
+            clear_end(panels + panel * panel_step(depth), numbers, depth);
         });
         Store to = {columns, of.filters, bias ? bias + first : nullptr, relu};
         is_done = multiply_windows(windows, x + group * of.channels, panels, to, y + first);
@@ -153,7 +147,7 @@ template <class Operand, class Stored>
 bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, Stored *dx) {
     constexpr int EACH = Numbers<Operand>::COUNT;
     long filters = of.filters / of.groups, columns = of.channels, taps = of.filter_size[0] * of.filter_size[1];
-    auto *panels = panels_of<Operand>(columns, operands<Operand>(filters) * taps);
+    auto *panels = panels_of<Operand>(columns, operands<Operand>(filters * taps));
     bool is_done = panels;
     if (of.input_channels > of.channels * of.groups) {
         long pixels = of.images * of.size[0] * of.size[1];
@@ -185,33 +179,12 @@ bool dgrad_of(const Convolution &of, const Stored *dy, const Stored *w, Stored *
                         }
                     }
         });
+        for (long panel = 0; panel * COLUMNS < columns; ++panel)
+            clear_end(panels + panel * panel_step(depth), windows.depth(), depth);
         Store to = {columns, of.input_channels, nullptr, false};
         is_done = multiply_windows(windows, dy + first, panels, to, dx + group * columns);
     }
     free(panels);
-    return is_done;
-}
-
-bool fprop(const Convolution &of, const void *x, const void *w, const float *bias, bool relu, void *y) {
-    bool is_done = false;
-    of_dtype(of.dtype, [&](auto tag) {
-        using Stored = typename decltype(tag)::type;
-        is_done = fprop_of(
-            of, static_cast<const Stored *>(x), static_cast<const Stored *>(w), bias, relu, static_cast<Stored *>(y));
-    });
-    return is_done;
-}
-
-bool dgrad(const Convolution &of, const void *dy, const void *w, void *dx) {
-    bool is_done = false;
-    of_dtype(of.dtype, [&](auto tag) {
-        using Stored = typename decltype(tag)::type;
-        typedef typename OperandOf<Stored>::Operand Operand;
-        bool is_even = of.filters / of.groups % Numbers<Operand>::COUNT == 0;
-        auto dgrad_by = is_even ? dgrad_of<Operand, Stored> : dgrad_of<float, Stored>;
-        is_done = dgrad_by(
-            of, static_cast<const Stored *>(dy), static_cast<const Stored *>(w), static_cast<Stored *>(dx));
-    });
     return is_done;
 }
 

@@ -7,10 +7,9 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long DEPTH = 160;                              // operands of a block
-constexpr long MOST_TILES = 18, MOST_PANELS = 8;         // of a task: ROWS filters, and COLUMNS of their elements
-constexpr long TASKS = 16;                               // at least, if that does not cost much
-constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;   // numbers there is room for
+constexpr long MOST_TILES = ROWS == 32 ? 8 : 18, MOST_PANELS = 8;  // of a task: ROWS filters, and COLUMNS of their elements
+constexpr long TASKS = 16;                                // at least, if that does not cost much
+constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;    // numbers there is room for
 
 // How the work is shared out. It depends on the shape only, as the order of the sums does.
 struct Shares {
@@ -33,43 +32,75 @@ struct Shares {
     static long parts(long all, long some) { return (all + some - 1) / some; }
 };
 
-// Writes (pixels, filters) from `gradient` on as (operands, ROWS). Beyond the end there is room for a vector.
-template <class Stored, class Operand>
-inline void pack_gradient(const Stored *gradient, long step, long pixels, long filters, Operand *out) {
-    long count = filters < LANES ? filters : LANES;
-    for (long p = 0; p < pixels; p += Numbers<Operand>::COUNT, out += ROWS) {
-        const Stored *row = gradient + p * step, *next = p + 1 < pixels ? row + step : nullptr;
-        store(reinterpret_cast<float *>(out), operands_of(row, next, count, Operand()));
+// One element of the filter, and channels from one on: where all columns of a panel are of one element, they are read
+// from there.
+struct Element {
+    long down, across, channel;
+
+    Element() = default;
+    Element(const Windows &windows, long column) {
+        const Axis &y = windows.axes[0], &x = windows.axes[1];
+        long tap = column / windows.channels;
+        down = y.offset + tap / x.taps * y.step, across = x.offset + tap % x.taps * x.step;
+        channel = column % windows.channels;
     }
-}
+    template <class Stored>
+    INLINE const Stored *of(const Windows &windows, const Stored *input, const Position &at, const Stored *zeros) const {
+        const Axis &y = windows.axes[0], &x = windows.axes[1];
+        long row = at.i * y.stride + down, column = at.j * x.stride + across;
+        if (row < 0 || row >= y.source || column < 0 || column >= x.source) return zeros;
+        return input + ((at.image * y.source + row) * x.source + column) * windows.source_channels + channel;
+    }
+};
 
 // Writes `count` columns of the windows of some pixels as panels (operands, COLUMNS), DEPTH operands after each other.
 template <class Stored, class Operand>
-void pack_windows(const Windows &windows, const Stored *input, long start, long pixels, long first, long count,
+void pack_windows(const Windows &of_input, const Stored *input, long start, long pixels, long first, long count,
                   Operand *out) {
     typedef typename Numbers<Operand>::Number Number;
     constexpr int EACH = Numbers<Operand>::COUNT;
+    const Windows windows = of_input;  // on the stack: what is written cannot change it
+    const bool is_direct = !windows.is_pixel && windows.channels % COLUMNS == 0, is_whole = count == windows.depth();
     auto pack = [&](const auto *row, const auto *next, Operand *to) {
-        for (long j = 0; j < count; j += COLUMNS, to += DEPTH * COLUMNS) {
+        for (long j = 0; j < count; j += COLUMNS) {
             long some = clamp(count - j, 0, COLUMNS);
-            if (some < COLUMNS) zero_n(to, COLUMNS);
-            pack_rows(row + j, next ? next + j : nullptr, to, some);
+            if (some < COLUMNS) zero_n(to + j * DEPTH, COLUMNS);
+            pack_rows(row + j, next ? next + j : nullptr, to + j * DEPTH, some);
         }
     };
+    alignas(64) static const Stored zeros[COLUMNS] = {};
     alignas(64) Number seen[EACH][WINDOW];
-    bool is_whole = count == windows.depth();
-    Place place(windows, first);
+    Element elements[MOST_PANELS];
+    for (long j = 0; is_direct && j < count; j += COLUMNS) elements[j / COLUMNS] = Element(windows, first + j);
+    const Place place(windows, first);
     Position at(windows, start);
-    for (long p = 0; p < pixels; p += EACH, out += COLUMNS) {
-        const Stored *of_pixel[2] = {};
-        for (int i = 0; i < EACH && p + i < pixels; ++i, at.next(windows)) {
-            if (windows.is_pixel) of_pixel[i] = input + at.source(windows) * windows.source_channels + first;
-            else if (windows.is_image && is_whole) write_window_of_image(windows, input, at, seen[i]);
-            else write_window(windows, input, at, place, count, seen[i]);
+    long p = 0;
+    for (; p < pixels; p += EACH, out += COLUMNS) {
+        const bool has_next = EACH > 1 && p + 1 < pixels;
+        Position next = at;
+        if (has_next) next.next(windows);
+        if (is_direct) {
+            for (long j = 0; j < count; j += COLUMNS) {
+                const Element &element = elements[j / COLUMNS];
+                pack_rows(element.of(windows, input, at, zeros),
+                          has_next ? element.of(windows, input, next, zeros) : nullptr, out + j * DEPTH, COLUMNS);
+            }
+        } else if (windows.is_pixel) {
+            const Stored *row = input + at.source(windows) * windows.source_channels + first;
+            pack(row, has_next ? input + next.source(windows) * windows.source_channels + first : nullptr, out);
+        } else {
+            for (int i = 0; i <= has_next; ++i) {
+                const Position &position = i ? next : at;
+                if (windows.is_image && is_whole) write_window_of_image(windows, input, position, seen[i]);
+                else write_window(windows, input, position, place, count, seen[i]);
+            }
+            pack(seen[0], has_next ? seen[EACH - 1] : nullptr, out);
         }
-        if (windows.is_pixel) pack(of_pixel[0], of_pixel[1], out);
-        else pack(seen[0], EACH > 1 && p + 1 < pixels ? seen[EACH - 1] : nullptr, out);
+        at = next;
+        at.next(windows);
     }
+    for (; p / EACH < operands<Operand>(pixels); p += EACH, out += COLUMNS)  // for the last step of the kernel
+        for (long j = 0; j < count; j += COLUMNS) zero_n(out + j * DEPTH, COLUMNS);
 }
 
 template <class Stored>
@@ -101,12 +132,13 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         long some = clamp(filters, 0, stop_row) - first_row, first_filter = group * filters + first_row;
         long first_column = first_panel * COLUMNS, count = clamp(columns, 0, stop_panel * COLUMNS) - first_column;
         // Tiles (ROWS, COLUMNS), those of a panel of columns after each other.
-        long of_panel = most_tiles * ROWS * COLUMNS, of_tile = DEPTH * ROWS;
-        float *totals = scratch(most_panels * (of_panel + DEPTH * COLUMNS) + most_tiles * of_tile + LANES);
+        long of_panel = most_tiles * ROWS * COLUMNS;
+        float *totals = scratch(most_panels * (of_panel + DEPTH * COLUMNS) + most_tiles * GRADIENT_TILE + LANES);
         if (!totals) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
         }
+        Tiles tiles;
         auto *right = reinterpret_cast<Operand *>(totals + most_panels * of_panel);
         auto *left = right + most_panels * DEPTH * COLUMNS;
         zero_n(totals, most_panels * of_panel);
@@ -114,14 +146,13 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         for (long start = positions * slice / slices; start < stop; start += PIXELS) {
             long pixels = clamp(stop - start, 0, PIXELS), depth = operands<Operand>(pixels);
             pack_windows(windows, x + group * of.channels, start, pixels, first_column, count, right);
-            const Stored *gradient = dy + start * of.filters + first_filter;
-            for (long row = 0; row < some; row += ROWS)
-                pack_gradient(gradient + row, of.filters, pixels, some - row, left + row / ROWS * of_tile);
+            pack_gradient(dy + start * of.filters + first_filter, of.filters, pixels, some, left);
             for (long column = 0; column < count; column += COLUMNS)
                 for (long row = 0; row < some; row += ROWS)
                     multiply<true>(
-                        clamp(some - row, 0, ROWS), clamp(count - column, 0, COLUMNS), left + row / ROWS * of_tile, 0,
-                        right + column * DEPTH, depth, totals + column / COLUMNS * of_panel + row * COLUMNS);
+                        clamp(some - row, 0, ROWS), clamp(count - column, 0, COLUMNS),
+                        gradient_tile(left + row / ROWS * GRADIENT_TILE, depth), right + column * DEPTH,
+                        totals + column / COLUMNS * of_panel + row * COLUMNS);
         }
         for (long row = 0; row < some; ++row)
             for (long column = 0; column < count; column += COLUMNS) {
@@ -143,16 +174,6 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         });
     free(sums_of_slices);
     return !failed;
-}
-
-bool wgrad(const Convolution &of, const void *x, const void *dy, void *dw) {
-    bool is_done = false;
-    of_dtype(of.dtype, [&](auto tag) {
-        using Stored = typename decltype(tag)::type;
-        is_done = wgrad_of(
-            of, static_cast<const Stored *>(x), static_cast<const Stored *>(dy), static_cast<Stored *>(dw));
-    });
-    return is_done;
 }
 
 }  // namespace INSTRUCTIONS

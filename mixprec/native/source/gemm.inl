@@ -1,61 +1,28 @@
-// Products of small matrices: a tile of the result, in float32, stays in registers while the sum runs.
+// Products of small matrices, in float32: by vectors, or by the processor's matrix unit where TILES is defined. And how
+// the right matrix is packed, in panels (operands, COLUMNS).
 #pragma once
 #include "operands.h"
 
 namespace native {
 namespace INSTRUCTIONS {
 
-// The largest tile: as many registers as there are, but for a row of the right matrix and an element of the left one.
-constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES;
+// The left matrix of a product. A row consists of taps[0] x taps[1] parts of `depth` operands each; `distances` lead
+// from part to part, and `step` from row to row. Rows may overlap: they can be shifted views of one image.
+template <class Operand>
+struct Left {
+    const Operand *start;
+    long step, depth;
+    long taps[2] = {1, 1}, distances[2] = {};
 
-// out (rows, COLUMNS) = a (rows, depth) @ b (depth, COLUMNS); depth and step count operands. Of b only WIDTH vectors
-// are used. PACKED: element (i, d) of a is a[d * ROWS + i], otherwise a[i * step + d]; and out += the product.
-template <bool PACKED, int COUNT, int WIDTH, class Operand>
-void tile(const Operand *a, long step, const Operand *b, long depth, float *out) {
-    constexpr int THIRDS = (COUNT + 2) / 3;
-    // Of each third row. An address of x86 is a base, and an index times 1, 2, 4 or 8: from one base the next two rows
-    // are reached with `step` as the index. More bases would take registers, and other multiples an addition.
-    const Operand *rows[THIRDS];
-    for (int i = 0; i < THIRDS; ++i) rows[i] = a + 3 * i * (PACKED ? 1 : step);
-    Vector sums[COUNT][WIDTH];
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT; ++i)
-#pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) sums[i][j] = spread(0.0f);
-    for (long d = 0; d < depth; ++d) {
-        Vector right[WIDTH];
-#pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) right[j] = load(b + j * LANES);
-#pragma GCC unroll 16
-        for (int i = 0; i < COUNT; ++i) {
-            Vector left = spread(PACKED ? a[i] : rows[i / 3][d + i % 3 * step]);
-#pragma GCC unroll 2
-            for (int j = 0; j < WIDTH; ++j) sums[i][j] = sum_of_products(left, right[j], sums[i][j], Operand());
-        }
-        b += COLUMNS;
-        if (PACKED) a += ROWS;
+    // Calls body(start of the part) for each part of the first row.
+    template <class Body>
+    INLINE void parts(const Body &body) const {
+        for (long i = 0; i < taps[0]; ++i)
+            for (long j = 0; j < taps[1]; ++j) body(start + i * distances[0] + j * distances[1]);
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < COUNT; ++i)
-#pragma GCC unroll 2
-        for (int j = 0; j < WIDTH; ++j) {
-            float *to = out + i * COLUMNS + j * LANES;
-            store(to, PACKED ? add(load(to), sums[i][j]) : sums[i][j]);
-        }
-}
+};
 
-// The same for any number of rows up to ROWS, and of columns up to COLUMNS; b has zeros beyond those.
-template <bool PACKED, int COUNT = ROWS, class Operand>
-void multiply(long rows, long columns, const Operand *a, long step, const Operand *b, long depth, float *out) {
-    if (rows == COUNT) {
-        if (columns > LANES)
-            tile<PACKED, COUNT, 2>(a, step, b, depth, out);
-        else
-            tile<PACKED, COUNT, 1>(a, step, b, depth, out);
-    } else if constexpr (COUNT > 1) {
-        multiply<PACKED, COUNT - 1>(rows, columns, a, step, b, depth, out);
-    }
-}
+constexpr long DEPTH = 160;  // operands of a block of pixels, over which the gradient of filters is summed up
 
 // Writes the transposed of (8, 8) floats with a distance of in_step from row to row.
 inline void transpose_8(const float *in, long in_step, float *out, long out_step) {
@@ -74,6 +41,25 @@ inline void transpose_8(const float *in, long in_step, float *out, long out_step
         _mm256_storeu_ps(out + i * out_step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
         _mm256_storeu_ps(out + (i + 4) * out_step, _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
     }
+}
+
+}  // namespace INSTRUCTIONS
+}  // namespace native
+
+#ifdef TILES
+#include "gemm_tiles.inl"
+#else
+#include "gemm_vectors.inl"
+#endif
+
+namespace native {
+namespace INSTRUCTIONS {
+
+// How many operands have so many numbers, in full steps of the kernel.
+template <class Operand>
+inline long operands(long numbers) {
+    constexpr long STEP = UNIT * Numbers<Operand>::COUNT;
+    return (numbers + STEP - 1) / STEP * UNIT;
 }
 
 // Writes rows (columns, numbers) with a distance of step as a panel (operands, COLUMNS), with zeros beyond the columns.

@@ -2,8 +2,7 @@
 // a namespace, and KERNELS, the table of its functions.
 #include "kernels.h"
 
-#include "convolution.inl"
-#include "convolution_wgrad.inl"
+#include "convolution_dtypes.inl"
 #include "update.inl"
 #include "batch_norm.inl"
 #include "elementwise.inl"

@@ -96,6 +96,13 @@ inline void pack_rows(const Stored *first, const Stored *second, Operand *out, l
     });
 }
 
+// Writes a row of two vectors.
+template <class Stored>
+INLINE void store_two(Stored *out, Vector first, Vector second) {
+    store_n(out, first, LANES);
+    store_n(out + LANES, second, LANES);
+}
+
 inline void zero_n(float *out, long count) {
     vectors(0, count, [&](long i, long some) { store_n(out + i, spread(0), some); });
 }

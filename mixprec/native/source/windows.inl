@@ -34,6 +34,10 @@ struct Windows {
     }
     long depth() const { return axes[0].taps * axes[1].taps * channels; }
     long positions() const { return images * axes[0].positions * axes[1].positions; }
+    long target(long image, long i, long j) const {  // pixel
+        const Axis &y = axes[0], &x = axes[1];
+        return (image * y.target + y.first + i * y.target_step) * x.target + x.first + j * x.target_step;
+    }
 };
 
 // A position of the filter, of all images one after the other.
@@ -55,10 +59,6 @@ struct Position {
     long source(const Windows &windows) const {  // pixel where the window begins
         const Axis &y = windows.axes[0], &x = windows.axes[1];
         return (image * y.source + i * y.stride + y.offset) * x.source + j * x.stride + x.offset;
-    }
-    long target(const Windows &windows) const {  // pixel
-        const Axis &y = windows.axes[0], &x = windows.axes[1];
-        return (image * y.target + y.first + i * y.target_step) * x.target + x.first + j * x.target_step;
     }
 };
 
