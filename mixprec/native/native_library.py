@@ -1,7 +1,7 @@
 """The compiled library, or the reason why it is missing.
 
-``MIXPREC_NATIVE=0`` disables it, ``MIXPREC_NATIVE=avx512`` avoids instructions for BF16, and ``MIXPREC_NATIVE=avx2``
-avoids AVX-512.
+``MIXPREC_NATIVE=0`` disables it. ``MIXPREC_NATIVE=avx512bf16`` avoids AMX, ``MIXPREC_NATIVE=avx512`` all instructions
+for BF16, and ``MIXPREC_NATIVE=avx2`` AVX-512.
 """
 
 import functools
@@ -55,10 +55,8 @@ def load():
         return None, str(error)
     if sources.digest() not in (None, _library.sources()):
         return None, f"its sources have changed; to compile it: {_BUILD}"
-    if switch == "avx2":
-        _library.use_avx2()
-    elif switch == "avx512":
-        _library.use_avx512()
+    if switch.startswith("avx"):
+        getattr(_library, f"use_{switch}")()
     _library.set_threads(min(number_of_threads(), _library.MOST_THREADS))
     if not _MALLOC & os.environ.keys():
         _library.keep_freed_memory()

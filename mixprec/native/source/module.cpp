@@ -16,41 +16,34 @@ namespace native {
 
 extern const Kernels AVX2, AVX512;
 extern const Convolutions AVX512_BF16;
+extern const Convolutions AMX __attribute__((weak));  // missing where the assembler did not know it, see setup.py
 const Kernels *kernels = nullptr;
 
 namespace {
 
-Kernels with_bf16;  // AVX512 with other convolutions
+Kernels chosen;
 const char *name = nullptr;
 
-enum Set { WITH_AVX2, WITH_AVX512, WITH_BF16 };
+enum Set { USE_AVX2, USE_AVX512, USE_AVX512_BF16, USE_AMX };
 
-// Returns whether the processor has one of the sets.
+// Chooses the best of the sets up to one. Returns whether the processor has any.
 bool choose(Set most) {
     const Processor processor;
-    if (most >= WITH_AVX512 && processor.avx512) {
-        kernels = &AVX512;
-        name = "AVX-512";
-        if (most >= WITH_BF16 && processor.bf16) {
-            with_bf16 = AVX512;
-            with_bf16.convolutions = AVX512_BF16;
-            kernels = &with_bf16;
-            name = "AVX-512 with BF16";
-        }
-    } else if (processor.avx2) {
-        kernels = &AVX2;
-        name = "AVX2";
-    }
-    return kernels != nullptr;
+    if (!processor.avx2) return false;
+    chosen = AVX2, name = "AVX2";
+    if (most >= USE_AVX512 && processor.avx512) chosen = AVX512, name = "AVX-512";
+    // Unless it is asked for, Intel's processors do without: on them float32 products have twice its rate.
+    if (processor.bf16 && (most == USE_AVX512_BF16 || (most > USE_AVX512_BF16 && !processor.is_intel)))
+        chosen.convolutions = AVX512_BF16, name = "AVX-512 with BF16";
+    if (most >= USE_AMX && &AMX && processor.amx && processor.may_use_amx())
+        chosen.convolutions = AMX, name = "AVX-512 with AMX";
+    kernels = &chosen;
+    return true;
 }
 
-PyObject *use_avx2(PyObject *, PyObject *) {
-    choose(WITH_AVX2);
-    Py_RETURN_NONE;
-}
-
-PyObject *use_avx512(PyObject *, PyObject *) {
-    choose(WITH_AVX512);
+template <Set MOST>
+PyObject *use(PyObject *, PyObject *) {
+    choose(MOST);
     Py_RETURN_NONE;
 }
 
@@ -78,8 +71,9 @@ PyObject *keep_freed_memory(PyObject *, PyObject *) {
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threads()); }
 
 PyMethodDef methods[] = {
-    {"use_avx2", use_avx2, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
-    {"use_avx512", use_avx512, METH_NOARGS, "Lets AVX512_BF16 be, also where the processor has it."},
+    {"use_avx2", use<USE_AVX2>, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
+    {"use_avx512", use<USE_AVX512>, METH_NOARGS, "Lets AVX512_BF16 and AMX be, also where the processor has them."},
+    {"use_avx512bf16", use<USE_AVX512_BF16>, METH_NOARGS, "Uses AVX512_BF16 where the processor has it, and not AMX."},
     {"instructions", instructions, METH_NOARGS, "Returns the name of the instruction set in use."},
     {"sources", sources, METH_NOARGS, "Returns the digest of the sources."},
     {"set_threads", METHOD(set_threads), METH_FASTCALL, "set_threads(count)"},
@@ -96,7 +90,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_library", nullptr, -1, method
 
 PyMODINIT_FUNC PyInit__library() {
     using namespace native;
-    if (!choose(WITH_BF16)) {
+    if (!choose(USE_AMX)) {
         PyErr_SetString(PyExc_ImportError, "this processor has no AVX2 or FMA");
         return nullptr;
     }
