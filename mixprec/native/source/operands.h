@@ -31,7 +31,18 @@ struct OperandOf {
 
 inline Vector load(const Pair *p) { return load(reinterpret_cast<const float *>(p)); }
 
+// Writes two vectors of sums.
+template <class Stored>
+INLINE void store_two(Stored *out, Vector first, Vector second) {
+    store_n(out, first, LANES);
+    store_n(out + LANES, second, LANES);
+}
+
 #ifdef __AVX512BF16__
+
+INLINE void store_two(Bfloat *out, Vector first, Vector second) {
+    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+}
 
 template <>
 struct OperandOf<Bfloat> {
@@ -94,13 +105,6 @@ inline void pack_rows(const Stored *first, const Stored *second, Operand *out, l
     vectors(0, count, [&](long i, long some) {
         store_n(floats + i, operands_of(first + i, second ? second + i : nullptr, some, Operand()), some);
     });
-}
-
-// Writes a row of two vectors.
-template <class Stored>
-INLINE void store_two(Stored *out, Vector first, Vector second) {
-    store_n(out, first, LANES);
-    store_n(out + LANES, second, LANES);
 }
 
 inline void zero_n(float *out, long count) {
