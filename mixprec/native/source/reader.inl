@@ -1,6 +1,6 @@
 // How the windows of a convolution become rows of left matrices. Most are packed. Those of a filter that moves by one
 // pixel are shifted views of one padded copy of the image: it has each number once, and packed windows have it for each
-// element of the filter. For the matrix unit, windows of one pixel are read in place.
+// element of the filter. Windows of one pixel are read in place where that is as quick.
 #pragma once
 #include <type_traits>
 
@@ -39,7 +39,9 @@ class Reader {
         reach_ = (down_.taps - 1) * down_.step;
         width_ = across_.positions + (across_.taps - 1) * across_.step;
         is_shifted_ = by_one && is_full && down_.taps * across_.taps > 1 && is_worth_it();
-        is_in_place_ = UNIT > 1 && by_one && is_full && windows.is_pixel && std::is_same<Stored, Number>() &&
+        // Vectors go along their rows together: far apart, these fall on the same lines of the first-level cache.
+        const bool is_near = UNIT > 1 || windows.source_channels * sizeof(Stored) <= 1024;
+        is_in_place_ = by_one && is_full && is_near && windows.is_pixel && std::is_same<Stored, Number>() &&
                        down_.positions == down_.source && across_.positions == across_.source &&
                        windows.source_channels % EACH == 0;
         left_.depth = operands<Operand>(is_shifted_ ? windows.channels : windows.depth());
