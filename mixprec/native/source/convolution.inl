@@ -63,22 +63,29 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
         long start = number / groups * units, count = clamp(all - start, 0, units);
         long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
         if (!count) return;
-        auto *room = reinterpret_cast<Operand *>(scratch(reader.room(units)));
-        if (!room) {
+        const long parts = reader.parts(), room = reader.room(units), tile = ROWS * COLUMNS;
+        // The sums of windows in parts, for each panel those of each piece.
+        const long pieces_of_panel = (units + ROWS - 1) / ROWS, all_sums = (last - first) * pieces_of_panel * tile;
+        float *memory = scratch(room + (parts > 1 ? all_sums : 0));
+        if (!memory) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
         }
-        Pieces<Operand> pieces;
-        reader.read(start, count, room, pieces);
         Tiles tiles;
-        for (long panel = first; panel < last; ++panel) {
-            long column = panel * COLUMNS, columns = clamp(to.columns - column, 0, COLUMNS);
-            const Operand *filters = panels + panel * panel_step(depth);
-            for (long i = 0; i < pieces.count; ++i) {
-                alignas(64) float sums[ROWS * COLUMNS];
-                const auto &piece = pieces.all[i];
-                multiply<false>(piece.rows, columns, reader.left(piece.start), filters, sums);
-                store_tile(to, sums, piece.rows, columns, piece.pixels, column, target);
+        for (long part = 0; part < parts; ++part) {
+            Pieces<Operand> pieces;
+            reader.read(start, count, part, reinterpret_cast<Operand *>(memory), pieces);
+            for (long panel = first; panel < last; ++panel) {
+                long column = panel * COLUMNS, columns = clamp(to.columns - column, 0, COLUMNS);
+                const Operand *filters = panels + panel * panel_step(depth) + reader.start_of(part) * COLUMNS;
+                for (long i = 0; i < pieces.count; ++i) {
+                    alignas(64) float of_whole[ROWS * COLUMNS];
+                    float *sums = parts == 1 ? of_whole : memory + room + ((panel - first) * pieces_of_panel + i) * tile;
+                    const auto &piece = pieces.all[i];
+                    multiply<false>(piece.rows, columns, reader.left(piece.start, part), filters, sums, part > 0);
+                    if (part + 1 == parts)
+                        store_tile(to, sums, piece.rows, columns, piece.pixels, column, target);
+                }
             }
         }
     });

@@ -152,7 +152,7 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
                     multiply<true>(
                         clamp(some - row, 0, ROWS), clamp(count - column, 0, COLUMNS),
                         gradient_tile(left + row / ROWS * GRADIENT_TILE, depth), right + column * DEPTH,
-                        totals + column / COLUMNS * of_panel + row * COLUMNS);
+                        totals + column / COLUMNS * of_panel + row * COLUMNS, true);
         }
         for (long row = 0; row < some; ++row)
             for (long column = 0; column < count; column += COLUMNS) {

@@ -17,15 +17,15 @@ struct Tiles {
     Tiles(const Tiles &) = delete;
 };
 
-// out (ROWS, COLUMNS) = left @ b (depth, COLUMNS), or ADDS it. The left matrix has ROWS rows in memory; what is in those
-// from `rows` on does not matter.
-template <bool ADDS>
-inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair *b, float *out) {
+// out (ROWS, COLUMNS) = [out +] left @ b (depth, COLUMNS). The left matrix has ROWS rows in memory; what is in those from
+// `rows` on does not matter. Transposed or not, its rows are the same here.
+template <bool TRANSPOSED>
+inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair *b, float *out, bool adds) {
     constexpr long OF_B = COLUMNS * sizeof(Pair), OF_OUT = COLUMNS * sizeof(float);
     const long of_left = left.step * sizeof(Pair), below = 16 * left.step;
     const bool is_tall = rows > 16, is_wide = columns > 16;
     float *under = out + 16 * COLUMNS;
-    if (ADDS) {
+    if (adds) {
         tile_load<0>(out, OF_OUT), tile_load<1>(out + 16, OF_OUT);
         tile_load<2>(under, OF_OUT), tile_load<3>(under + 16, OF_OUT);
     } else {

@@ -12,12 +12,12 @@ struct Tiles {  // vectors need no preparation
     Tiles() {}
 };
 
-// out (rows, COLUMNS) = left @ b (depth, COLUMNS). Of b only WIDTH vectors are used. ADDS: out += the product, and element
-// (i, d) of the left matrix is start[d * ROWS + i], as pack_gradient writes it.
-template <bool ADDS, int COUNT, int WIDTH, class Operand>
-void tile(const Left<Operand> &left, const Operand *b, float *out) {
+// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). Of b only WIDTH vectors are used. TRANSPOSED: element (i, d) of
+// the left matrix is start[d * ROWS + i], as pack_gradient writes it.
+template <bool TRANSPOSED, int COUNT, int WIDTH, class Operand>
+void tile(const Left<Operand> &left, const Operand *b, float *out, bool adds) {
     constexpr int THIRDS = (COUNT + 2) / 3;
-    const long step = ADDS ? 1 : left.step, depth = left.depth;
+    const long step = TRANSPOSED ? 1 : left.step, depth = left.depth;
     Vector sums[COUNT][WIDTH];
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
@@ -34,35 +34,35 @@ void tile(const Left<Operand> &left, const Operand *b, float *out) {
             for (int j = 0; j < WIDTH; ++j) right[j] = load(b + j * LANES);
 #pragma GCC unroll 16
             for (int i = 0; i < COUNT; ++i) {
-                Vector element = spread(ADDS ? a[i] : rows[i / 3][d + i % 3 * step]);
+                Vector element = spread(TRANSPOSED ? a[i] : rows[i / 3][d + i % 3 * step]);
 #pragma GCC unroll 2
                 for (int j = 0; j < WIDTH; ++j) sums[i][j] = sum_of_products(element, right[j], sums[i][j], Operand());
             }
             b += COLUMNS;
-            if (ADDS) a += ROWS;
+            if (TRANSPOSED) a += ROWS;
         }
     };
-    if constexpr (ADDS) add_part(left.start);
+    if constexpr (TRANSPOSED) add_part(left.start);
     else left.parts(add_part);
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 2
         for (int j = 0; j < WIDTH; ++j) {
             float *to = out + i * COLUMNS + j * LANES;
-            store(to, ADDS ? add(load(to), sums[i][j]) : sums[i][j]);
+            store(to, adds ? add(load(to), sums[i][j]) : sums[i][j]);
         }
 }
 
 // The same for any number of rows up to ROWS, and of columns up to COLUMNS; b has zeros beyond those.
-template <bool ADDS, int COUNT = ROWS, class Operand>
-void multiply(long rows, long columns, const Left<Operand> &left, const Operand *b, float *out) {
+template <bool TRANSPOSED, int COUNT = ROWS, class Operand>
+void multiply(long rows, long columns, const Left<Operand> &left, const Operand *b, float *out, bool adds) {
     if (rows == COUNT) {
         if (columns > LANES)
-            tile<ADDS, COUNT, 2>(left, b, out);
+            tile<TRANSPOSED, COUNT, 2>(left, b, out, adds);
         else
-            tile<ADDS, COUNT, 1>(left, b, out);
+            tile<TRANSPOSED, COUNT, 1>(left, b, out, adds);
     } else if constexpr (COUNT > 1) {
-        multiply<ADDS, COUNT - 1>(rows, columns, left, b, out);
+        multiply<TRANSPOSED, COUNT - 1>(rows, columns, left, b, out, adds);
     }
 }
 

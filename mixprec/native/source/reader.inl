@@ -11,6 +11,7 @@ namespace INSTRUCTIONS {
 
 constexpr long ROOM = 96 << 10;  // operands of a block: with a panel of filters they fit the second-level cache
 constexpr long MOST_ROWS = 32 * ROWS;
+constexpr long MOST_DEPTH = 2304;  // deeper windows are read in parts, or few of them would fit the cache
 
 // The windows of a task, in pieces of up to ROWS rows.
 template <class Operand>
@@ -38,42 +39,41 @@ class Reader {
         const bool by_one = down_.stride == 1 && across_.stride == 1, is_full = windows.channels % (UNIT * EACH) == 0;
         reach_ = (down_.taps - 1) * down_.step;
         width_ = across_.positions + (across_.taps - 1) * across_.step;
-        is_shifted_ = by_one && is_full && down_.taps * across_.taps > 1 && is_worth_it();
+        is_shifted_ = by_one && is_full && is_worth_it(step_of(windows.channels / EACH));
         // Vectors go along their rows together: far apart, these fall on the same lines of the first-level cache.
         const bool is_near = UNIT > 1 || windows.source_channels * sizeof(Stored) <= 1024;
         is_in_place_ = by_one && is_full && is_near && windows.is_pixel && std::is_same<Stored, Number>() &&
                        down_.positions == down_.source && across_.positions == across_.source &&
                        windows.source_channels % EACH == 0;
-        left_.depth = operands<Operand>(is_shifted_ ? windows.channels : windows.depth());
-        step_ = ((left_.depth + 15) / 16 | 1) * 16;  // an odd number of cache lines: rows do not fall on the same ones
-        left_.step = is_in_place_ ? windows.source_channels / EACH : step_;
-        if (!is_shifted_) return;
-        left_.taps[0] = down_.taps, left_.distances[0] = down_.step * width_ * step_;
-        left_.taps[1] = across_.taps, left_.distances[1] = across_.step * step_;
+        part_ = depth_ > MOST_DEPTH && !is_shifted_ && !is_in_place_ && !windows.is_image ? MOST_DEPTH / 2 : depth_;
+        step_ = is_in_place_ ? windows.source_channels / EACH : step_of(is_shifted_ ? windows.channels / EACH : part_);
     }
 
     // The work is shared out by lines of an image, or by windows.
     long units() const { return is_shifted_ ? windows_.images * down_.positions : windows_.positions(); }
     long most_units() const {
-        if (!is_shifted_) return clamp(ROOM / step_ / ROWS * ROWS, ROWS, MOST_ROWS);
-        return clamp(ROOM / (step_ * width_) - reach_, 1, MOST_ROWS / across_.positions);
+        return is_shifted_ ? most_lines(step_) : clamp(ROOM / step_of(part_) / ROWS * ROWS, ROWS, MOST_ROWS);
     }
     // Operands of memory for so many units. The kernel reads ROWS rows, also where fewer are left.
     long room(long units) const {
-        if (!is_shifted_) return (units + ROWS) * step_;
+        if (!is_shifted_) return (units + ROWS) * step_of(part_);
         long images = (units - 1) / down_.positions + 2;  // at most
         return ((units + images * reach_) * width_ + ROWS) * step_;
     }
 
-    Left<Operand> left(const Operand *start) const {
-        Left<Operand> left = left_;
-        left.start = start;
-        return left;
+    // Deep windows are read in parts.
+    long parts() const { return part_ ? (depth_ + part_ - 1) / part_ : 1; }
+    long start_of(long part) const { return part * part_; }
+
+    Left<Operand> left(const Operand *start, long part) const {
+        if (!is_shifted_) return {start, step_, clamp(depth_ - start_of(part), 0, part_)};
+        return {start, step_, windows_.channels / EACH, {down_.taps, across_.taps},
+                {down_.step * width_ * step_, across_.step * step_}};
     }
 
-    // Reads units from `first` on.
-    void read(long first, long count, Operand *room, Pieces<Operand> &out) const {
-        if (!is_shifted_) return read_windows(first, count, room, out);
+    // Reads a part of units from `first` on.
+    void read(long first, long count, long part, Operand *room, Pieces<Operand> &out) const {
+        if (!is_shifted_) return read_windows(first, count, part, room, out);
         for (long lines; count; first += lines, count -= lines) {
             long image = first / down_.positions, line = first % down_.positions;
             lines = clamp(down_.positions - line, 0, count);
@@ -92,11 +92,18 @@ class Reader {
     long run(long lines) const { return GOES_ON ? (lines - 1) * width_ + across_.positions : across_.positions; }
     static long pieces(long run) { return (run + ROWS - 1) / ROWS; }
 
-    // Whether few rows of the pieces are missing, or in the padding: a shorter piece of vectors takes less time.
-    bool is_worth_it() const {
-        if (across_.positions > MOST_ROWS) return false;
-        if (!GOES_ON) return 2 * across_.positions > pieces(across_.positions) * ROWS;
-        return 5 * down_.positions * across_.positions >= 4 * pieces(run(down_.positions)) * ROWS;
+    // Operands from row to row: an odd number of cache lines, so that rows do not fall on the same ones.
+    static long step_of(long depth) { return ((depth + 15) / 16 | 1) * 16; }
+    long most_lines(long step) const { return clamp(ROOM / (step * width_) - reach_, 1, MOST_ROWS / across_.positions); }
+
+    // Whether less is copied than windows have, and few rows of the pieces are missing or padding.
+    bool is_worth_it(long step) const {
+        const long taps = down_.taps * across_.taps, positions = across_.positions;
+        if (taps < 2 || positions > MOST_ROWS) return false;
+        const long lines = most_lines(step);
+        if ((lines + reach_) * width_ > lines * positions * taps) return false;
+        if (!GOES_ON) return 2 * positions > pieces(positions) * ROWS;
+        return 5 * down_.positions * positions >= 4 * pieces(run(down_.positions)) * ROWS;
     }
 
     // Copies lines of an image as the filter sees them, with zeros for the padding.
@@ -127,9 +134,10 @@ class Reader {
             }
     }
 
-    void read_windows(long first, long count, Operand *room, Pieces<Operand> &out) const {
+    void read_windows(long first, long count, long part, Operand *room, Pieces<Operand> &out) const {
         const Windows windows = windows_;  // on the stack, which what is written cannot change
-        const long numbers = windows.depth(), all = windows.positions(), step = left_.step, end = left_.depth * EACH;
+        const long numbers = clamp(windows.depth() - start_of(part) * EACH, 0, part_ * EACH), all = windows.positions();
+        const long step = step_, end = left(room, part).depth * EACH;
         Position at(windows, first);
         for (long i = 0; i < count; i += ROWS) {
             long rows = clamp(count - i, 0, ROWS);
@@ -139,8 +147,8 @@ class Reader {
                 out.pixels[out.used + k] = windows.target(at.image, at.i, at.j);
                 if (is_in_place || !numbers) continue;
                 auto *row = reinterpret_cast<Number *>(room + k * step);
-                if (windows_.is_image) write_window_of_image(windows, source_, at, row);
-                else write_window(windows, source_, at, Place(windows, 0), numbers, row);
+                if (windows.is_image) write_window_of_image(windows, source_, at, row);
+                else write_window(windows, source_, at, Place(windows, start_of(part) * EACH), numbers, row);
                 zero_n(row + numbers, end - numbers);
             }
             out.add(is_in_place ? in_place : room, rows);
@@ -151,9 +159,10 @@ class Reader {
     const Windows &windows_;
     const Stored *source_;
     const Axis &down_, &across_;
-    long reach_, width_, step_;  // further lines that the filter sees; pixels of a line of the copy; operands of one
+    const long depth_ = operands<Operand>(windows_.depth());
+    long part_, step_;     // operands: of a part of a window, and from row to row
+    long reach_, width_;   // lines that the filter sees beside its first; pixels of a line of the copy
     bool is_shifted_, is_in_place_;
-    Left<Operand> left_ = {};
 };
 
 }  // namespace INSTRUCTIONS

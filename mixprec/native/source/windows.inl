@@ -113,7 +113,7 @@ inline void write_window(
 // Writes a whole window of three channels, and may write one number more: four are copied at a time, and the next three
 // overwrite the last of them.
 template <class Stored, class Number>
-inline void write_window_of_image(const Windows &windows, const Stored *source, const Position &at, Number *out) {
+INLINE void write_window_of_image(const Windows &windows, const Stored *source, const Position &at, Number *out) {
     const Axis &y = windows.axes[0], &x = windows.axes[1];
     for (long i = 0; i < y.taps; ++i) {
         long row = at.i * y.stride + y.offset + i * y.step, column = at.j * x.stride + x.offset;
