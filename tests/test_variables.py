@@ -62,7 +62,7 @@ def test_each_python_of_the_environment_goes_on():
 )
 def test_commands_end_with_one_line(command):
     done = python([*command, "--help"], MIXPREC_NATIVE="x")
-    line = "error: MIXPREC_NATIVE=x: allowed: 1, 0, avx2 or avx512; default: 1\n"
+    line = "error: MIXPREC_NATIVE=x: allowed: 1, 0, avx2, avx512 or avx512bf16; default: 1\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
 
 
@@ -76,7 +76,7 @@ def test_the_report_says_what_is_set(monkeypatch):
     assert (row.state, row.note.splitlines()) == (
         "ok",
         [
-            "MIXPREC_NATIVE=avx2 (the native library, and its instructions); "
+            "MIXPREC_NATIVE=avx2 (the native library, its instructions); "
             r"MIXPREC_NATIVES=a\nb (mixprec has no such variable)"
         ],
     )
@@ -97,4 +97,4 @@ def test_the_report_does_not_show_the_token(monkeypatch):
 def test_the_report_goes_on_with_a_wrong_one():
     done = python(["-m", "mixprec", "info"], MIXPREC_NATIVE="x")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "MIXPREC_NATIVE=x: allowed: 1, 0, avx2 or avx512" in done.stdout
+    assert "MIXPREC_NATIVE=x: allowed: 1, 0, avx2, avx512 or avx512bf16" in done.stdout

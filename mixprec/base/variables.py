@@ -22,7 +22,7 @@ class Variable(NamedTuple):
 
 
 VARIABLES = {
-    f"{_PREFIX}NATIVE": Variable(("1", "0", "avx2", "avx512", "avx512bf16"), "the native library, and its instructions"),
+    f"{_PREFIX}NATIVE": Variable(("1", "0", "avx2", "avx512", "avx512bf16"), "the native library, its instructions"),
     f"{_PREFIX}CUDNN": Variable(("1", "0"), "cuDNN 9 for plain Chainer"),
     f"{_PREFIX}OLD_CODE": Variable(("0", "1"), "names for old code that NumPy and Python have removed"),
 }

@@ -12,6 +12,7 @@ and neither is one that had to be computed alone; the report says which function
 """
 
 import copy
+import functools
 import operator
 import weakref
 
@@ -105,15 +106,19 @@ def can_follow(x, function):
     """Whether a function, by the name of its class, can be computed together with a variable that is deferred."""
     if type(x) is not Deferred or not x.is_as_before():
         return False
-    chain, normalization, begun = (*x.chain, function), x.normalization, []
-    for fusion in FUSIONS:
-        fits = (normalization.moves or not fusion.by_batch) and not (normalization.joint and fusion.by_process)
-        if fits and fusion.chain[: len(chain)] == chain:
-            begun.append(fusion.name)
+    chain, normalization = (*x.chain, function), x.normalization
+    begun = _begun(chain, normalization.moves, normalization.joint)
     if not begun:
         return False
     # It waits for more only if it has before.
     return (chain in _COMPLETE and x.chain not in _COMPLETE) or normalization.site.fused in (None, *begun)
+
+
+@functools.cache
+def _begun(chain, moves, joint):
+    """Returns the names of the fusions that begin with a chain, for a batch normalization of this kind."""
+    fits = [fusion for fusion in FUSIONS if (moves or not fusion.by_batch) and not (joint and fusion.by_process)]
+    return tuple([fusion.name for fusion in fits if fusion.chain[: len(chain)] == chain])
 
 
 def taken(x, name):
@@ -129,8 +134,12 @@ def compute(deferred, why=None):
         deferred: :class:`Deferred`.
         why: the reason, if its batch normalization has to be computed alone; ``None`` for the functions that take it.
     """
-    with chainer.using_config("enable_backprop", deferred.normalization.backprop):
+    backprop = deferred.normalization.backprop
+    if chainer.config.enable_backprop == backprop:
         _compute(deferred, why)
+    else:
+        with chainer.using_config("enable_backprop", backprop):
+            _compute(deferred, why)
 
 
 def _compute(deferred, why, total=None):

@@ -133,7 +133,7 @@ class Calls:
 
     def convolution(self):
         dtype, groups = self.dtype(), self.one_of(1, 1, 2, 3)
-        channels, filters = self.one_of(3, self.size(65)), self.size(65) * groups
+        channels, filters = self.one_of(3, 32, self.size(65)), self.size(65) * groups
         window, stride, dilation = (tuple(map(int, self.rng.integers(1, 4, 2))) for _ in range(3))
         pad = tuple(map(int, self.rng.integers(0, 3, 2)))
         if self.flag():  # a linear layer, or a convolution of pixels

@@ -1,4 +1,4 @@
-"""A pytest plugin: the native library of the environment variable ``STAND_IN`` in place of the one that is installed."""
+"""A pytest plugin: the native library of the variable ``STAND_IN`` in place of the one that is installed."""
 
 import importlib.util
 import os

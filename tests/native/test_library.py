@@ -30,6 +30,7 @@ def compiled(monkeypatch):
         sources=sources.digest,
         use_avx2=lambda: module.called.append("use_avx2"),
         use_avx512=lambda: module.called.append("use_avx512"),
+        use_avx512bf16=lambda: module.called.append("use_avx512bf16"),
         set_threads=lambda count: module.called.append(count),
         keep_freed_memory=lambda: module.called.append(KEPT),
         MOST_THREADS=256,
@@ -45,7 +46,7 @@ def compiled(monkeypatch):
 
 @pytest.mark.parametrize(
     ("switch", "called"),
-    [("1", [3, KEPT]), ("avx2", ["use_avx2", 3, KEPT]), ("avx512", ["use_avx512", 3, KEPT])],
+    [("1", [3, KEPT]), *((name, [f"use_{name}", 3, KEPT]) for name in ("avx2", "avx512", "avx512bf16"))],
 )
 def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)
@@ -142,7 +143,9 @@ def test_the_switch(monkeypatch):
     monkeypatch.setenv(library.SWITCH, "0")
     assert library.load() == (None, "off: MIXPREC_NATIVE=0")
     monkeypatch.setenv(library.SWITCH, "yes")
-    with pytest.raises(ValueError, match=r"^MIXPREC_NATIVE=yes: allowed: 1, 0, avx2 or avx512; default: 1$"):
+    with pytest.raises(
+        ValueError, match=r"^MIXPREC_NATIVE=yes: allowed: 1, 0, avx2, avx512 or avx512bf16; default: 1$"
+    ):
         library.load()
     monkeypatch.setenv(library.SWITCH, "")
     assert library.load()[1] != "off: MIXPREC_NATIVE=0"
@@ -184,10 +187,19 @@ print([faults() for _ in range(3)][-1])
 @pytest.mark.skipif(library.library() is None, reason="needs the native library")
 def test_the_best_instruction_set_is_the_one_that_the_kernel_reports():
     """In a process of its own, as other tests switch the set."""
-    flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
-    expected = "AVX2"
+    info = pathlib.Path("/proc/cpuinfo").read_text()
+    flags = set(re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)[1].split())
+    expected = {"1": "AVX2", "avx512bf16": "AVX2", "avx512": "AVX2", "avx2": "AVX2"}
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags:
-        expected = "AVX-512 with BF16" if "avx512_bf16" in flags else "AVX-512"
-    script = "from mixprec.native import _library; print(_library.instructions())"
-    run = [sys.executable, "-c", script]
-    assert subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
+        expected |= {"1": "AVX-512", "avx512bf16": "AVX-512", "avx512": "AVX-512"}
+        if "avx512_bf16" in flags:
+            expected["avx512bf16"] = "AVX-512 with BF16"
+            if "GenuineIntel" not in info:  # Intel's processors multiply float32 at twice the rate of BF16
+                expected["1"] = "AVX-512 with BF16"
+            if {"amx_bf16", "amx_tile"} <= flags:
+                expected["1"] = "AVX-512 with AMX"
+    script = "from mixprec.native.native_library import load; print(load()[0].instructions())"
+    for switch, name in expected.items():
+        run = [sys.executable, "-c", script]
+        env = {**os.environ, library.SWITCH: switch}
+        assert subprocess.run(run, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout == f"{name}\n"

@@ -35,9 +35,8 @@ class BatchNorms:
         affine, saved = self._statistics(x, gamma, beta, running, attributes, sums, ranks)
         apply = self.apply_affine if factors is None else functools.partial(self._apply_to_images, factors)
         y, mask = apply(x, affine, attributes.relu, add, keep_mask=True)
-        return y, saved._replace(mask=mask)
+        return y, saved if mask is None else saved._replace(mask=mask)
 
-    @quiet
     def _statistics(self, x, gamma, beta, running, attributes, sums=None, ranks=None):
         """Moves the running statistics; returns :class:`Affine` and Saved."""
         count = _count(x)
@@ -74,7 +73,8 @@ class BatchNorms:
         slope, offset = slopes(affine.scale, saved, dgamma, dbeta, count)
         combine = functools.partial(self._combine_images, factors) if of_images else self._combine
         dx = combine(g, affine.scale, x, saved.mean, slope, offset, reuse=attributes.relu and not add)
-        dgamma, dbeta = dgamma / processes, dbeta / processes
+        if processes > 1:
+            dgamma, dbeta = dgamma / processes, dbeta / processes
         return dx, dgamma.astype(np.float32), dbeta.astype(np.float32), g if add else None
 
     @quiet
@@ -290,7 +290,7 @@ def _finish(mean, variance, count, gamma, beta, running, attributes):
 
 
 def _invstd(variance, attributes):
-    return (1 / np.sqrt(variance.astype(np.float64) + attributes.eps)).astype(np.float32)
+    return (1 / np.sqrt(variance.astype(np.float64, copy=False) + attributes.eps)).astype(np.float32)
 
 
 def _affine(gamma, beta, mean, invstd):

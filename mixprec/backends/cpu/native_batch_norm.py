@@ -36,6 +36,7 @@ class NativeBatchNorms:
         library().affine(raw(x), x.shape[-1], *affine, raw(add), None, None, int(relu), mask, raw(y))
         return y, mask
 
+    @quiet
     def dual_batch_norm(self, one, other):
         """See :meth:`~mixprec.backends.primitives.Primitives.dual_batch_norm`."""
         if not are_stored_alike(one.x, other.x):

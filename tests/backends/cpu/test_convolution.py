@@ -44,7 +44,9 @@ def convolutions(draw, depthwise=False):
     )
     groups = draw(st.integers(1, 20) if depthwise else st.sampled_from([1, 1, 1, 2, 3, 8]))
     c, k = (
-        (1, 1) if depthwise else draw(st.tuples(*2 * [st.sampled_from([1, 2, 3, 5, 8, 13] if groups < 8 else [1, 3])]))
+        (1, 1)
+        if depthwise
+        else draw(st.tuples(*2 * [st.sampled_from([1, 2, 3, 5, 8, 13, 32] if groups < 8 else [1, 3])]))
     )
     shape = (draw(st.integers(1, 3)), height, width, groups * c)
     return Convolution(**attributes, groups=groups), shape, (groups * k, *filter_size, c)
@@ -343,7 +345,7 @@ def test_memory_does_not_grow_with_the_filter(primitives, dtype, groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", STORAGE, ids=str)
 @pytest.mark.parametrize(
     ("convolution", "shape", "w_shape"),
     [

@@ -34,11 +34,14 @@ LAYERS = [
     (Convolution(pad=(1, 1)), (2, 9, 9, 40), (300, 3, 3, 40)),
     (Convolution((2, 1), (1, 2), (1, 2), 2), (3, 17, 15, 12), (10, 3, 3, 6)),
     (Convolution(), (1, 1, 8, 64), (100, 1, 1, 64)),
+    (Convolution(pad=(1, 1)), (3, 14, 14, 32), (40, 3, 3, 32)),
+    (Convolution(), (3, 5, 7, 64), (70, 1, 1, 64)),
+    (Convolution(pad=(1, 1)), (4, 3, 3, 288), (34, 3, 3, 288)),
 ]
 
 
 @pytest.mark.parametrize("dtype", STORAGE, ids=str)
-@pytest.mark.parametrize("layer", LAYERS, ids=["stem", "3x3", "groups", "linear"])
+@pytest.mark.parametrize("layer", LAYERS, ids=["stem", "3x3", "groups", "linear", "shifted", "in place", "deep"])
 def test_any_number_of_threads_gives_the_same_bits(layer, dtype):
     before = library().threads()
     try:
@@ -52,11 +55,14 @@ def test_any_number_of_threads_gives_the_same_bits(layer, dtype):
         library().set_threads(before)
 
 
-@pytest.mark.parametrize("layer", LAYERS[:3], ids=["stem", "3x3", "groups"])
-def test_an_image_does_not_depend_on_its_batch(layer):
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize(
+    "layer", [*LAYERS[:3], *LAYERS[4:]], ids=["stem", "3x3", "groups", "shifted", "in place", "deep"]
+)
+def test_an_image_does_not_depend_on_its_batch(layer, dtype):
     convolution, shape, w_shape = layer
     rng = np.random.default_rng(0)
-    x, w = arrays(rng, shape, FLOAT16), arrays(rng, w_shape, FLOAT16)
+    x, w = arrays(rng, shape, dtype), arrays(rng, w_shape, dtype)
     y = PRIMITIVES.conv_fprop(x, w, convolution)
     dx = PRIMITIVES.conv_dgrad(y, w, convolution, shape)
     alone = PRIMITIVES.conv_fprop(x[1:2], w, convolution)
@@ -98,14 +104,16 @@ def test_sums_of_an_odd_number_of_bf16_products_are_exact(layer):
 
 def test_subnormal_bf16_numbers_are_zero_where_the_processor_multiplies_bf16():
     x, w = np.full((1, 1, 1, 3), 2.0**-130, BFLOAT16), np.full((2, 1, 1, 3), 2.0**100, BFLOAT16)
-    expected = 0 if library().instructions() == "AVX-512 with BF16" else 3 * 2.0**-30
+    expected = 0 if library().instructions() in ("AVX-512 with BF16", "AVX-512 with AMX") else 3 * 2.0**-30
     np.testing.assert_array_equal(PRIMITIVES.conv_fprop(x, w, Convolution()).astype(np.float64), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instructions", ["avx2", "avx512"])
+@pytest.mark.parametrize("instructions", ["avx2", "avx512", "avx512bf16"])
 def test_other_instructions_compute_the_same_but_for_rounding(instructions):
     """In a process of its own, as there is no way back: the tests of values."""
+    if instructions == "avx512bf16" and library().instructions() in ("AVX-512 with BF16", "AVX2"):
+        pytest.skip("the other tests use AVX512_BF16, or there is none")
     chosen = ["-k", "native and (layers or float64 or linear)", "-m", ""]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *chosen]
     tests = ["tests/backends/cpu/test_convolution.py", "tests/backends/cpu/test_linear.py"]
