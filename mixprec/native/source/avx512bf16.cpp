@@ -1,12 +1,11 @@
-// Convolutions for AVX-512 with AVX512_BF16: Intel's servers since 2020, AMD since 2022. Those of BF16 arrays multiply
-// pairs, see operands.h.
+// Convolutions of BF16 arrays by AVX512_BF16, which multiplies pairs, see operands.h: Intel's servers since 2020, AMD since
+// 2022.
 #define INSTRUCTIONS avx512bf16
-#include "convolution_dtypes.inl"
+#include "convolution_table.inl"
 
 namespace native {
 
 extern const Convolutions AVX512_BF16;
-const Convolutions AVX512_BF16 = {
-    .fprop = INSTRUCTIONS::fprop, .dgrad = INSTRUCTIONS::dgrad, .wgrad = INSTRUCTIONS::wgrad};
+const Convolutions AVX512_BF16 = INSTRUCTIONS::Typed<Bfloat>::TABLE;
 
 }  // namespace native

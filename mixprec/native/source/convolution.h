@@ -2,13 +2,10 @@
 // mixprec/backends/primitives.py. A linear layer is one with filters of one pixel.
 #pragma once
 
-#include "dtypes.h"
-
 namespace native {
 
 // The sizes of a convolution. Pairs are (vertical, horizontal).
 struct Convolution {
-    Dtype dtype;           // of all activations and filters
     long images, size[2];  // of the input
     long input_channels;   // of its array: at least channels * groups, the others are not used
     long filters, filter_size[2], channels;  // channels of a filter
@@ -16,7 +13,7 @@ struct Convolution {
     long out_size[2];
 };
 
-// All return whether there was memory for what they need beside their arrays.
+// Of arrays of one storage dtype. All return whether there was memory for what they need beside their arrays.
 struct Convolutions {
     // bias is null or (K,).
     bool (*fprop)(const Convolution &, const void *x, const void *w, const float *bias, bool relu, void *y);

@@ -52,9 +52,8 @@ PyObject *conv_fprop(PyObject *, PyObject *const *given, Py_ssize_t count) {
     auto y = arguments.array("y", x.dtype, sizes.y, true);
     if (arguments.ok() && x.size != sizes.x) arguments.refuse("x has %ld elements, not %ld", x.size, sizes.x);
     if (!arguments.done()) return nullptr;
-    sizes.dtype = x.dtype;
     return run_with_memory([&] {
-        return kernels->convolutions.fprop(sizes, x.data, w.data, static_cast<float *>(b.data), relu, y.data);
+        return kernels->convolutions[x.dtype].fprop(sizes, x.data, w.data, static_cast<float *>(b.data), relu, y.data);
     });
 }
 
@@ -65,8 +64,7 @@ PyObject *conv_dgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
     auto dx = arguments.array("dx", dy.dtype, sizes.x, true);
     if (arguments.ok() && dy.size != sizes.y) arguments.refuse("dy has %ld elements, not %ld", dy.size, sizes.y);
     if (!arguments.done()) return nullptr;
-    sizes.dtype = dy.dtype;
-    return run_with_memory([&] { return kernels->convolutions.dgrad(sizes, dy.data, w.data, dx.data); });
+    return run_with_memory([&] { return kernels->convolutions[dy.dtype].dgrad(sizes, dy.data, w.data, dx.data); });
 }
 
 PyObject *conv_wgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
@@ -76,8 +74,7 @@ PyObject *conv_wgrad(PyObject *, PyObject *const *given, Py_ssize_t count) {
     auto dw = arguments.array("dw", x.dtype, sizes.w, true);
     if (arguments.ok() && x.size != sizes.x) arguments.refuse("x has %ld elements, not %ld", x.size, sizes.x);
     if (!arguments.done()) return nullptr;
-    sizes.dtype = x.dtype;
-    return run_with_memory([&] { return kernels->convolutions.wgrad(sizes, x.data, dy.data, dw.data); });
+    return run_with_memory([&] { return kernels->convolutions[x.dtype].wgrad(sizes, x.data, dy.data, dw.data); });
 }
 
 }  // namespace

@@ -7,9 +7,9 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long MOST_TILES = ROWS == 32 ? 8 : 18, MOST_PANELS = 8;  // of a task: ROWS filters, and COLUMNS of their elements
-constexpr long TASKS = 16;                                // at least, if that does not cost much
-constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;    // numbers there is room for
+constexpr long MOST_TILES = ROWS == 32 ? 8 : 18, MOST_PANELS = 8;  // of a task: of ROWS filters, of COLUMNS elements
+constexpr long TASKS = 16;                                         // at least, if that does not cost much
+constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;             // numbers there is room for
 
 // How the work is shared out. It depends on the shape only, as the order of the sums does.
 struct Shares {

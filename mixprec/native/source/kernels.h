@@ -11,7 +11,7 @@ namespace native {
 
 struct Kernels {
     Elementwise elementwise;
-    Convolutions convolutions;
+    Convolutions convolutions[3];  // by Dtype
     Update update;
     BatchNorm batch_norm;
     Pooling pooling;

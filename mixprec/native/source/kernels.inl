@@ -2,7 +2,7 @@
 // a namespace, and KERNELS, the table of its functions.
 #include "kernels.h"
 
-#include "convolution_dtypes.inl"
+#include "convolution_table.inl"
 #include "update.inl"
 #include "batch_norm.inl"
 #include "elementwise.inl"
@@ -17,7 +17,8 @@ const Kernels KERNELS = {
                     .relu = INSTRUCTIONS::relu_of,
                     .relu_backward = INSTRUCTIONS::relu_backward,
                     .transpose = INSTRUCTIONS::transpose},
-    .convolutions = {.fprop = INSTRUCTIONS::fprop, .dgrad = INSTRUCTIONS::dgrad, .wgrad = INSTRUCTIONS::wgrad},
+    .convolutions = {INSTRUCTIONS::Typed<float>::TABLE, INSTRUCTIONS::Typed<Half>::TABLE,
+                     INSTRUCTIONS::Typed<Bfloat>::TABLE},
     .update = {.check = INSTRUCTIONS::check_gradients, .update = INSTRUCTIONS::update_all},
     .batch_norm = {.moments = INSTRUCTIONS::moments,
                    .affine = INSTRUCTIONS::affine,

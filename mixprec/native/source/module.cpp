@@ -34,9 +34,9 @@ bool choose(Set most) {
     if (most >= USE_AVX512 && processor.avx512) chosen = AVX512, name = "AVX-512";
     // Unless it is asked for, Intel's processors do without: on them float32 products have twice its rate.
     if (processor.bf16 && (most == USE_AVX512_BF16 || (most > USE_AVX512_BF16 && !processor.is_intel)))
-        chosen.convolutions = AVX512_BF16, name = "AVX-512 with BF16";
+        chosen.convolutions[BFLOAT] = AVX512_BF16, name = "AVX-512 with BF16";
     if (most >= USE_AMX && &AMX && processor.amx && processor.may_use_amx())
-        chosen.convolutions = AMX, name = "AVX-512 with AMX";
+        chosen.convolutions[BFLOAT] = AMX, name = "AVX-512 with AMX";
     kernels = &chosen;
     return true;
 }
