@@ -55,8 +55,7 @@ def load():
         return None, str(error)
     if sources.digest() not in (None, _library.sources()):
         return None, f"its sources have changed; to compile it: {_BUILD}"
-    if switch.startswith("avx"):
-        getattr(_library, f"use_{switch}")()
+    getattr(_library, "use_best" if switch == "1" else f"use_{switch}")()
     _library.set_threads(min(number_of_threads(), _library.MOST_THREADS))
     if not _MALLOC & os.environ.keys():
         _library.keep_freed_memory()

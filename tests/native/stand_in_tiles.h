@@ -29,30 +29,37 @@ inline float number(uint32_t upper_half) {
     return flushed(value);
 }
 
+inline void check(bool is_right) {  // the processor raises an exception without a configuration
+    if (!is_right) abort();
+}
+
 inline void tile_configure() {
-    if (are_configured) abort();
+    check(!are_configured);
     are_configured = true;
+    memset(tiles, 0xff, sizeof tiles);  // NaN: what is not loaded is seen
 }
 inline void tile_release() {
-    if (!are_configured) abort();
+    check(are_configured);
     are_configured = false;
 }
 template <int TILE>
 void tile_zero() {
-    if (!are_configured) abort();  // as the processor
+    check(are_configured);
     memset(&tiles[TILE], 0, sizeof(Tile));
 }
 template <int TILE>
 void tile_load(const void *from, long step) {
-    if (!are_configured) abort();
+    check(are_configured);
     for (int i = 0; i < 16; ++i) memcpy(tiles[TILE].words[i], static_cast<const char *>(from) + i * step, 64);
 }
 template <int TILE>
 void tile_store(void *to, long step) {
+    check(are_configured);
     for (int i = 0; i < 16; ++i) memcpy(static_cast<char *>(to) + i * step, tiles[TILE].words[i], 64);
 }
 template <int TO, int LEFT, int RIGHT>
 void tile_multiply() {
+    check(are_configured);
     for (int m = 0; m < 16; ++m)
         for (int n = 0; n < 16; ++n) {
             float first = 0, second = 0;

@@ -134,7 +134,9 @@ def test_an_assembler_without_amx_leaves_out_amx_alone(tmp_path):
     assembler.chmod(0o755)
     path, said = build(tmp_path, COMPILER_PATH=str(assembler.parent))
     assert "amx.cpp does not compile: the native library does without it" in said
-    program = "import tests.native.stand_in; from mixprec.native import _library; print(_library.instructions())"
+    program = (
+        "import tests.native.stand_in; from mixprec.native.native_library import load; print(load()[0].instructions())"
+    )
     assert python("-c", program, STAND_IN=str(path)).strip() in ("AVX2", "AVX-512", "AVX-512 with BF16")
     chosen = ["tests/backends/cpu/test_convolution.py", "-k", "native and layers", "-m", ""]
     python(

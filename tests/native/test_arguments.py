@@ -149,15 +149,8 @@ def _odd(draw, right):
 
 def test_each_function_has_a_call_here():
     functions = {name for name, value in vars(library()).items() if callable(value) and not name.startswith("_")}
-    without_arguments = {
-        "instructions",
-        "keep_freed_memory",
-        "sources",
-        "threads",
-        "use_avx2",
-        "use_avx512",
-        "use_avx512bf16",
-    }
+    without_arguments = {"instructions", "keep_freed_memory", "sources", "threads"}
+    without_arguments |= {f"use_{name}" for name in ("best", "avx2", "avx512", "avx512bf16")}
     of_tables = {"update_table", "update_load", "update_check", "update_run"}  # with arguments of their own
     assert {name for name, _ in calls()} == functions - without_arguments - of_tables
 

@@ -28,6 +28,7 @@ def compiled(monkeypatch):
     module = types.SimpleNamespace(
         called=[],
         sources=sources.digest,
+        use_best=lambda: module.called.append("use_best"),
         use_avx2=lambda: module.called.append("use_avx2"),
         use_avx512=lambda: module.called.append("use_avx512"),
         use_avx512bf16=lambda: module.called.append("use_avx512bf16"),
@@ -46,7 +47,10 @@ def compiled(monkeypatch):
 
 @pytest.mark.parametrize(
     ("switch", "called"),
-    [("1", [3, KEPT]), *((name, [f"use_{name}", 3, KEPT]) for name in ("avx2", "avx512", "avx512bf16"))],
+    [
+        ("1", ["use_best", 3, KEPT]),
+        *((name, [f"use_{name}", 3, KEPT]) for name in ("avx2", "avx512", "avx512bf16")),
+    ],
 )
 def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)

@@ -35,14 +35,15 @@ inline void store_tile(const Store &to, const float *tile, long rows, long colum
                        Stored *target) {
     for (long i = 0; i < rows; ++i, tile += COLUMNS) {
         if (pixels[i] < 0) continue;
-        Stored *row = target + pixels[i] * to.target_channels + column;
-        auto result = [&](long j, long count) {
+        auto result = [&](long j) {
             Vector v = load(tile + j);
-            if (to.bias) v = add(v, load_n(to.bias + column + j, count));
+            if (to.bias) v = add(v, load_n(to.bias + column + j, clamp(columns - j, 0, LANES)));
             return to.relu ? relu(v) : v;
         };
-        if (columns == COLUMNS) store_two(row, result(0, LANES), result(LANES, LANES));
-        else vectors(0, columns, [&](long j, long count) { store_n(row + j, result(j, count), count); });
+        alignas(64) Stored narrow[COLUMNS];
+        Stored *row = target + pixels[i] * to.target_channels + column;
+        store_two(columns == COLUMNS ? row : narrow, result(0), result(LANES));
+        if (columns < COLUMNS) memcpy(row, narrow, columns * sizeof(Stored));
     }
 }
 
@@ -63,10 +64,10 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
         long start = number / groups * units, count = clamp(all - start, 0, units);
         long group = number % groups, first = wide * group / groups, last = wide * (group + 1) / groups;
         if (!count) return;
-        const long parts = reader.parts(), room = reader.room(units), tile = ROWS * COLUMNS;
+        const long parts = reader.parts(), of_windows = reader.memory(units), tile = ROWS * COLUMNS;
         // The sums of windows in parts, for each panel those of each piece.
         const long pieces_of_panel = (units + ROWS - 1) / ROWS, all_sums = (last - first) * pieces_of_panel * tile;
-        float *memory = scratch(room + (parts > 1 ? all_sums : 0));
+        float *memory = scratch(of_windows + (parts > 1 ? all_sums : 0));
         if (!memory) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;
@@ -80,7 +81,7 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
                 const Operand *filters = panels + panel * panel_step(depth) + reader.start_of(part) * COLUMNS;
                 for (long i = 0; i < pieces.count; ++i) {
                     alignas(64) float of_whole[ROWS * COLUMNS];
-                    float *sums = parts == 1 ? of_whole : memory + room + ((panel - first) * pieces_of_panel + i) * tile;
+                    float *sums = parts == 1 ? of_whole : memory + of_windows + ((panel - first) * pieces_of_panel + i) * tile;
                     const auto &piece = pieces.all[i];
                     multiply<false>(piece.rows, columns, reader.left(piece.start, part), filters, sums, part > 0);
                     if (part + 1 == parts)

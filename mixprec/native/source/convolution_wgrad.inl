@@ -7,9 +7,9 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long MOST_TILES = ROWS == 32 ? 8 : 18, MOST_PANELS = 8;  // of a task: of ROWS filters, of COLUMNS elements
-constexpr long TASKS = 16;                                         // at least, if that does not cost much
-constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;             // numbers there is room for
+constexpr long MOST_PANELS = 8;                           // of a task, as MOST_TILES
+constexpr long TASKS = 16;                                // at least, if that does not cost much
+constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;    // numbers there is room for
 
 // How the work is shared out. It depends on the shape only, as the order of the sums does.
 struct Shares {
@@ -32,8 +32,8 @@ struct Shares {
     static long parts(long all, long some) { return (all + some - 1) / some; }
 };
 
-// One element of the filter, and channels from one on: where all columns of a panel are of one element, they are read
-// from there.
+// One element of the filter, and its channels from one on: where all columns of a panel are of one element, they are read
+// from the input directly.
 struct Element {
     long down, across, channel;
 
@@ -59,7 +59,7 @@ void pack_windows(const Windows &of_input, const Stored *input, long start, long
                   Operand *out) {
     typedef typename Numbers<Operand>::Number Number;
     constexpr int EACH = Numbers<Operand>::COUNT;
-    const Windows windows = of_input;  // on the stack: what is written cannot change it
+    const Windows windows = of_input;  // a copy, which stores to `out` cannot change for the compiler
     const bool is_direct = !windows.is_pixel && windows.channels % COLUMNS == 0, is_whole = count == windows.depth();
     auto pack = [&](const auto *row, const auto *next, Operand *to) {
         for (long j = 0; j < count; j += COLUMNS) {
@@ -133,7 +133,7 @@ bool wgrad_of(const Convolution &of, const Stored *x, const Stored *dy, Stored *
         long first_column = first_panel * COLUMNS, count = clamp(columns, 0, stop_panel * COLUMNS) - first_column;
         // Tiles (ROWS, COLUMNS), those of a panel of columns after each other.
         long of_panel = most_tiles * ROWS * COLUMNS;
-        float *totals = scratch(most_panels * (of_panel + DEPTH * COLUMNS) + most_tiles * GRADIENT_TILE + LANES);
+        float *totals = scratch(most_panels * (of_panel + DEPTH * COLUMNS) + most_tiles * GRADIENT_TILE);
         if (!totals) {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
             return;

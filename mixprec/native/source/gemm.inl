@@ -14,9 +14,9 @@ struct Left {
     long step, depth;
     long taps[2] = {1, 1}, distances[2] = {};
 
-    // Calls body(start of the part) for each part of the first row.
+    // Calls body(start) for the part of each tap, of the first row.
     template <class Body>
-    INLINE void parts(const Body &body) const {
+    INLINE void for_each_tap(const Body &body) const {
         for (long i = 0; i < taps[0]; ++i)
             for (long j = 0; j < taps[1]; ++j) body(start + i * distances[0] + j * distances[1]);
     }

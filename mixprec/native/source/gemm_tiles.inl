@@ -6,9 +6,10 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr int ROWS = 32, COLUMNS = 32, UNIT = 16;  // UNIT: pairs in a row of a tile
-constexpr long GRADIENT_STEP = DEPTH + 16;         // from row to row: an odd number of cache lines
-constexpr long GRADIENT_TILE = GRADIENT_STEP * ROWS;
+constexpr int ROWS = 32, COLUMNS = 32, UNIT = 16;     // UNIT: pairs in a row of a tile
+constexpr long GRADIENT_STEP = DEPTH + 16;            // from row to row: an odd number of cache lines
+constexpr long GRADIENT_TILE = GRADIENT_STEP * ROWS;  // operands of a packed tile
+constexpr long MOST_TILES = 8;                        // of a task of the gradient of filters
 
 // During a task the registers are configured. They are released after it: the system has 8 KB less to save.
 struct Tiles {
@@ -17,8 +18,8 @@ struct Tiles {
     Tiles(const Tiles &) = delete;
 };
 
-// out (ROWS, COLUMNS) = [out +] left @ b (depth, COLUMNS). The left matrix has ROWS rows in memory; what is in those from
-// `rows` on does not matter. Transposed or not, its rows are the same here.
+// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). It reads and writes 16 or 32 rows; what is in those from `rows`
+// on does not matter. Transposed or not, its rows are the same here.
 template <bool TRANSPOSED>
 inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair *b, float *out, bool adds) {
     constexpr long OF_B = COLUMNS * sizeof(Pair), OF_OUT = COLUMNS * sizeof(float);
@@ -31,7 +32,7 @@ inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair
     } else {
         tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
     }
-    left.parts([&](const Pair *a) {
+    left.for_each_tap([&](const Pair *a) {
         for (long d = 0; d < left.depth; d += UNIT, b += UNIT * COLUMNS) {
             tile_load<4>(a + d, of_left);
             tile_load<6>(b, OF_B);

@@ -6,7 +6,8 @@ namespace INSTRUCTIONS {
 
 // The largest tile: as many registers as there are, without a row of the right matrix and an element of the left one.
 constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES, UNIT = 1;
-constexpr long GRADIENT_TILE = DEPTH * ROWS + LANES;  // operands of a packed tile of the gradient: a vector has more than ROWS
+constexpr long GRADIENT_TILE = DEPTH * ROWS + LANES;  // operands of a packed tile; vectors of its rows are longer than ROWS
+constexpr long MOST_TILES = 18;                       // of a task of the gradient of filters
 
 struct Tiles {  // vectors need no preparation
     Tiles() {}
@@ -23,7 +24,7 @@ void tile(const Left<Operand> &left, const Operand *b, float *out, bool adds) {
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 2
         for (int j = 0; j < WIDTH; ++j) sums[i][j] = spread(0.0f);
-    auto add_part = [&](const Operand *a) {
+    auto add_tap = [&](const Operand *a) {
         // Of each third row. An address of x86 is a base, and an index times 1, 2, 4 or 8: from one base the next two
         // rows are reached with `step` as the index. More bases would take registers, and other multiples an addition.
         const Operand *rows[THIRDS];
@@ -42,8 +43,8 @@ void tile(const Left<Operand> &left, const Operand *b, float *out, bool adds) {
             if (TRANSPOSED) a += ROWS;
         }
     };
-    if constexpr (TRANSPOSED) add_part(left.start);
-    else left.parts(add_part);
+    if constexpr (TRANSPOSED) add_tap(left.start);
+    else left.for_each_tap(add_tap);
 #pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i)
 #pragma GCC unroll 2

@@ -71,6 +71,7 @@ PyObject *keep_freed_memory(PyObject *, PyObject *) {
 PyObject *threads(PyObject *, PyObject *) { return PyLong_FromLong(native::threads()); }
 
 PyMethodDef methods[] = {
+    {"use_best", use<USE_AMX>, METH_NOARGS, "Uses the best instruction set; requests the permission for AMX."},
     {"use_avx2", use<USE_AVX2>, METH_NOARGS, "Lets AVX-512 be, also where the processor has it."},
     {"use_avx512", use<USE_AVX512>, METH_NOARGS, "Lets AVX512_BF16 and AMX be, also where the processor has them."},
     {"use_avx512bf16", use<USE_AVX512_BF16>, METH_NOARGS, "Uses AVX512_BF16 where the processor has it, and not AMX."},
@@ -90,7 +91,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_library", nullptr, -1, method
 
 PyMODINIT_FUNC PyInit__library() {
     using namespace native;
-    if (!choose(USE_AMX)) {
+    if (!choose(USE_AVX2)) {  // the caller chooses another one
         PyErr_SetString(PyExc_ImportError, "this processor has no AVX2 or FMA");
         return nullptr;
     }

@@ -1,5 +1,5 @@
 // What the packed matrices of a product consist of: floats, or pairs of BF16 numbers where the processor has an
-// instruction that multiplies pairs and adds both products to a float, at twice the rate. The two numbers of a pair are
+// instruction that multiplies pairs and adds both products to a float. The two numbers of a pair are
 // neighbours in the sum. The instruction takes subnormal numbers for zero.
 #pragma once
 #include "vector.h"
@@ -31,7 +31,7 @@ struct OperandOf {
 
 inline Vector load(const Pair *p) { return load(reinterpret_cast<const float *>(p)); }
 
-// Writes two vectors of sums.
+// Writes two vectors of sums. The instruction for BF16 takes subnormal numbers for zero, as products of pairs do.
 template <class Stored>
 INLINE void store_two(Stored *out, Vector first, Vector second) {
     store_n(out, first, LANES);

@@ -54,9 +54,10 @@ class Reader {
     long most_units() const {
         return is_shifted_ ? most_lines(step_) : clamp(ROOM / step_of(part_) / ROWS * ROWS, ROWS, MOST_ROWS);
     }
-    // Operands of memory for so many units. The kernel reads ROWS rows, also where fewer are left.
-    long room(long units) const {
-        if (!is_shifted_) return (units + ROWS) * step_of(part_);
+    // Operands of memory for so many units. The kernel may read ROWS rows, also where fewer are left; in place only such
+    // a piece needs memory.
+    long memory(long units) const {
+        if (!is_shifted_) return (is_in_place_ ? ROWS : units + ROWS) * step_;
         long images = (units - 1) / down_.positions + 2;  // at most
         return ((units + images * reach_) * width_ + ROWS) * step_;
     }
@@ -72,14 +73,14 @@ class Reader {
     }
 
     // Reads a part of units from `first` on.
-    void read(long first, long count, long part, Operand *room, Pieces<Operand> &out) const {
-        if (!is_shifted_) return read_windows(first, count, part, room, out);
+    void read(long first, long count, long part, Operand *memory, Pieces<Operand> &out) const {
+        if (!is_shifted_) return read_windows(first, count, part, memory, out);
         for (long lines; count; first += lines, count -= lines) {
             long image = first / down_.positions, line = first % down_.positions;
             lines = clamp(down_.positions - line, 0, count);
-            copy(image, line, lines + reach_, reinterpret_cast<Number *>(room));
-            add_lines(image, line, lines, room, out);
-            room += (lines + reach_) * width_ * step_;
+            copy(image, line, lines + reach_, reinterpret_cast<Number *>(memory));
+            add_lines(image, line, lines, memory, out);
+            memory += (lines + reach_) * width_ * step_;
         }
     }
 
@@ -88,7 +89,7 @@ class Reader {
     static constexpr int EACH = Numbers<Operand>::COUNT;
     static constexpr bool GOES_ON = UNIT > 1;  // a piece goes on in the next line, with the padding as rows in between
 
-    // Positions of some lines that a piece may have, of which there are `runs`.
+    // Positions that are cut into pieces: of one line, or of all lines with the padding in between.
     long run(long lines) const { return GOES_ON ? (lines - 1) * width_ + across_.positions : across_.positions; }
     static long pieces(long run) { return (run + ROWS - 1) / ROWS; }
 
@@ -120,39 +121,38 @@ class Reader {
         }
     }
 
-    void add_lines(long image, long line, long lines, const Operand *room, Pieces<Operand> &out) const {
-        const long run = this->run(lines), parts = pieces(run);
+    void add_lines(long image, long line, long lines, const Operand *memory, Pieces<Operand> &out) const {
+        const long run = this->run(lines), count = pieces(run);
         for (long k = 0; k < (GOES_ON ? 1 : lines); ++k)
-            for (long part = 0; part < parts; ++part) {
-                long start = k * width_ + run * part / parts, stop = k * width_ + run * (part + 1) / parts;
+            for (long i = 0; i < count; ++i) {
+                long start = k * width_ + run * i / count, stop = k * width_ + run * (i + 1) / count;
                 for (long at = start; at < stop; ++at) {
                     long j = at % width_;
                     out.pixels[out.used + at - start] =
                         j < across_.positions ? windows_.target(image, line + at / width_, j) : -1;
                 }
-                out.add(room + start * step_, stop - start);
+                out.add(memory + start * step_, stop - start);
             }
     }
 
-    void read_windows(long first, long count, long part, Operand *room, Pieces<Operand> &out) const {
-        const Windows windows = windows_;  // on the stack, which what is written cannot change
+    void read_windows(long first, long count, long part, Operand *memory, Pieces<Operand> &out) const {
+        const Windows windows = windows_;  // a copy, which stores to memory cannot change for the compiler
         const long numbers = clamp(windows.depth() - start_of(part) * EACH, 0, part_ * EACH), all = windows.positions();
-        const long step = step_, end = left(room, part).depth * EACH;
+        const long step = step_, end = left(memory, part).depth * EACH;
         Position at(windows, first);
         for (long i = 0; i < count; i += ROWS) {
             long rows = clamp(count - i, 0, ROWS);
             bool is_in_place = is_in_place_ && first + i + ROWS <= all;  // the kernel would read beyond the end
-            const auto *in_place = reinterpret_cast<const Operand *>(source_) + (first + i) * step;
             for (long k = 0; k < rows; ++k, at.next(windows)) {
                 out.pixels[out.used + k] = windows.target(at.image, at.i, at.j);
                 if (is_in_place || !numbers) continue;
-                auto *row = reinterpret_cast<Number *>(room + k * step);
+                auto *row = reinterpret_cast<Number *>(memory + k * step);
                 if (windows.is_image) write_window_of_image(windows, source_, at, row);
                 else write_window(windows, source_, at, Place(windows, start_of(part) * EACH), numbers, row);
                 zero_n(row + numbers, end - numbers);
             }
-            out.add(is_in_place ? in_place : room, rows);
-            if (!is_in_place) room += rows * step;
+            out.add(is_in_place ? reinterpret_cast<const Operand *>(source_) + (first + i) * step : memory, rows);
+            if (!is_in_place) memory += rows * step;
         }
     }
 

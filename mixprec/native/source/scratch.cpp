@@ -35,10 +35,16 @@ float *scratch(size_t floats) {
             return nullptr;
         }
     }
-    if (room->floats < floats) {
+#ifdef __SANITIZE_ADDRESS__
+    constexpr bool IS_EXACT = true;  // the sanitizer then sees what goes beyond it
+#else
+    constexpr bool IS_EXACT = false;
+#endif
+    if (room->floats < floats || (IS_EXACT && room->floats > floats)) {
         free(room->memory);
         room->floats = 0;
-        room->memory = static_cast<float *>(aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64));
+        void *memory = nullptr;
+        room->memory = posix_memalign(&memory, 64, floats * sizeof(float)) ? nullptr : static_cast<float *>(memory);
         if (room->memory) room->floats = floats;
     }
     return room->memory;

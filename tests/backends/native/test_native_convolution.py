@@ -127,6 +127,22 @@ def test_other_instructions_compute_the_same_but_for_rounding(instructions):
     assert done.returncode == 0, done.stdout
 
 
+def test_the_memory_of_a_first_call_is_enough():
+    """In a process of its own, as the memory of a thread stays: rows of few channels of many, and fewer than a tile."""
+    program = """
+import numpy as np
+from mixprec.backends.cpu.native_primitives import PRIMITIVES
+from mixprec.backends.geometry import Convolution
+x, w, convolution = np.ones((1, 1, 13, 256), np.float32), np.ones((128, 1, 1, 4), np.float32), Convolution(groups=64)
+for _ in range(3):
+    y = PRIMITIVES.conv_fprop(x, w, convolution)
+    dx = PRIMITIVES.conv_dgrad(y, w, convolution, x.shape)
+assert (y == 4).all() and (dx == 8).all()
+"""
+    for threads in ("1", "2"):
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": threads}, check=True)
+
+
 def test_a_following_normalization_takes_its_own_sums():
     x, w = (arrays(np.random.default_rng(0), shape, FLOAT32) for shape in ((2, 4, 4, 3), (5, 1, 1, 3)))
     y, sums = PRIMITIVES.conv_fprop(x, w, Convolution(), statistics=Following())
