@@ -7,6 +7,7 @@ namespace native {
 namespace INSTRUCTIONS {
 
 constexpr int ROWS = 32, COLUMNS = 32, UNIT = 16;     // UNIT: pairs in a row of a tile
+constexpr long ROOM = 192 << 10;                      // operands of a block: these processors have 2 MB per core
 constexpr long GRADIENT_STEP = DEPTH + 16;            // from row to row: an odd number of cache lines
 constexpr long GRADIENT_TILE = GRADIENT_STEP * ROWS;  // operands of a packed tile
 constexpr long MOST_TILES = 8;                        // of a task of the gradient of filters

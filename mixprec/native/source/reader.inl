@@ -9,9 +9,8 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long ROOM = 96 << 10;  // operands of a block: with a panel of filters they fit the second-level cache
 constexpr long MOST_ROWS = 32 * ROWS;
-constexpr long MOST_DEPTH = 2304;  // deeper windows are read in parts, or few of them would fit the cache
+constexpr long PART = 1152;  // operands of deep windows, which are read in parts: few of them would fit the cache
 
 // The windows of a task, in pieces of up to ROWS rows.
 template <class Operand>
@@ -45,7 +44,7 @@ class Reader {
         is_in_place_ = by_one && is_full && is_near && windows.is_pixel && std::is_same<Stored, Number>() &&
                        down_.positions == down_.source && across_.positions == across_.source &&
                        windows.source_channels % EACH == 0;
-        part_ = depth_ > MOST_DEPTH && !is_shifted_ && !is_in_place_ && !windows.is_image ? MOST_DEPTH / 2 : depth_;
+        part_ = depth_ >= 2 * PART && !is_shifted_ && !is_in_place_ && !windows.is_image ? PART : depth_;
         step_ = is_in_place_ ? windows.source_channels / EACH : step_of(is_shifted_ ? windows.channels / EACH : part_);
     }
 
