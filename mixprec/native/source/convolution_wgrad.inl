@@ -7,9 +7,9 @@
 namespace native {
 namespace INSTRUCTIONS {
 
-constexpr long MOST_PANELS = 8;                           // of a task, as MOST_TILES
-constexpr long TASKS = 16;                                // at least, if that does not cost much
-constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;    // numbers there is room for
+constexpr long MOST_PANELS = 8;                         // of a task, as MOST_TILES
+constexpr long TASKS = 16;                              // at least, if that does not cost much
+constexpr long WINDOW = MOST_PANELS * COLUMNS + LANES;  // numbers there is room for
 
 // How the work is shared out. It depends on the shape only, as the order of the sums does.
 struct Shares {
@@ -59,7 +59,7 @@ void pack_windows(const Windows &of_input, const Stored *input, long start, long
                   Operand *out) {
     typedef typename Numbers<Operand>::Number Number;
     constexpr int EACH = Numbers<Operand>::COUNT;
-    const Windows windows = of_input;  // a copy, which stores to `out` cannot change for the compiler
+    const Windows windows = of_input;  // a local copy: the compiler knows that stores do not change it
     const bool is_direct = !windows.is_pixel && windows.channels % COLUMNS == 0, is_whole = count == windows.depth();
     auto pack = [&](const auto *row, const auto *next, Operand *to) {
         for (long j = 0; j < count; j += COLUMNS) {

@@ -20,7 +20,7 @@ struct Tiles {
 };
 
 // out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). It reads and writes 16 or 32 rows; what is in those from `rows`
-// on does not matter. Transposed or not, its rows are the same here.
+// on does not matter. TRANSPOSED makes no difference, as pack_gradient writes rows here.
 template <bool TRANSPOSED>
 inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair *b, float *out, bool adds) {
     constexpr long OF_B = COLUMNS * sizeof(Pair), OF_OUT = COLUMNS * sizeof(float);

@@ -7,7 +7,7 @@ namespace INSTRUCTIONS {
 // The largest tile: as many registers as there are, without a row of the right matrix and an element of the left one.
 constexpr int ROWS = LANES == 16 ? 14 : 6, COLUMNS = 2 * LANES, UNIT = 1;
 constexpr long ROOM = 96 << 10;  // operands of a block: with a panel of filters they fit the second-level cache
-constexpr long GRADIENT_TILE = DEPTH * ROWS + LANES;  // operands of a packed tile; vectors of its rows are longer than ROWS
+constexpr long GRADIENT_TILE = DEPTH * ROWS + LANES;  // operands of a packed tile: its last row is written as a vector
 constexpr long MOST_TILES = 18;                       // of a task of the gradient of filters
 
 struct Tiles {  // vectors need no preparation

@@ -11,7 +11,7 @@ namespace native {
 struct Processor {
     bool avx2 = false, avx512 = false, bf16 = false;  // each with the extensions that setup.py compiles it for
     bool amx = false;       // with products of BF16
-    bool is_intel = false;  // its AVX512_BF16 has half the rate of float32 products, and on AMD's processors twice
+    bool is_intel = false;  // AVX512_BF16 then has half the rate of float32 products; on AMD it has twice that rate
 
     Processor() {
         unsigned eax, ebx, ecx, edx;
@@ -33,9 +33,8 @@ struct Processor {
 #endif
     }
 
-    // Asks the system for the registers of AMX, without which its first instruction ends the process. The answer holds
-    // for all threads and for forked children. It is no before Linux 5.16, and where a thread has too small a stack for
-    // signals.
+    // Requests permission to use AMX, whose first instruction ends the process without it. The permission holds for all
+    // threads and for forked children. Linux before 5.16 refuses it, and so does a process with a small stack for signals.
     bool may_use_amx() const {
 #ifdef STAND_IN
         return true;

@@ -135,7 +135,7 @@ class Reader {
     }
 
     void read_windows(long first, long count, long part, Operand *memory, Pieces<Operand> &out) const {
-        const Windows windows = windows_;  // a copy, which stores to memory cannot change for the compiler
+        const Windows windows = windows_;  // a local copy: the compiler knows that stores do not change it
         const long numbers = clamp(windows.depth() - start_of(part) * EACH, 0, part_ * EACH), all = windows.positions();
         const long step = step_, end = left(memory, part).depth * EACH;
         Position at(windows, first);
