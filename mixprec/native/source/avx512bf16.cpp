@@ -1,5 +1,5 @@
-// Convolutions of BF16 arrays by AVX512_BF16, which multiplies pairs, see operands.h: Intel's servers since 2020, AMD since
-// 2022.
+// Convolutions of BF16 arrays by AVX512_BF16, which multiplies pairs, see operands.h: Intel's servers since 2020,
+// AMD since 2022.
 #define INSTRUCTIONS avx512bf16
 #include "convolution_table.inl"
 

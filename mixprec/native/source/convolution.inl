@@ -81,7 +81,8 @@ bool multiply_windows(const Windows &windows, const Stored *source, const Operan
                 const Operand *filters = panels + panel * panel_step(depth) + reader.start_of(part) * COLUMNS;
                 for (long i = 0; i < pieces.count; ++i) {
                     alignas(64) float of_whole[ROWS * COLUMNS];
-                    float *sums = parts == 1 ? of_whole : memory + of_windows + ((panel - first) * pieces_of_panel + i) * tile;
+                    const long place = (panel - first) * pieces_of_panel + i;
+                    float *sums = parts == 1 ? of_whole : memory + of_windows + place * tile;
                     const auto &piece = pieces.all[i];
                     multiply<false>(piece.rows, columns, reader.left(piece.start, part), filters, sums, part > 0);
                     if (part + 1 == parts)

@@ -32,8 +32,8 @@ struct Shares {
     static long parts(long all, long some) { return (all + some - 1) / some; }
 };
 
-// One element of the filter, and its channels from one on: where all columns of a panel are of one element, they are read
-// from the input directly.
+// One element of the filter, and its channels from one on: where all columns of a panel are of one element, they are
+// read from the input directly.
 struct Element {
     long down, across, channel;
 
@@ -45,7 +45,7 @@ struct Element {
         channel = column % windows.channels;
     }
     template <class Stored>
-    INLINE const Stored *of(const Windows &windows, const Stored *input, const Position &at, const Stored *zeros) const {
+    INLINE const Stored *of(const Windows &windows, const Stored *input, Position at, const Stored *zeros) const {
         const Axis &y = windows.axes[0], &x = windows.axes[1];
         long row = at.i * y.stride + down, column = at.j * x.stride + across;
         if (row < 0 || row >= y.source || column < 0 || column >= x.source) return zeros;

@@ -1,5 +1,5 @@
-// Products of pairs by the matrix unit: 2 x 2 tiles of the result stay in its registers while the sum runs. The layout of
-// the right matrix is that of its tiles, so that panels are packed as for vectors.
+// Products of pairs by the matrix unit: 2 x 2 tiles of the result stay in its registers while the sum runs. Panels, as
+// they are packed for vectors, have the layout of its tiles.
 #pragma once
 #include "tiles.h"
 
@@ -19,8 +19,8 @@ struct Tiles {
     Tiles(const Tiles &) = delete;
 };
 
-// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). It reads and writes 16 or 32 rows; what is in those from `rows`
-// on does not matter. TRANSPOSED makes no difference, as pack_gradient writes rows here.
+// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). It reads and writes 16 or 32 rows; what is in those from
+// `rows` on does not matter. TRANSPOSED makes no difference, as pack_gradient writes rows here.
 template <bool TRANSPOSED>
 inline void multiply(long rows, long columns, const Left<Pair> &left, const Pair *b, float *out, bool adds) {
     constexpr long OF_B = COLUMNS * sizeof(Pair), OF_OUT = COLUMNS * sizeof(float);
@@ -58,8 +58,8 @@ inline Left<Operand> gradient_tile(const Operand *start, long depth) {
     return {start, GRADIENT_STEP, depth};
 }
 
-// Writes (pixels, filters) from `gradient` on as tiles (ROWS, pairs), GRADIENT_TILE pairs after each other, in full steps
-// of the kernel.
+// Writes (pixels, filters) from `gradient` on as tiles (ROWS, pairs), GRADIENT_TILE pairs after each other, in full
+// steps of the kernel.
 inline void pack_gradient(const Bfloat *gradient, long step, long pixels, long filters, Pair *out) {
     for (long p = 0; p < pixels; p += 2 * UNIT, out += UNIT)
         for (long k = 0; k < filters; k += LANES) {

@@ -14,8 +14,8 @@ struct Tiles {  // vectors need no preparation
     Tiles() {}
 };
 
-// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). Of b only WIDTH vectors are used. TRANSPOSED: element (i, d) of
-// the left matrix is start[d * ROWS + i], as pack_gradient writes it.
+// out (rows, COLUMNS) = [out +] left @ b (depth, COLUMNS). Of b only WIDTH vectors are used. TRANSPOSED: element (i, d)
+// of the left matrix is start[d * ROWS + i], as pack_gradient writes it.
 template <bool TRANSPOSED, int COUNT, int WIDTH, class Operand>
 void tile(const Left<Operand> &left, const Operand *b, float *out, bool adds) {
     constexpr int THIRDS = (COUNT + 2) / 3;
@@ -79,8 +79,10 @@ inline void pack_gradient(const Stored *gradient, long step, long pixels, long f
     for (long p = 0; p < pixels; p += Numbers<Operand>::COUNT, out += ROWS) {
         const Stored *row = gradient + p * step, *next = p + 1 < pixels ? row + step : nullptr;
         auto *to = reinterpret_cast<float *>(out);
-        for (long k = 0; k < filters; k += ROWS, to += GRADIENT_TILE)
-            store(to, operands_of(row + k, next ? next + k : nullptr, filters - k < LANES ? filters - k : LANES, Operand()));
+        for (long k = 0; k < filters; k += ROWS, to += GRADIENT_TILE) {
+            long count = filters - k < LANES ? filters - k : LANES;
+            store(to, operands_of(row + k, next ? next + k : nullptr, count, Operand()));
+        }
     }
 }
 

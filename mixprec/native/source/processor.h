@@ -34,7 +34,7 @@ struct Processor {
     }
 
     // Requests permission to use AMX, whose first instruction ends the process without it. The permission holds for all
-    // threads and for forked children. Linux before 5.16 refuses it, and so does a process with a small stack for signals.
+    // threads and for forked children. Linux refuses it before 5.16, and where a thread has a small stack for signals.
     bool may_use_amx() const {
 #ifdef STAND_IN
         return true;

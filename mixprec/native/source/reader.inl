@@ -53,8 +53,8 @@ class Reader {
     long most_units() const {
         return is_shifted_ ? most_lines(step_) : clamp(ROOM / step_of(part_) / ROWS * ROWS, ROWS, MOST_ROWS);
     }
-    // Operands of memory for so many units. The kernel may read ROWS rows, also where fewer are left; in place only such
-    // a piece needs memory.
+    // Operands of memory for so many units. The kernel may read ROWS rows, also where fewer are left; in place only
+    // such a piece needs memory.
     long memory(long units) const {
         if (!is_shifted_) return (is_in_place_ ? ROWS : units + ROWS) * step_;
         long images = (units - 1) / down_.positions + 2;  // at most
@@ -94,7 +94,9 @@ class Reader {
 
     // Operands from row to row: an odd number of cache lines, so that rows do not fall on the same ones.
     static long step_of(long depth) { return ((depth + 15) / 16 | 1) * 16; }
-    long most_lines(long step) const { return clamp(ROOM / (step * width_) - reach_, 1, MOST_ROWS / across_.positions); }
+    long most_lines(long step) const {
+        return clamp(ROOM / (step * width_) - reach_, 1, MOST_ROWS / across_.positions);
+    }
 
     // Whether less is copied than windows have, and few rows of the pieces are missing or padding.
     bool is_worth_it(long step) const {
@@ -109,7 +111,8 @@ class Reader {
     // Copies lines of an image as the filter sees them, with zeros for the padding.
     void copy(long image, long line, long lines, Number *out) const {
         const long step = step_ * EACH, channels = windows_.channels;
-        const long begin = clamp(-across_.offset, 0, width_), end = clamp(across_.source - across_.offset, begin, width_);
+        const long begin = clamp(-across_.offset, 0, width_);
+        const long end = clamp(across_.source - across_.offset, begin, width_);
         for (long i = line; i < line + lines; ++i) {
             long row = i + down_.offset, stop = row >= 0 && row < down_.source ? end : begin, j = 0;
             for (; j < begin; ++j, out += step) zero_n(out, channels);
