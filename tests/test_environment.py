@@ -49,6 +49,7 @@ def machine(monkeypatch):
     def set_up(cupy, chainer_available=True, error=None):
         import chainer.backends.cuda
 
+        monkeypatch.delenv("MIXPREC_NATIVE", raising=False)  # one that is set has a line of its own
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(chainer.backends.cuda, "available", chainer_available)
         monkeypatch.setattr(chainer.backends.cuda, "_resolution_error", error, raising=False)

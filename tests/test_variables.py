@@ -87,6 +87,7 @@ def test_the_report_says_what_is_set(monkeypatch):
 
 def test_the_report_does_not_show_the_token(monkeypatch):
     """It is also written to ``environment.txt`` of a run."""
+    monkeypatch.delenv("MIXPREC_NATIVE", raising=False)
     monkeypatch.setenv("MIXPREC_MONITOR_TOKEN", "correct-horse.battery~staple")
     (row,) = environment._variables()
     assert (row.state, row.note) == ("ok", "MIXPREC_MONITOR_TOKEN is set (it opens the pages of the monitor)")
