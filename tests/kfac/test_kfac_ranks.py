@@ -14,6 +14,7 @@ from chainer import serializers
 import mixprec
 from mixprec.backends.cpu.second_moments import SecondMoments
 from mixprec.kfac import sharing
+from mixprec.native.native_library import library
 from tests.kfac.runs_of_ranks import (  # noqa: F401  (a fixture)
     IMAGES,
     Network,
@@ -87,6 +88,7 @@ def test_layers_come_in_another_order_on_another_rank(threads):  # noqa: F811
 # --- overflows
 
 
+@pytest.mark.skipif(library() is None, reason="needs the native library")
 @pytest.mark.parametrize("size", [2, slow(4)])
 def test_overflows_on_single_ranks(threads, size):  # noqa: F811
     """All ranks skip, nothing is kept of such a step; after each all have the same bits."""

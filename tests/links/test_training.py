@@ -10,6 +10,7 @@ from chainer import optimizers
 import mixprec
 from mixprec import functions as F
 from mixprec import links as L
+from mixprec.native.native_library import library
 from tests.functions.nhwc import DTYPES, normal, to_nchw
 
 
@@ -93,6 +94,7 @@ def test_float32_is_plain_chainer(wrapped, batched):
         np.testing.assert_allclose(array, dict(_persistent(plain))[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.skipif(library() is None, reason="needs the native library")
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_16_bits_with_masters_stay_close_to_float32(dtype):
     _, reference = _pair()

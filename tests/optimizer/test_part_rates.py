@@ -13,6 +13,7 @@ from chainer import optimizer_hooks, optimizers, serializers
 
 import mixprec
 from mixprec.base.name_patterns import UnknownName
+from mixprec.native.native_library import library
 from mixprec.optimizer.part_rates import Factors, checked, factors_of
 from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same
@@ -157,6 +158,7 @@ def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
 # Freezing
 
 
+@pytest.mark.skipif(library() is None, reason="needs the native library")
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_frozen_parameter_has_no_update_no_gradient_and_no_state(batched):
     """Neither decay nor what is left of momentum moves it; running statistics go on."""
