@@ -134,12 +134,8 @@ def compute(deferred, why=None):
         deferred: :class:`Deferred`.
         why: the reason, if its batch normalization has to be computed alone; ``None`` for the functions that take it.
     """
-    backprop = deferred.normalization.backprop
-    if chainer.config.enable_backprop == backprop:
+    with chainer.using_config("enable_backprop", deferred.normalization.backprop):
         _compute(deferred, why)
-    else:
-        with chainer.using_config("enable_backprop", backprop):
-            _compute(deferred, why)
 
 
 def _compute(deferred, why, total=None):
