@@ -64,9 +64,8 @@ class OptimizerStep:
         form, changes = self._form, self.changes
         scales, gradients = changes.look()
         scale = only_scale(scales)
-        expected = not isinstance(scaler, NoLossScale)
-        if scale is MIXED or (expected and (scale is UNSCALED_FP16 or scale is None)):
-            check_scaled(self._masters.index.namedparams, scales, expected=expected)
+        if scale is MIXED or scale is UNSCALED_FP16 or scale is None:
+            check_scaled(self._masters.index.namedparams, scales, expected=not isinstance(scaler, NoLossScale))
 
         with self._masters_in_step():
             done = () if self._preconditioner is None else self._preconditioned()

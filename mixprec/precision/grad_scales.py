@@ -210,14 +210,10 @@ def use(params, scales, gradients):
         scales: the scale of the gradient of each of them.
         gradients: the gradient of each of them, or ``None``.
     """
-    scale = only_scale(scales)
-    if scale is None:  # in most steps without a loss scale
-        for param in params:
-            param._loss_scale = NOT_REACHED
-        return
     used = {}
     held = dict(zip(map(id, params), gradients, strict=True))
-    is_factor = not isinstance(scale, (GradScale, UsedScale)) and not is_one(scale)
+    scale = only_scale(scales)
+    is_factor = scale is not None and not isinstance(scale, (GradScale, UsedScale)) and not is_one(scale)
     if is_factor and not any(map(operator.is_, gradients, itertools.repeat(None))):  # in most steps
         scale = UsedScale(scale, held)
         for param in params:
