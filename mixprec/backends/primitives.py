@@ -177,6 +177,53 @@ class Primitives(Composed, Interface):
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
+    # Recurrent layers: LSTM (Hochreiter and Schmidhuber 1997, Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho
+    # et al. 2014, arXiv:1406.1078), and plain ones with tanh or ReLU; `layer` is a `recurrence.Recurrence`
+
+    def recurrent(self, x, w, u, biases, h, c, layer):
+        """Computes a layer in one direction over packed sequences.
+
+        With ``p = w x + b_w``, ``q = u h + b_u`` in float32 and s the sigmoid, of each gate, the next state is
+
+        * ``"lstm"``: ``c' = s(p_f + q_f) c + s(p_i + q_i) tanh(p_a + q_a)``, ``h' = s(p_o + q_o) tanh(c')``;
+        * ``"gru"``: ``a = tanh(p_a + s(p_r + q_r) q_a)``, ``h' = (1 - z) a + z h`` with ``z = s(p_z + q_z)``;
+        * ``"gru_reset_before"``, of ``L.GRU``: ``a = tanh(p_a + u_a (s(p_r + q_r) h))``, ``h' = (1 - z) h + z a``, all
+          biases in ``b_w``;
+        * ``"tanh"``, ``"relu"``: ``h' = tanh(p + q)``, ``h' = max(p + q, 0)``.
+
+        c stays in float32 from step to step, h is rounded in each.
+
+        Args:
+            x: (rows, C) in the storage dtype, packed.
+            w: (G H, C).
+            u: (G H, H).
+            biases: ``(b_w, b_u)``, each ``None`` or (G H,).
+            h: the states (B, H) before the first step in the storage dtype; ``None`` for zeros.
+            c: the same for c, of an LSTM.
+            layer: how it walks.
+
+        Returns:
+            ``(y, h, c, saved)``: y (rows, H) are the states h after each step, h and c (B, H) the last ones of each
+            sequence, all in the storage dtype, c ``None`` if there is none; saved is a
+            :class:`~mixprec.backends.recurrence.Recurred`.
+        """
+
+    def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True):
+        """Returns the gradients of :meth:`recurrent`, without the products for the weights.
+
+        Args:
+            dy: (rows, H), or ``None`` for zeros, as are dh and dc (B, H), the gradients of the last states.
+            w: as there, as are u, y, saved and layer.
+            wants_dx: whether dx is to be computed.
+
+        Returns:
+            ``(dx, dp, dq, dh, dc)``: dx (rows, C) or ``None``; dp and dq (rows, G H) in the storage dtype, of p and q,
+            which are one array except for a ``"gru"``; dh and dc (B, H), dc ``None`` without a state c.
+        """
+
+    def rows_wgrad(self, x, dy):
+        """Returns :meth:`linear_wgrad` for numbers of rows that change from step to step: no plan is made for them."""
+
     # Second moments, for K-FAC (Martens and Grosse 2015, arXiv:1503.05671; Grosse and Martens 2016, arXiv:1602.01407).
     # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. Numbers that do not fit
     # become inf. Of symmetric matrices the lower triangle counts: the upper one may differ in the last bits.
