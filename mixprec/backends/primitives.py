@@ -177,8 +177,8 @@ class Primitives(Composed, Interface):
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
-    # Recurrent layers: LSTM (Hochreiter and Schmidhuber 1997, Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho
-    # et al. 2014, arXiv:1406.1078), and plain ones with tanh or ReLU; `layer` is a `recurrence.Recurrence`
+    # Recurrent layers: LSTM (Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho et al. 2014, arXiv:1406.1078),
+    # and plain ones with tanh or ReLU; `layer` is a :class:`~mixprec.backends.recurrence.Recurrence`
 
     def recurrent(self, x, w, u, biases, h, c, layer):
         """Computes a layer in one direction over packed sequences.
@@ -196,7 +196,7 @@ class Primitives(Composed, Interface):
         Args:
             x: (rows, C) in the storage dtype, packed.
             w: (G H, C).
-            u: (G H, H).
+            u: (G H, H); ``None`` for a cell without h, whose only step has no products with states.
             biases: ``(b_w, b_u)``, each ``None`` or (G H,).
             h: the states (B, H) before the first step in the storage dtype; ``None`` for zeros.
             c: the same for c, of an LSTM.
@@ -213,7 +213,8 @@ class Primitives(Composed, Interface):
 
         Args:
             dy: (rows, H), or ``None`` for zeros, as are dh and dc (B, H), the gradients of the last states.
-            w: as there, as are u, y, saved and layer.
+            w: as there, as are u, saved and layer.
+            y: as there; not read if gates are saved.
             wants_dx: whether dx is to be computed.
 
         Returns:
