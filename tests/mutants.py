@@ -493,7 +493,7 @@ MUTANTS = [
            "tuple(array.copy() for array in self.statistics)", "self.statistics",
            "gradients are of statistics that have moved since"),
     Mutant("dropout-gradient", "functions/dropout.py", "functions/test_dropout.py",
-           "dropout(dy, self._ratio, self._key)", "dropout(dy, self._ratio, dropout_key(primitives))",
+           "dropout(dy, self._ratio, self._key)", "dropout_next(primitives, dy, self._ratio)[0]",
            "gradients are dropped elsewhere than activations"),
     Mutant("rows-dropped-anew", "functions/stochastic_depth.py", "functions/test_stochastic_depth.py",
            "scale_rows(dy, self._factors)", "scale_rows(dy, row_factors(dy, self.ratio))",
