@@ -147,7 +147,7 @@ MUTANTS = [
            "if constexpr (FACTORS) multiply(factor_of(factors, some.at(r), image_rows), result);", "",
            "dropped images have gradients on a GPU"),
     Mutant("dropout-repeats", "backends/kernels/dropout.cu", "backends/cuda/test_dropout.py",
-           "state[1]++", "state[1]", "dropout takes the same elements in each step"),
+           "state[1] = sequence + 1", "state[1] = sequence", "dropout takes the same elements in each step"),
     Mutant("top5", "backends/cpu/matrices.py", "functions/test_accuracy.py",
            "axis=1) <= top", "axis=1) < top", "the top-5 accuracy is that of the top 4"),
     Mutant("accuracy-ties", "backends/kernels/loss.cu", "backends/cuda/test_loss.py",

@@ -34,7 +34,9 @@ def test_dropout(device, size, dtype, ratio, key, misaligned):
     assert_same(found, PRIMITIVES.dropout(x, ratio, key))
     state, expected = send(key), key.copy()
     for _ in range(2):
-        ours, right = device.dropout_next(send(x, misaligned), ratio, state), PRIMITIVES.dropout_next(x, ratio, expected)
+        ours = device.dropout_next(send(x, misaligned), ratio, state)
+        with np.errstate(over="ignore"):  # after the last of all sequences
+            right = PRIMITIVES.dropout_next(x, ratio, expected)
         for one, other in zip((*ours, state), (*right, expected), strict=True):
             assert_same(one, other)
 
