@@ -267,9 +267,9 @@ def every_primitive(p, put, dtype, size, filters):
     def dropout():
         state = p.new_random_state(3)
         key = p.dropout_key(state)
-        return state, key, p.dropout(x, 0.3, key), p.row_factors(9, 0.3, key)
+        return state, key, p.dropout(x, 0.3, key), p.row_factors(9, 0.3, key), *p.dropout_next(x, 0.3, state)
 
-    yield "new_random_state, dropout_key, dropout, row_factors", dropout
+    yield "new_random_state, dropout_key, dropout, row_factors, dropout_next", dropout
     yield "scale_rows", lambda: (p.scale_rows(x, factors),)
     yield "cast", lambda: tuple(p.cast(x, other) for other in (np.dtype(np.float16), FLOAT32))
     yield "to_nhwc", lambda: (p.to_nhwc(planes, dtype, 4),)
