@@ -177,6 +177,24 @@ class Primitives(Composed, Interface):
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
+    # Rows
+
+    def concat_rows(self, arrays):
+        """Returns arrays (B, ...), which may differ in B, one after the other in one; any dtype."""
+
+    def embed(self, w, t, ignore_label=None):
+        """Returns the rows (..., C) of a table w (V, C) with the labels t (...), int32 or int64.
+
+        Rows are zeros where a label is ``ignore_label``, unless that is ``None``. Negative labels count from the end;
+        NumPy raises IndexError beyond that, and a device takes them modulo V, as CuPy does.
+        """
+
+    def embed_backward(self, dy, t, rows, ignore_label=None):
+        """Returns the gradient (V, C) of :meth:`embed`, V = ``rows``, for dy (B, C) and t (B,).
+
+        The rows of dy with one label are summed in float32, in their order, and rounded once.
+        """
+
     # Recurrent layers: LSTM (Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho et al. 2014, arXiv:1406.1078),
     # and plain ones with tanh or ReLU; `layer` is a :class:`~mixprec.backends.recurrence.Recurrence`
 

@@ -14,6 +14,7 @@ from chainer import _backprop_utils, utils
 from mixprec.backends import primitives_of
 from mixprec.base.announcements import announce, place_of_call
 from mixprec.functions import checks, sums, watching
+from mixprec.functions.pending import Pending
 
 OFFLOADED = "_offloaded"  # attribute of function nodes: buffers of mixprec.offload, which live as long as they do
 _MOST_CHECKED = 1 << 14
@@ -212,7 +213,7 @@ class Node(chainer.FunctionNode):
                 as_nchw(each) if index in self.image_inputs and each is not None else each
                 for index, each in enumerate(gradients)
             ]
-        return tuple([None if each is None else _variable(each, False) for each in gradients])
+        return tuple([each if each is None or type(each) is Pending else _variable(each, False) for each in gradients])
 
     def _gradient(self, dy):
         """Returns the gradient of the output in the form that :meth:`gradients` takes."""
@@ -225,6 +226,8 @@ class Node(chainer.FunctionNode):
 
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where it is not requested.
+
+        A gradient is an array, or from :mod:`mixprec.functions.pending`.
 
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.

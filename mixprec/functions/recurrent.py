@@ -73,7 +73,7 @@ class Recurrent(Node):
         return *states, *(list(itertools.islice(rest, count)) for count in self._counts)
 
     def _joined(self, primitives, arrays):
-        return (arrays[0] if arrays else None) if len(arrays) < 2 else primitives.join_rows(arrays)
+        return (arrays[0] if arrays else None) if len(arrays) < 2 else primitives.concat_rows(arrays)
 
     def _sorted(self, primitives, state, back=False):
         if self._order is None:

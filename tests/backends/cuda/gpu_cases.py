@@ -235,6 +235,10 @@ def every_primitive(p, put, dtype, size, filters):
     yield "bias_grad", lambda: (p.bias_grad(dy, FLOAT32),)
     yield "add_bias", lambda: (p.add_bias(y, b),)
 
+    yield "concat_rows", lambda: (p.concat_rows([rows, rows[:7]]), p.concat_rows([t, t]))
+    yield "embed", lambda: (p.embed(matrix, t, -1), p.embed(matrix, t))
+    yield "embed_backward", lambda: (p.embed_backward(rows, t, filters, -1), p.embed_backward(rows, t, filters))
+
     yield (
         "softmax_cross_entropy",
         lambda: p.softmax_cross_entropy(outputs, t, class_weight=weight, smoothing=0.1)[:2],
