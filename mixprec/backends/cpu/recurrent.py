@@ -1,4 +1,4 @@
-"""Recurrent layers on NumPy: products by BLAS, gates of a step as a few operations on all of its rows.
+"""Recurrent layers on NumPy: the gates of a step are a few operations on all of its rows.
 
 Every activation is a hyperbolic tangent: a sigmoid is ``tanh(x / 2) / 2 + 1 / 2``, as in Chainer.
 """
@@ -20,8 +20,8 @@ class Recurrents:
     @_quiet
     def recurrent(self, x, w, u, biases, h, c, layer):
         """See :meth:`~mixprec.backends.primitives.Primitives.recurrent`."""
-        walk = _Walk(layer, u, len(w) // layer.gates, x.dtype)
-        gates = widen(x) @ widen(w).T
+        walk = _Walk(self, layer, u, len(w) // layer.gates, x.dtype)
+        gates = self.linear(widen(x), widen(w))
         of_x, of_h = (None if b is None else widen(b) for b in biases)
         if of_h is not None and layer.kind != "gru":
             of_x, of_h = of_h if of_x is None else of_x + of_h, None
@@ -47,7 +47,7 @@ class Recurrents:
     @_quiet
     def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True):
         """See :meth:`~mixprec.backends.primitives.Primitives.recurrent_backward`."""
-        back = _Back(layer, u, saved.states.shape[1], y, saved)
+        back = _Back(self, layer, u, saved.states.shape[1], y, saved)
         back.h, back.c = back.start(dh), back.start(dc)
         step = getattr(back, layer.kind)
         for first, count in reversed(layer.steps()):
@@ -68,13 +68,14 @@ class _Pass:
     """What both passes over a layer share.
 
     Args:
+        primitives: what multiplies matrices of float32.
         layer: :class:`~mixprec.backends.recurrence.Recurrence`.
         u: weights (G H, H) of the states, or ``None`` if there is only a first step from zeros.
         units: H.
     """
 
-    def __init__(self, layer, u, units):
-        self.layer, self.units = layer, units
+    def __init__(self, primitives, layer, u, units):
+        self.primitives, self.layer, self.units = primitives, layer, units
         self.u = None if u is None else widen(u)
 
     def start(self, state):
@@ -87,7 +88,11 @@ class _Pass:
         """Returns the products of states (rows, H) with some rows of u, zeros without u."""
         if self.u is None:
             return np.float32(0)
-        return states @ self.u[rows].T
+        return self.primitives.linear(states, self.u[rows])
+
+    def back(self, gates, rows=slice(None)):
+        """Returns the products of gradients of some gates with their rows of u."""
+        return self.primitives.linear_dgrad(gates, self.u[rows])
 
     def split(self, gates):
         """Returns views (rows, H) of the gates of rows."""
@@ -113,8 +118,8 @@ class _Walk(_Pass):
         h, c: the states (B, H) float32.
     """
 
-    def __init__(self, layer, u, units, dtype):
-        super().__init__(layer, u, units)
+    def __init__(self, primitives, layer, u, units, dtype):
+        super().__init__(primitives, layer, u, units)
         self._dtype = dtype
         self._kept = self.reset = None
         if layer.kind == "gru":
@@ -142,7 +147,7 @@ class _Walk(_Pass):
         return o * np.tanh(c)
 
     def gru(self, gates, h, bias, part):
-        terms = h @ self.u.T
+        terms = self.product(h)
         if bias is not None:
             terms += bias
         units = self.units
@@ -179,8 +184,8 @@ class _Back(_Pass):
             layer one array. Before a step they hold the factors of its gradients.
     """
 
-    def __init__(self, layer, u, units, y, saved):
-        super().__init__(layer, u, units)
+    def __init__(self, primitives, layer, u, units, y, saved):
+        super().__init__(primitives, layer, u, units)
         getattr(self, f"_{layer.kind}_factors", self._factors)(y, saved)
 
     def _lstm_factors(self, y, saved):
@@ -210,7 +215,7 @@ class _Back(_Pass):
         of_out *= dh
         dc *= self._forget[part]
         if self.u is not None:
-            np.matmul(gates, self.u, out=self.h[:count])
+            self.h[:count] = self.back(gates)
 
     def _gru_factors(self, y, saved):
         units = self.units
@@ -230,7 +235,7 @@ class _Back(_Pass):
         of_h = self.of_h[part]
         of_h[...] = self.of_x[part]
         of_h[:, 2 * self.units :] *= self._reset[part]
-        self.h[:count] = of_h @ self.u + dh * self._kept[part]
+        self.h[:count] = self.back(of_h) + dh * self._kept[part]
 
     def _gru_reset_before_factors(self, y, saved):
         r, z, a = self.split(widen(saved.gates))
@@ -251,9 +256,9 @@ class _Back(_Pass):
         if self.u is None:
             of_r[...] = 0
             return
-        of_reset = of_a @ self.u[two:]
+        of_reset = self.back(np.ascontiguousarray(of_a), slice(two, None))
         of_r *= of_reset
-        self.h[:count] = gates[:, :two] @ self.u[:two] + dh * self._kept[part] + of_reset * self._reset[part]
+        self.h[:count] = self.back(gates[:, :two].copy(), slice(two)) + dh * self._kept[part] + of_reset * self._reset[part]
 
     def _factors(self, y, saved):
         y, is_tanh = widen(y), self.layer.kind == "tanh"
@@ -262,7 +267,7 @@ class _Back(_Pass):
     def tanh(self, dh, part, count):
         gates = self.of_x[part]
         gates *= dh
-        np.matmul(gates, self.u, out=self.h[:count])
+        self.h[:count] = self.back(gates)
 
     relu = tanh
 
