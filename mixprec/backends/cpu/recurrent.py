@@ -258,7 +258,9 @@ class _Back(_Pass):
             return
         of_reset = self.back(np.ascontiguousarray(of_a), slice(two, None))
         of_r *= of_reset
-        self.h[:count] = self.back(gates[:, :two].copy(), slice(two)) + dh * self._kept[part] + of_reset * self._reset[part]
+        self.h[:count] = (
+            self.back(gates[:, :two].copy(), slice(two)) + dh * self._kept[part] + of_reset * self._reset[part]
+        )
 
     def _factors(self, y, saved):
         y, is_tanh = widen(y), self.layer.kind == "tanh"
