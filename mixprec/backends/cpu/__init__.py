@@ -2,7 +2,7 @@
 
 bfloat16 is a dtype of ml_dtypes, which NumPy supports. Reading order. ``blocks`` (casts, and the walk over blocks of an
 array), then a file for each group: ``convolution``, ``batch_norm``, ``matrices`` (linear layers and losses),
-``recurrent``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If the library of
+``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If the library of
 :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by ``native_convolution``,
 ``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
 """
@@ -17,6 +17,7 @@ from mixprec.backends.cpu.matrices import Linears, Losses
 from mixprec.backends.cpu.pooling import Poolings
 from mixprec.backends.cpu.recurrent import Recurrents
 from mixprec.backends.cpu.second_moments import SecondMoments
+from mixprec.backends.cpu.sequences import Sequences
 from mixprec.backends.primitives import Primitives
 
 
@@ -30,6 +31,7 @@ class Cpu(
     Linears,
     Losses,
     Recurrents,
+    Sequences,
     Dropouts,
     Casts,
     Primitives,
