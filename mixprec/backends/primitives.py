@@ -224,7 +224,10 @@ class Primitives(Composed, Interface):
         """
 
     def rows_wgrad(self, x, dy):
-        """Returns :meth:`linear_wgrad` for numbers of rows that change from step to step: no plan is made for them."""
+        """Returns :meth:`linear_wgrad` for numbers of rows that change from step to step: no plan is made for them.
+
+        Both may be some neighbouring columns of a larger array.
+        """
 
     def join_rows(self, arrays):
         """Returns a copy of arrays (rows, ...) of one dtype, one after the other along the first axis."""

@@ -2,8 +2,8 @@
 
 bfloat16 is a dtype of ml_dtypes, which NumPy supports. Reading order. ``blocks`` (casts, and the walk over blocks of an
 array), then a file for each group: ``convolution``, ``batch_norm``, ``matrices`` (linear layers and losses),
-``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If the library of
-:mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by ``native_convolution``,
+``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If
+the library of :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by ``native_convolution``,
 ``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
 """
 

@@ -27,17 +27,12 @@ class Recurrents(Base):
         self._product((x, 0, inputs), (w, 0, inputs), (of_x, 0, wide), (layer.rows, wide, inputs), (False, True))
 
         turns = layer.turns()
-        turns.insert(0, (0, 0, 0, turns[0][1] if turns else 0))  # the first states, of all sequences
-        varying = [
-            (first, count, following, after, max(count, after), self._address(of_h))
-            for (first, count, _, after), (following, *_) in zip(turns, [*turns[1:], (0,)], strict=True)
-        ]
-        tables = self._tables(
-            varying, layer, units, of_x, *biases, y, gates, states, cells, reset, h, c, last_h, last_c
-        )
-        tables[0, 4] = layer.batch
-        if h is None:
-            tables[:2, 5] = 0  # no terms of the states
+        varying = [(0, 0, *(turns[0][:2] if turns else (0, 0)), layer.batch, 0)]  # the first states, of all sequences
+        for (first, count, before, after), (following, *_) in zip(turns, [*turns[1:], (0,)], strict=False):
+            terms = of_h if before or h is not None else None
+            varying.append((first, count, following, after, max(count, after), self._address_or_0(terms)))
+        arrays = of_x, *biases, y, gates, states, cells, reset, h, c, last_h, last_c
+        tables = self._tables(varying, layer, units, *arrays)
         other = next((each.dtype for each in biases if each is not None), dtype)
 
         def launch(name, table):
@@ -50,12 +45,13 @@ class Recurrents(Base):
             self._product(a, b, target, (count, (end - gate) * units, units), (False, True))
 
         launch("recurrent_forward", tables[0])
-        for (first, count, *_), table in zip(turns[1:], tables[1:], strict=True):
-            if table[5]:
+        for (first, count, before, _), table in zip(turns, tables[1:], strict=True):
+            has_terms = before or h is not None
+            if has_terms:
                 multiply(states, first, count, 0, 2 if reset is not None else layer.gates)
             if reset is not None:
                 launch("recurrent_reset", table)
-                if table[5]:
+                if has_terms:
                     multiply(reset, first, count, 2, 3)
             launch("recurrent_forward", table)
         return y, last_h, last_c, Recurred(gates, states, cells, reset)
@@ -102,12 +98,11 @@ class Recurrents(Base):
         return dx, of_x, of_h, first_dh, first_dc
 
     def rows_wgrad(self, x, dy):
-        (rows, inputs), outputs = x.shape, dy.shape[1]
-        dw = self._empty((outputs, inputs), x.dtype)
-        if not rows:
+        dw = self._empty((dy.shape[1], x.shape[1]), x.dtype)
+        if not len(x):
             self.launcher.zero(dw)
-        layouts = (dy, 0, outputs), (x, 0, inputs), (dw, 0, inputs)
-        self._product(*layouts, (outputs, inputs, rows), transposed=(True, False))
+        layouts = ((each, 0, max(each.strides[0] // each.itemsize, each.shape[1])) for each in (dy, x, dw))
+        self._product(*layouts, (*dw.shape, len(x)), transposed=(True, False))
         return dw
 
     def _tables(self, varying, layer, units, *arrays):

@@ -1,4 +1,4 @@
-"""Recurrent layers and packed sequences beside Chainer's gradients in FP64, on NumPy and by CUDA kernels on the host."""
+"""Recurrent layers beside Chainer's gradients in FP64, and packed sequences: on NumPy, by CUDA kernels on the host."""
 
 import chainer.functions as F
 import numpy as np
@@ -102,7 +102,6 @@ def test_a_layer_and_its_gradients(on_both, kind, dtype, reverse, has_states, bi
             exact(one), other, rtol=0, atol=8 * eps_of(dtype) * max(np.abs(other).max(initial=0), 1), err_msg=str(place)
         )
     assert on_both.recurrent_backward(*given, wants_dx=False, wants_states=False)[::3] == (None, None)
-    assert (dp is dq) == (layer.kind != "gru") or on_both.recurrent.__name__ == "call"
 
 
 @pytest.mark.parametrize(("kind", "of_step"), [("lstm", 2), ("gru", 2), ("gru_reset_before", 4), ("relu", 2)])
@@ -115,7 +114,7 @@ def test_launches_of_a_layer(kind, of_step):
     def new(*shape):
         return null_device.array(np.zeros(shape, FLOAT16))
 
-    x, h, c, dy = new(layer.rows, INPUTS), new(5, UNITS), new(5, UNITS), new(layer.rows, UNITS)
+    x, dy, h, c = (new(*shape) for shape in ((layer.rows, INPUTS), (layer.rows, UNITS), (5, UNITS), (5, UNITS)))
     parts = [[new(UNITS, *shape) for _ in range(layer.gates)] for shape in ((INPUTS,), (UNITS,), (), ())]
     primitives = backends.primitives_of(x)
     with recording() as log:
