@@ -26,13 +26,13 @@ _PRIMITIVES = _by_name(
         BN_FORWARD: "batch_norm batch_norm_inference dual_batch_norm batch_norm_max_pool",
         BN_BACKWARD: "batch_norm_backward batch_norm_inference_backward dual_batch_norm_backward "
         "batch_norm_max_pool_backward",
-        ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows",
+        ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows embed embed_backward",
         POOLING: "max_pool max_pool_backward average_pool average_pool_backward global_average_pool "
         "global_average_pool_backward",
         LINEAR: "linear linear_dgrad linear_wgrad recurrent recurrent_backward rows_wgrad",
         LOSS: "softmax_cross_entropy softmax_cross_entropy_backward binary_cross_entropy binary_cross_entropy_backward "
         "accuracy",
-        LAYOUT: "cast to_nhwc to_nchw join_rows pack_sequences unpack_sequences",
+        LAYOUT: "cast to_nhwc to_nchw concat_rows pack_sequences unpack_sequences",
     }
 )
 _FUNCTIONS = _by_name(

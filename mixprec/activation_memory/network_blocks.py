@@ -19,9 +19,9 @@ from mixprec.activation_memory.repeatable_call import reporting_nothing
 from mixprec.base.nested import mapped
 from mixprec.base.scoped import scoped
 from mixprec.functions import watching
+from mixprec.precision.conversion_state import state_of
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.example import call_on_example, without_trace
-from mixprec.rewrite.state import state_of
 
 # A block saves at least these fractions of its inside, and of the total; a batch normalization alone saves almost
 # nothing.

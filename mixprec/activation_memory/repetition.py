@@ -9,10 +9,10 @@ import contextlib
 import chainer
 
 from mixprec.base.scoped import scoped
+from mixprec.precision.conversion_state import active, state_of
 from mixprec.rewrite.deferred import Deferred, compute, taken
 from mixprec.rewrite.dispatch import call_from_outside
 from mixprec.rewrite.scope import Scope, calling
-from mixprec.rewrite.state import active, state_of
 
 _RESULT = "it is a result of a part that is recomputed"
 

@@ -114,3 +114,10 @@ class Composed:
         """
         g = self.max_pool_backward(dy if plus is None else self.add(dy, plus), where, pooling, one.x.shape)
         return self.batch_norm_backward(g, one.x, one.gamma, one.beta, saved, one.attributes)[:3]
+
+    # Dropout
+
+    def dropout_next(self, x, ratio, state):
+        """Returns ``(y, key)``: the next :meth:`dropout_key` of a state, and :meth:`dropout` with it."""
+        key = self.dropout_key(state)
+        return self.dropout(x, ratio, key), key

@@ -119,9 +119,29 @@ def dropout_key(primitives, seed=None):
         primitives: primitives of the device.
         seed: seed of its random state if it has none yet; ``None`` for a seed from ``np.random``.
     """
+    return _next(primitives, seed, lambda state: (None, primitives.dropout_key(state)))[1]
+
+
+def dropout_next(primitives, x, ratio, seed=None):
+    """Returns ``(y, key)``: a dropout of ``x``, and its key, which is that of :func:`dropout_key`.
+
+    Args:
+        primitives: primitives of the device.
+        x: C-contiguous array there.
+        ratio: share of zeros.
+        seed: see :func:`dropout_key`.
+    """
+    y, key = _next(primitives, seed, lambda state: primitives.dropout_next(x, ratio, state))
+    return primitives.dropout(x, ratio, key) if y is None else y, key
+
+
+def _next(primitives, seed, draw):
+    """Returns the result of ``draw``, ``(y, key)``, for the random state, or ``(None, key)`` with a repeated key."""
+    y = None
     if _tapes.repeated is None:
         draws = seed is None and _has_to_be_made(primitives)
-        entry = primitives.dropout_key(_state(primitives, seed)), draws
+        y, key = draw(_state(primitives, seed))
+        entry = key, draws
     else:
         entry = next(_tapes.repeated, None)
         if entry is None:
@@ -130,7 +150,7 @@ def dropout_key(primitives, seed=None):
             _new_seed()
     for tape in _tapes.recorded:
         tape.append(entry)
-    return entry[0]
+    return y, entry[0]
 
 
 @contextlib.contextmanager

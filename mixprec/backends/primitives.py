@@ -177,8 +177,26 @@ class Primitives(Composed, Interface):
     def add_bias(self, x, b):
         """Returns ``x + b`` for x (..., K) and b (K,)."""
 
-    # Recurrent layers: LSTM (Hochreiter and Schmidhuber 1997, Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho
-    # et al. 2014, arXiv:1406.1078), and plain ones with tanh or ReLU; `layer` is a `recurrence.Recurrence`
+    # Rows
+
+    def concat_rows(self, arrays):
+        """Returns arrays (B, ...), which may differ in B, one after the other in one; any dtype."""
+
+    def embed(self, w, t, ignore_label=None):
+        """Returns the rows (..., C) of a table w (V, C) with the labels t (...), int32 or int64.
+
+        Rows are zeros where a label is ``ignore_label``, unless that is ``None``. Negative labels count from the end;
+        NumPy raises IndexError beyond that, and a device takes them modulo V, as CuPy does.
+        """
+
+    def embed_backward(self, dy, t, rows, ignore_label=None):
+        """Returns the gradient (V, C) of :meth:`embed`, V = ``rows``, for dy (B, C) and t (B,).
+
+        The rows of dy with one label are summed in float32, in their order, and rounded once.
+        """
+
+    # Recurrent layers: LSTM (Gers et al. 2000, doi:10.1162/089976600300015015), GRU (Cho et al. 2014, arXiv:1406.1078),
+    # and plain ones with tanh or ReLU; `layer` is a :class:`~mixprec.backends.recurrence.Recurrence`
 
     def recurrent(self, x, w, u, biases, h, c, layer):
         """Computes a layer in one direction over packed sequences.
@@ -196,8 +214,8 @@ class Primitives(Composed, Interface):
         Args:
             x: (rows, C) in the storage dtype, packed.
             w: (G H, C).
-            u: (G H, H).
-            biases: ``(b_w, b_u)``, each ``None`` or (G H,), of one dtype.
+            u: (G H, H); ``None`` for a cell without h, whose only step has no products with states.
+            biases: ``(b_w, b_u)``, each ``None`` or (G H,).
             h: the states (B, H) before the first step in the storage dtype; ``None`` for zeros.
             c: the same for c, of an LSTM.
             layer: how it walks.
@@ -213,7 +231,8 @@ class Primitives(Composed, Interface):
 
         Args:
             dy: (rows, H), or ``None`` for zeros, as are dh and dc (B, H), the gradients of the last states.
-            w: as there, as are u, y, saved and layer.
+            w: as there, as are u, saved and layer.
+            y: as there; not read if gates are saved.
             wants_dx: whether dx is to be computed.
             wants_states: whether dh and dc are to be computed.
 
@@ -228,9 +247,6 @@ class Primitives(Composed, Interface):
 
         Both may be some neighbouring columns of a larger array.
         """
-
-    def join_rows(self, arrays):
-        """Returns a copy of arrays (rows, ...) of one dtype, one after the other along the first axis."""
 
     def pack_sequences(self, xs, order):
         """Packs sequences step by step, for :meth:`recurrent`.

@@ -43,6 +43,11 @@ class Recurrence:
         return GATES[self.kind]
 
     @property
+    def is_cell(self):
+        """Whether it is the only step of a link that a program calls for each step."""
+        return self.interleaved or self.kind == "gru_reset_before"
+
+    @property
     def saved(self):
         """Number of values of each unit that are saved beside its states."""
         return _SAVED[self.kind]

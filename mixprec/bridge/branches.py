@@ -1,4 +1,4 @@
-"""Turns cuDNN off in Chainer's branches for RNNs and spatial samplers, which the bridge does not have."""
+"""Chainer's branches for functions that the bridge does not have: recurrent layers, and spatial samplers."""
 
 import functools
 import logging
@@ -20,8 +20,28 @@ _logger = logging.getLogger("mixprec")
     f"{_RNN}.n_step_gru:n_step_gru_base",
 )
 def rnn(function):
-    """Without it ``F.n_step_rnn``, ``n_step_lstm`` and ``n_step_gru`` call functions that the bridge lacks."""
-    return _on_its_own(function, "RNN")
+    """Without it ``F.n_step_rnn``, ``n_step_lstm`` and ``n_step_gru`` call functions that the bridge lacks.
+
+    Where they would, each layer and direction is one node of mixprec, which no more than cuDNN's can be differentiated
+    twice.
+    """
+    chainers_own = _on_its_own(function, "RNN")
+    if chainers_own is LEAVE:
+        return LEAVE
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        import chainer  # this is called while Chainer is imported
+
+        from mixprec.functions import n_step
+
+        call = n_step.Call(function, args, kwargs)
+        on_gpu = chainer.backend.get_array_module(call.states[0]) is chainer.backends.cuda.cupy
+        if on_gpu and chainer.should_use_cudnn(">=auto", 5000) and call.fits():
+            return call.run(call.states, call.ws, call.bs, call.xs)
+        return chainers_own(*args, **kwargs)
+
+    return run
 
 
 @after_import(

@@ -5,7 +5,7 @@ captured step drops other elements in each replay, and a snapshot of a ``MixedPr
 """
 
 from mixprec.backends import primitives_of
-from mixprec.backends.dropout_state import dropout_key
+from mixprec.backends.dropout_state import dropout_next
 from mixprec.bridge import chainers_own
 from mixprec.bridge.calls import contiguous, or_chainers_own
 
@@ -34,9 +34,8 @@ class DropoutStates:
 
 @or_chainers_own(chainers_own.dropout_forward, name="DropoutStates.forward")
 def _forward(x, dropout_ratio, seed):
-    primitives = primitives_of(x)
-    key = dropout_key(primitives, seed)
-    return key, primitives.dropout(contiguous(x), dropout_ratio, key)
+    y, key = dropout_next(primitives_of(x), contiguous(x), dropout_ratio, seed)
+    return key, y
 
 
 @or_chainers_own(chainers_own.dropout_backward, name="DropoutStates.backward")

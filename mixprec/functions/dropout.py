@@ -2,8 +2,7 @@
 
 import chainer
 
-from mixprec.backends import primitives_of
-from mixprec.backends.dropout_state import dropout_key
+from mixprec.backends.dropout_state import dropout_next
 from mixprec.functions import checks
 from mixprec.functions.node import Node
 
@@ -57,7 +56,8 @@ class Dropout(Node):
 
     def compute(self, primitives, x):
         if self._key is None:
-            self._key = dropout_key(primitives_of(x))
+            y, self._key = dropout_next(primitives, x, self._ratio)
+            return (y,)
         return (primitives.dropout(x, self._ratio, self._key),)
 
     def gradients(self, primitives, indexes, dy):

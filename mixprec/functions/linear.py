@@ -1,11 +1,12 @@
-"""Fully connected layers."""
+"""Fully connected layers, and embeddings, which multiply with rows of the unit matrix."""
 
 import math
 
 import chainer
 import chainer.functions as F
+import numpy as np
 
-from mixprec.functions import checks, layer_gradients
+from mixprec.functions import checks, layer_gradients, pending
 from mixprec.functions.layout import to_nchw
 from mixprec.functions.node import Node
 
@@ -76,6 +77,43 @@ class Linear(Node):
             layer_gradients.tell_linear(self.inputs[1:], x, dy)
         return (
             primitives.linear_dgrad(dy, W) if 0 in indexes else None,
-            primitives.linear_wgrad(x, dy) if 1 in indexes else None,
-            primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
+            pending.product(primitives, self.inputs[1], x, dy) if 1 in indexes else None,
+            pending.total(primitives, self.inputs[2], dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]
+
+
+class EmbedID(Node):
+    """Computes what :func:`chainer.functions.embed_id` does; inputs t, integers of at least one axis, and W (V, C).
+
+    Args:
+        ignore_label: label whose rows are zeros, or ``None``.
+    """
+
+    name = "embed_id"
+    is_repeatable = True
+
+    def __init__(self, ignore_label=None):
+        self._ignore_label = None if ignore_label is None else int(ignore_label)
+
+    def check(self, t, W):
+        checks.dtype(self.name, "W", W)
+        if t.dtype.kind != "i" or not t.ndim or W.ndim != 2:
+            raise ValueError(f"{self.name}: t (...) of integers and W (V, C) needed; found shapes {t.shape}, {W.shape}")
+
+    def compute(self, primitives, t, W):
+        self.retain_inputs((0,))
+        self._rows = len(W)
+        if chainer.is_debug() and not (((t >= 0) & (t < len(W))) | (t == self._ignore_label)).all():
+            raise ValueError("Each not ignored `x` value need to satisfy `0 <= x < len(W)`")  # as in Chainer
+        return (primitives.embed(W, _known(t), self._ignore_label),)
+
+    def gradients(self, primitives, indexes, dy):
+        (t,) = self.retained()
+        t, dy = _known(t).reshape(-1), dy.reshape(-1, dy.shape[-1])
+        found = pending.segments(primitives, self.inputs[1], t, dy, self._rows, self._ignore_label)
+        return None, found if 1 in indexes else None
+
+
+def _known(t):
+    """Returns labels as int32 or int64."""
+    return t if t.dtype in (np.int32, np.int64) else t.astype(np.int32)

@@ -14,6 +14,7 @@ from chainer import _backprop_utils, utils
 from mixprec.backends import primitives_of
 from mixprec.base.announcements import announce, place_of_call
 from mixprec.functions import checks, sums, watching
+from mixprec.functions.pending import Pending
 
 OFFLOADED = "_offloaded"  # attribute of function nodes: buffers of mixprec.offload, which live as long as they do
 _MOST_CHECKED = 1 << 14
@@ -204,14 +205,15 @@ class Node(chainer.FunctionNode):
                 "in float16 or float32 (in YAML model.memory_format: nchw), and chainer.functions in place of "
                 f"mixprec.functions: {self.name} of mixprec has no double backprop"
             )
-        terms = [self._gradient(dy) for dy in terms_of(*grad_outputs)]
-        gradients = self.gradients(primitives_of(terms[0]), target_input_indexes, *terms)
+        terms = [None if dy is None else self._gradient(dy) for dy in terms_of(*grad_outputs)]
+        first = next(term for term in terms if term is not None)
+        gradients = self.gradients(primitives_of(first), target_input_indexes, *terms)
         if self.channels_first:
             gradients = [
                 as_nchw(each) if index in self.image_inputs and each is not None else each
                 for index, each in enumerate(gradients)
             ]
-        return tuple([None if each is None else _variable(each, False) for each in gradients])
+        return tuple([each if each is None or type(each) is Pending else _variable(each, False) for each in gradients])
 
     def _gradient(self, dy):
         """Returns the gradient of the output in the form that :meth:`gradients` takes."""
@@ -225,11 +227,14 @@ class Node(chainer.FunctionNode):
     def gradients(self, primitives, indexes, dy):
         """Returns a gradient for each input, ``None`` where there is none, or where it is not requested.
 
+        A gradient is an array, or from :mod:`mixprec.functions.pending`.
+
         Args:
             primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
             indexes: indices of the inputs whose gradients are requested.
             dy: gradient of the only output, C-contiguous. With :attr:`takes_two_terms` there may be another argument
-                ``plus``, and the gradient is their sum.
+                ``plus``, and the gradient is their sum. A node with several outputs gets the gradients of all, ``None``
+                where there is none.
         """
         raise NotImplementedError
 
@@ -272,8 +277,10 @@ def chainer_apply(node, inputs):
     return results
 
 
-def terms_of(dy):
-    """Returns the terms of a gradient: two arrays for a :class:`~mixprec.functions.sums.Sum`, else one."""
+def terms_of(dy, *others):
+    """Returns the arrays of the gradients of all outputs; if the only one is a Sum of :mod:`.sums`, its two terms."""
+    if others:
+        return [None if each is None else each.array for each in (dy, *others)]
     return dy.take() if type(dy) is sums.Sum else [dy.array]
 
 

@@ -1,5 +1,6 @@
-"""ReLU where no other function can be fused with it."""
+"""ReLU and addition where no other function can be fused with them."""
 
+from mixprec.functions import checks
 from mixprec.functions.node import Node, dense
 
 
@@ -39,3 +40,21 @@ class ReLU(Node):
 
     def gradients(self, primitives, indexes, dy):
         return (primitives.relu_backward(dy, dense(self.retained_output())),)
+
+
+class Addition(Node):
+    """The sum of two arrays in one storage dtype, in float32 and rounded once."""
+
+    name = "add"
+    is_repeatable = True
+    image_inputs = (0, 1)
+
+    def check(self, x, other):
+        checks.dtype(self.name, "x", x)
+        checks.like(self.name, "other", other, "x", x)
+
+    def compute(self, primitives, x, other):
+        return (primitives.add(x, other),)
+
+    def gradients(self, primitives, indexes, dy):
+        return dy, dy

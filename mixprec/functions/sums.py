@@ -5,9 +5,11 @@ Chainer's backward passes keep the gradients of a variable in a table until the 
 C-contiguous: of gradients (N, C, H, W) in the memory order of (N, H, W, C) it would change the layout, element by
 element. :func:`install` makes the table add them in their own order.
 
-A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`Sum` that is not computed yet.
+A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`Sum` that is not computed yet. Terms of
+:mod:`mixprec.functions.pending` are not computed before they are complete, or leave the table.
 """
 
+import threading
 import weakref
 
 import chainer
@@ -19,8 +21,70 @@ from mixprec.base.dtypes import STORAGE_DTYPES
 from mixprec.compat.registry import Patch
 
 
-class Sum(chainer.Variable):
-    """The sum of two gradients. It is computed when it is read, and is a plain variable from then on.
+class _Now(threading.local):
+    """State of this thread.
+
+    Attributes:
+        uses: how often functions of the current backward pass use a variable, by the id of its node; empty in a pass of
+            ``chainer.grad``.
+    """
+
+    def __init__(self):
+        self.uses = {}
+
+
+now = _Now()
+
+
+class Lazy(chainer.Variable):
+    """A gradient that is computed when it is read, and is a plain variable from then on.
+
+    Args:
+        state: further attributes.
+    """
+
+    def __init__(self, **state):
+        # Chainer's constructor is not called, as it needs an array: _data and _node are made when they are read.
+        self.__dict__.update(
+            _device=None,
+            _layout=None,
+            _grad=None,
+            _grad_valid=True,
+            _grad_var=None,
+            _has_chainerx_array=False,
+            _loss_scale=None,
+            _requires_grad=False,
+            **state,
+        )
+
+    def compute(self):
+        """Returns the gradient as a plain variable."""
+        raise NotImplementedError
+
+    def plus(self, other):
+        """Returns the sum with another gradient, a variable; this object is given up."""
+        return added(computed(self), other)
+
+    @property
+    def array(self):
+        """The gradient."""
+        return self._data[0]
+
+    data = array
+
+    def __getattr__(self, name):
+        if name not in ("_data", "_node"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        result = self.compute()
+        object.__setattr__(self, "__class__", chainer.Variable)
+        self.__dict__.clear()
+        self.__dict__.update(result.__dict__)
+        self._node._variable = weakref.ref(self)
+        return self.__dict__[name]
+
+
+class Sum(Lazy):
+    """The sum of two gradients.
 
     Before the node that is to take the terms is called, Chainer's backward pass asks for the raw array, only to find
     out on which device it is: until then it gets the array of the first term.
@@ -30,19 +94,11 @@ class Sum(chainer.Variable):
     """
 
     def __init__(self, *terms):
-        # Chainer's constructor is not called, as it needs an array: _data and _node are made when they are read.
-        self.__dict__.update(
-            _terms=terms,
-            _taken=False,
-            _device=None,
-            _layout=None,
-            _grad=None,
-            _grad_valid=True,
-            _grad_var=None,
-            _has_chainerx_array=False,
-            _loss_scale=None,
-            _requires_grad=False,
-        )
+        super().__init__(_terms=terms, _taken=False)
+
+    def compute(self):
+        """See :meth:`Lazy.compute`."""
+        return added(*self._terms)
 
     def take(self):
         """Returns the arrays of the two terms, to the node that adds them."""
@@ -53,23 +109,6 @@ class Sum(chainer.Variable):
     def raw_array(self):
         """See :class:`Sum`."""
         return self._data[0] if self._taken else self._terms[0].array
-
-    @property
-    def array(self):
-        """The sum."""
-        return self._data[0]
-
-    data = array
-
-    def __getattr__(self, name):
-        if name not in ("_data", "_node"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        result = _added(*self._terms)
-        object.__setattr__(self, "__class__", chainer.Variable)
-        self.__dict__.clear()
-        self.__dict__.update(result.__dict__)
-        self._node._variable = weakref.ref(self)
-        return self.__dict__[name]
 
 
 def install():
@@ -86,9 +125,17 @@ class _Terms(list):
 
     def pop(self):
         """Removes all and returns their sum, for a function that adds to it: the first two terms of three are added."""
-        result = _added(*self) if len(self) == 2 else _reduce(list(self))
+        result = added(*self) if len(self) == 2 else _reduce(list(self))
         self.clear()
         return result
+
+
+class _Waiting(list):
+    """The gradients of a variable, one of which is not computed yet."""
+
+    def pop(self):
+        """Removes the last one and returns it, for a function that adds to it."""
+        return computed(super().pop())
 
 
 class _GradTable(_backprop_utils.GradTable):
@@ -96,27 +143,71 @@ class _GradTable(_backprop_utils.GradTable):
 
     # The table of chainer.grad does not load gradients of leaves; a Sum in it would reach the user.
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._outputs, self._uses = [], {}
+
+    def accumulate(self, node, grad):
+        self._outputs.append(node)  # only outputs of the pass come here, and not for chainer.grad
+        self._list_of(node).append(grad)
+
     def get_as_list(self, node):
+        if self._outputs:
+            self._uses = _uses(self._outputs)
+            self._outputs.clear()
+        now.uses = self._uses  # Chainer calls this for the inputs of each function before that goes backward
+        return self._list_of(node)
+
+    def _list_of(self, node):
         gradients = super().get_as_list(node)
-        if type(gradients) is list and self._load_if_new and _is_taken_as_two(node):
-            gradients = self.grads[node] = _Terms(gradients)
+        if type(gradients) is list:
+            if self._load_if_new and _is_taken_as_two(node):
+                gradients = self.grads[node] = _Terms(gradients)
+            elif gradients and _is_waiting(gradients[0]):
+                gradients = self.grads[node] = _Waiting(gradients)
         return gradients
 
     def pop(self, node):
         gradients = None if node is None else self.grads.get(node)
         if type(gradients) is not _Terms:
-            return super().pop(node)
+            gradient = super().pop(node)
+            return computed(gradient) if _is_waiting(gradient) else gradient
         del self.grads[node]
         if len(gradients) == 2 and _is_taken_as_two(node):
             return Sum(*gradients)
         return _backprop_utils._reduce(list(gradients))
 
 
+def _uses(outputs):
+    """Returns how often functions that a backward pass reaches use a variable, by the id of its node."""
+    functions = {node._creator_node for node in outputs} - {None}
+    uses, todo = {}, list(functions)
+    for function in todo:  # the list grows
+        for x in function.inputs:
+            uses[id(x)] = uses.get(id(x), 0) + 1
+            creator = x._creator_node  # the property takes longer than all the rest
+            if creator is not None and x._requires_grad and creator not in functions:
+                functions.add(creator)
+                todo.append(creator)
+    return uses
+
+
+def _is_waiting(gradient):
+    return isinstance(gradient, Lazy) and type(gradient) is not Sum  # which a function may take as two terms
+
+
+def computed(gradient):
+    """Returns a gradient, which is a plain variable from now on."""
+    if isinstance(gradient, Lazy):
+        gradient._data  # noqa: B018  (from now on it is a plain variable)
+    return gradient
+
+
 def _is_taken_as_two(node):
-    return getattr(node.creator_node, "takes_two_terms", False) and _is_ours(node.creator_node)
+    return getattr(node.creator_node, "takes_two_terms", False) and is_ours(node.creator_node)
 
 
-def _is_ours(node=None):
+def is_ours(node=None):
     """Whether gradients are only arrays, and no hook watches additions of Chainer or of a function node."""
     config = chainer.config
     return not (
@@ -133,17 +224,20 @@ def _reduce(gradients):
     if not gradients:
         return None
     while len(gradients) > (2 if type(gradients) is _Terms else 1):
-        gradients[:2] = [_added(*gradients[:2])]
+        gradients[:2] = [added(*gradients[:2])]
     return gradients[0]
 
 
-def _added(one, other):
+def added(one, other):
     """Returns the sum of two variables; Chainer computes it unless both are dense arrays in a storage dtype."""
-    if _is_ours():
-        array = _flat_sum(one.array, other.array)
-        if array is not None:
-            return chainer.Variable._init_unchecked(array, requires_grad=False, is_chainerx_array=False)
-    return chainer.functions.add(one, other)
+    ours = is_ours()
+    if ours and (isinstance(one, Lazy) or isinstance(other, Lazy)):
+        return other.plus(one) if isinstance(other, Lazy) else one.plus(other)
+    arrays = one.array, other.array  # which computes them, if need be
+    array = _flat_sum(*arrays) if ours else None
+    if array is None:
+        return chainer.functions.add(one, other)
+    return chainer.Variable._init_unchecked(array, requires_grad=False, is_chainerx_array=False)
 
 
 def _flat_sum(a, b):

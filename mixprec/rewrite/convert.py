@@ -14,12 +14,12 @@ from mixprec.base import arguments
 from mixprec.base.announcements import announce
 from mixprec.base.scoped import scoped
 from mixprec.precision import weight_copies
+from mixprec.precision.conversion_state import set_state, state_of
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import float32_links, parameters
 from mixprec.rewrite.conversion_report import Report, dtype_names
 from mixprec.rewrite.example import call_on_example, check_example, describe, explain, fault, without_trace
 from mixprec.rewrite.replacements import install
-from mixprec.rewrite.state import set_state, state_of
 from mixprec.rewrite.trace import refuse
 
 

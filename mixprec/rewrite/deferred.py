@@ -19,9 +19,8 @@ import weakref
 import chainer
 
 from mixprec.base.announcements import announce
-from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import AdditionAndReLU
-from mixprec.functions.relu import ReLU
+from mixprec.functions.relu import Addition, ReLU
 from mixprec.functions.stochastic_depth import StochasticDepth
 from mixprec.rewrite.fusions import FUSIONS, Unfused, of_sum
 from mixprec.rewrite.joined import dual, put_behind, why_not_dual

@@ -16,6 +16,7 @@ from mixprec.base.scoped import scoped
 from mixprec.compat.registry import patch
 from mixprec.functions import checks
 from mixprec.functions.node import chainer_apply
+from mixprec.precision.conversion_state import active
 from mixprec.precision.weight_copies import COMPUTE, as_computed
 from mixprec.precision.without_masters import CONVERSION
 from mixprec.rewrite import between_layers, dtype_rules, float32_links, layer_rules, sizes
@@ -25,7 +26,6 @@ from mixprec.rewrite.memory_order import in_storage_dtype
 from mixprec.rewrite.outside import COMPUTED, is_backward, widened
 from mixprec.rewrite.results import outwards
 from mixprec.rewrite.scope import Scope, calling
-from mixprec.rewrite.state import active
 from mixprec.rewrite.trace import TRACED_CALLS, Trace
 
 _FLOAT64 = np.dtype(np.float64)

@@ -13,8 +13,8 @@ from mixprec.base.dtypes import FLOAT32, is_half
 from mixprec.base.name_patterns import UnknownName
 from mixprec.base.nested import mapped
 from mixprec.base.scoped import scoped
+from mixprec.precision.conversion_state import active
 from mixprec.rewrite.deferred import Deferred, taken
-from mixprec.rewrite.state import active
 
 _OURS = "mixprec.links."
 

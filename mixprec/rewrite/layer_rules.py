@@ -12,6 +12,7 @@ import chainer
 from chainer.functions.activation.relu import ReLU
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunction
+from chainer.functions.connection.embed_id import EmbedIDFunction
 from chainer.functions.connection.linear import LinearFunction
 from chainer.functions.math.basic_math import Add
 from chainer.functions.normalization.batch_normalization import BatchNormalization, FixedBatchNormalization
@@ -19,14 +20,14 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from mixprec.backends import primitives_of
 from mixprec.backends.geometry import BatchNorm, Following
 from mixprec.base.dtypes import FLOAT32, STORAGE_DTYPES
-from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import BatchNormalization as OurBatchNormalization
 from mixprec.functions.batch_normalization import FixedBatchNormalization as OurFixedBatchNormalization
 from mixprec.functions.convolution import Convolution2D, convolution_of, form_of
 from mixprec.functions.deconvolution import Deconvolution2D
 from mixprec.functions.layout import lay_out
-from mixprec.functions.linear import Linear
+from mixprec.functions.linear import EmbedID, Linear
 from mixprec.functions.node import as_nhwc, chainer_apply, dense
+from mixprec.functions.relu import Addition
 from mixprec.functions.relu import ReLU as OurReLU
 from mixprec.functions.stochastic_depth import StochasticDepth, row_factors
 from mixprec.rewrite.between_layers import elementwise, max_pooling
@@ -121,6 +122,13 @@ def _linear(scope, node, inputs):
     if inputs[0].ndim != 2 or not all(x.dtype in STORAGE_DTYPES for x in inputs):
         return None
     return Linear().apply(scope.to_compute(inputs))
+
+
+def _embed_id(scope, node, inputs):
+    t, W = inputs
+    if t.dtype.kind != "i" or not t.ndim or W.ndim != 2 or W.dtype not in STORAGE_DTYPES:
+        return None
+    return EmbedID(node.ignore_label).apply((t, *scope.to_compute((W,))))
 
 
 def _batch_normalization(scope, node, inputs):
@@ -260,6 +268,7 @@ RULES = {
     BatchNormalization: _batch_normalization,
     Convolution2DFunction: _convolution,
     Deconvolution2DFunction: _deconvolution,
+    EmbedIDFunction: _embed_id,
     FixedBatchNormalization: _fixed_batch_normalization,
     LinearFunction: _linear,
     ReLU: _relu,

@@ -16,9 +16,9 @@ from mixprec.base.dtypes import BFLOAT16, FLOAT32, is_half
 from mixprec.compat.registry import patch
 from mixprec.functions.layout import cast
 from mixprec.functions.node import chainer_apply
+from mixprec.precision.conversion_state import active
 from mixprec.precision.storage import Rounded
 from mixprec.rewrite import operands
-from mixprec.rewrite.state import active
 
 COMPUTED = "_mixprec_computed_in_a_call"  # attribute of variables: a function has computed it in a call of a model
 _WHEN = "mixprec.convert"

@@ -31,7 +31,7 @@ _NORMALIZATIONS = (
 )
 _OTHERS = (L.Bias, L.PReLU, L.Scale, L.Swish)
 # Chainer's other functions do not support bfloat16.
-_IN_BFLOAT16 = (*_FILTERS, L.Linear)
+_IN_BFLOAT16 = (*_FILTERS, L.EmbedID, L.Linear)
 
 _STATISTICS_DTYPE = "_highprec_dtype"  # attribute of Chainer's batch normalizations
 

@@ -15,9 +15,9 @@ from mixprec.compat import whole
 from mixprec.compat.registry import patch, patch_around
 from mixprec.functions import widening
 from mixprec.precision import weight_copies, without_masters
+from mixprec.precision.conversion_state import active, set_state, state_of
 from mixprec.precision.storage import in_float32
-from mixprec.rewrite import dispatch, outside, parameters
-from mixprec.rewrite.state import active, set_state, state_of
+from mixprec.rewrite import dispatch, outside, parameters, recurrent_links
 
 _WHEN = "mixprec.convert"
 _ROUNDING = 2.0**-8  # largest deviation from a sum of 1 that rounding to 16 bits explains; other sums are not changed
@@ -35,7 +35,7 @@ def install(link_class):
     # Probabilities come before parameters, and so see 16 bits.
     distributions = distribution_parameters, distribution_probabilities, distribution_products
     functions = dispatch.apply, outside.operand, outside.backward_passes
-    for each in (*functions, serialize, device_resident_accept, copy, *distributions):
+    for each in (*functions, *recurrent_links.PATCHES, serialize, device_resident_accept, copy, *distributions):
         each.apply()
     weight_copies.install()
     whole.compute_by(dispatch.compute_whole)

@@ -13,11 +13,11 @@ import numpy as np
 
 from mixprec.base.dtypes import BFLOAT16, FLOAT32, STORAGE_DTYPES, is_half
 from mixprec.functions.convolution import ConvolutionImages
+from mixprec.precision.conversion_state import active
 from mixprec.rewrite.deferred import Deferred, compute
 from mixprec.rewrite.fusions import KEPT, UNUSED, ConvolutionSite, Normalization, NormalizationSite
 from mixprec.rewrite.memory_order import cast, channels_first, channels_last, is_channels_last, is_part
 from mixprec.rewrite.operands import name_lost_array
-from mixprec.rewrite.state import active
 
 _WITH_CHILDREN = (chainer.Chain, chainer.ChainList)
 

@@ -13,7 +13,7 @@ import mixprec
 from mixprec.activation_memory import cupy_draws, graph_edge, recomputed
 from mixprec.export import chainer_graph
 from mixprec.functions import dropout, watching
-from mixprec.rewrite.state import active
+from mixprec.precision.conversion_state import active
 from models import resnet
 from tests.activation_memory.recomputed_programs import Net, assert_same, residual_blocks
 

@@ -14,13 +14,14 @@ from mixprec.backends import primitives_of
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
 from mixprec.functions import node
-from mixprec.functions.addition import Addition
 from mixprec.functions.batch_normalization import BatchNormalization
 from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
 from mixprec.functions.convolution import Convolution2D, ConvolutionImages
 from mixprec.functions.dual_batch_normalization import DualBatchNormalization
 from mixprec.functions.layout import Dense
+from mixprec.functions.linear import EmbedID
 from mixprec.functions.node import Node
+from mixprec.functions.relu import Addition
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
 from mixprec.precision.policy import Policy
 from mixprec.rewrite import replacements
@@ -66,6 +67,7 @@ FUNCTIONS = {
     "global_average_pooling_2d": (F.global_average_pooling_2d, [IMAGES]),
     "local_response_normalization": (lambda x: F.local_response_normalization(x, 3, 1, 0.5), [IMAGES]),
     "linear": (F.linear, [(3, 5), (4, 5), (4,)]),
+    "embed_id": (lambda W: EmbedID(-1).apply((np.array([[2, -1], [2, 0]]), W))[0], [(3, 5)]),
     "relu": (F.relu, [(3, 5)]),
     "add": (lambda x, other: Addition().apply((x, other))[0], [IMAGES, IMAGES]),
     "softmax_cross_entropy": (lambda x: F.softmax_cross_entropy(x, np.array([1, 0, 4], np.int32)), [(3, 5)]),

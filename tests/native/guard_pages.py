@@ -78,6 +78,12 @@ class Calls:
         last = self.array(shape, self.dtype() if name == "convert" else dtype)
         return name, [*(self.array(shape, dtype) for _ in range(self.outputs[0])), last]
 
+    def dropout(self):
+        shape, dtype = self.one_of(0, self.size(), (1 << 17) + self.size() - 9), self.dtype()
+        self.outputs = [3]
+        key = self.rng.integers(0, 2**64, 2, "u8")
+        return "dropout", [self.array(shape, dtype), self.one_of(0.0, 0.3, 0.999), key, self.array(shape, dtype)]
+
     def checksum(self):
         return "crc32c", [self.array(self.one_of(0, self.size(), self.size() * 1024 + self.size()), "u1")]
 
@@ -179,7 +185,7 @@ class Calls:
 
 _KINDS = (
     *("elementwise", "transpose", "batch_norm", "pooling", "global_pooling", "convolution", "convolution", "update"),
-    "checksum",
+    *("checksum", "dropout"),
 )
 
 

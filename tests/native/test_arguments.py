@@ -34,6 +34,7 @@ def _elementwise():
     yield "add", (f2, array(100, "f2"), array(100, "f2"))
     yield "relu", (f4, array(100))
     yield "relu_backward", (f2, array(100, "f2"), array(100, "f2"))
+    yield "dropout", (array(70, "u2"), 0.5, array(2, "u8"), array(70, "u2"))
     yield "transpose", (array((2, 3, 35)), array((2, 35, 4), "f2"), (2, 3, 35), (35, 4))
 
 

@@ -17,8 +17,8 @@ from chainer.utils import type_check
 import mixprec
 from mixprec import functions as mixprec_functions
 from mixprec.base.dtypes import BFLOAT16
+from mixprec.precision.conversion_state import state_of
 from mixprec.rewrite.example import explain
-from mixprec.rewrite.state import state_of
 from tests.rewrite.twins import assert_same, images, new, statistics, step
 
 EPS16 = 2.0**-11

@@ -17,8 +17,8 @@ import pytest
 
 import mixprec
 from mixprec.base import announcements
+from mixprec.precision.conversion_state import active
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, RELU
-from mixprec.rewrite.state import active
 from tests.cases import first, pairs
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
 

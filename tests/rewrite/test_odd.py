@@ -12,7 +12,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from chainer.utils import type_check
 
 import mixprec
-from mixprec.rewrite.state import active
+from mixprec.precision.conversion_state import active
 
 
 class Net(chainer.Chain):

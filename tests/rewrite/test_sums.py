@@ -12,7 +12,7 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import Following
-from mixprec.rewrite.state import state_of
+from mixprec.precision.conversion_state import state_of
 from tests.graph_capture.captured_runs import REQUIRED, Run, assert_same
 from tests.stand_ins import fake_cudnn, graph_array
 from tests.stand_ins.capture_sides import device, host  # noqa: F401  (fixtures)

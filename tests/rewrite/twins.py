@@ -11,7 +11,7 @@ import chainer.links as L
 import numpy as np
 
 import mixprec
-from mixprec.rewrite.state import state_of
+from mixprec.precision.conversion_state import state_of
 
 WIDTH = 4
 SHAPE = (3, 3, 6, 6)

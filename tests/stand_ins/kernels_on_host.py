@@ -4,6 +4,7 @@ import numpy as np
 
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.elementwise import Biases, Mixtures
+from mixprec.backends.cuda.embedding import Embeddings
 from mixprec.backends.cuda.layout import Layouts
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
@@ -11,7 +12,7 @@ from mixprec.backends.cuda.pooling import Poolings
 from tests.stand_ins.device_stand_in import DeviceArray
 
 
-class OwnKernels(Poolings, LocalResponseNorms, Losses, Mixtures, Dropouts, Layouts, Biases):
+class OwnKernels(Poolings, LocalResponseNorms, Losses, Mixtures, Dropouts, Layouts, Biases, Embeddings):
     """Everything that needs no cuDNN.
 
     Args:

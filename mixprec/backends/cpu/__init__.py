@@ -2,9 +2,9 @@
 
 bfloat16 is a dtype of ml_dtypes, which NumPy supports. Reading order. ``blocks`` (casts, and the walk over blocks of an
 array), then a file for each group: ``convolution``, ``batch_norm``, ``matrices`` (linear layers and losses),
-``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If
-the library of :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by ``native_convolution``,
-``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
+``embedding``, ``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``,
+``second_moments``. If the library of :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by
+``native_convolution``, ``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
 """
 
 from mixprec.backends.cpu.batch_norm import BatchNorms
@@ -12,6 +12,7 @@ from mixprec.backends.cpu.blocks import Casts
 from mixprec.backends.cpu.convolution import Convolutions
 from mixprec.backends.cpu.dropout import Dropouts
 from mixprec.backends.cpu.elementwise import Elementwise
+from mixprec.backends.cpu.embedding import Embeddings
 from mixprec.backends.cpu.local_response_norm import LocalResponseNorms
 from mixprec.backends.cpu.matrices import Linears, Losses
 from mixprec.backends.cpu.pooling import Poolings
@@ -30,6 +31,7 @@ class Cpu(
     SecondMoments,
     Linears,
     Losses,
+    Embeddings,
     Recurrents,
     Sequences,
     Dropouts,

@@ -1,4 +1,4 @@
-"""Casts, ReLU, additions, biases and changes of layout by the native library.
+"""Casts, ReLU, dropout, additions, biases and changes of layout by the native library.
 
 See :mod:`mixprec.backends.cpu.native_primitives`.
 """
@@ -42,6 +42,14 @@ class NativeElementwise:
         dx = np.empty(dy.shape, dy.dtype)
         library().relu_backward(raw(dy), raw(y), raw(dx))
         return dx
+
+    def dropout(self, x, ratio, key):
+        """See :meth:`~mixprec.backends.primitives.Primitives.dropout`."""
+        if not are_stored_alike(x):
+            return super().dropout(x, ratio, key)
+        y = np.empty(x.shape, x.dtype)
+        library().dropout(raw(x), ratio, key, raw(y))
+        return y
 
     def add_bias(self, x, b):
         """See :meth:`~mixprec.backends.primitives.Primitives.add_bias`."""

@@ -1,4 +1,4 @@
-"""Recurrent layers on NumPy: products by BLAS, gates of a step as a few operations on all of its rows.
+"""Recurrent layers on NumPy: the gates of a step are a few operations on all of its rows.
 
 Every activation is a hyperbolic tangent: a sigmoid is ``tanh(x / 2) / 2 + 1 / 2``, as in Chainer.
 """
@@ -20,8 +20,8 @@ class Recurrents:
     @_quiet
     def recurrent(self, x, w, u, biases, h, c, layer):
         """See :meth:`~mixprec.backends.primitives.Primitives.recurrent`."""
-        walk = _Walk(layer, u, x.dtype)
-        gates = widen(x) @ widen(w).T
+        walk = _Walk(self, layer, u, len(w) // layer.gates, x.dtype)
+        gates = self.linear(widen(x), widen(w))
         of_x, of_h = (None if b is None else widen(b) for b in biases)
         if of_h is not None and layer.kind != "gru":
             of_x, of_h = of_h if of_x is None else of_x + of_h, None
@@ -47,13 +47,13 @@ class Recurrents:
     @_quiet
     def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
         """See :meth:`~mixprec.backends.primitives.Primitives.recurrent_backward`."""
-        back = _Back(layer, u, y, saved)
+        back = _Back(self, layer, u, saved.states.shape[1], y, saved)
         back.h, back.c = back.start(dh), back.start(dc)
         step = getattr(back, layer.kind)
         for first, count in reversed(layer.steps()):
             part = slice(first, first + count)
             step(back.h[:count] if dy is None else back.h[:count] + widen(dy[part]), part, count)
-        dtype = y.dtype
+        dtype = saved.states.dtype
         of_x = narrow(back.of_x, dtype)
         of_h = of_x if back.of_h is back.of_x else narrow(back.of_h, dtype)
         dx = self.linear_dgrad(of_x, w) if wants_dx else None
@@ -69,12 +69,15 @@ class _Pass:
     """What both passes over a layer share.
 
     Args:
+        primitives: what multiplies matrices of float32.
         layer: :class:`~mixprec.backends.recurrence.Recurrence`.
-        u: weights (G H, H) of the states.
+        u: weights (G H, H) of the states, or ``None`` if there is only a first step from zeros.
+        units: H.
     """
 
-    def __init__(self, layer, u):
-        self.layer, self.u, self.units = layer, widen(u), u.shape[1]
+    def __init__(self, primitives, layer, u, units):
+        self.primitives, self.layer, self.units = primitives, layer, units
+        self.u = None if u is None else widen(u)
 
     def start(self, state):
         """Returns a state (B, H) in float32, which the walk changes; zeros for ``None``."""
@@ -82,9 +85,19 @@ class _Pass:
             return np.zeros((self.layer.batch, self.units), np.float32)
         return state.copy() if state.dtype == np.float32 else widen(state)
 
-    def split(self, gates, count=None):
+    def product(self, states, rows=slice(None)):
+        """Returns the products of states (rows, H) with some rows of u, zeros without u."""
+        if self.u is None:
+            return np.float32(0)
+        return self.primitives.linear(states, self.u[rows])
+
+    def back(self, gates, rows=slice(None)):
+        """Returns the products of gradients of some gates with their rows of u."""
+        return self.primitives.linear_dgrad(gates, self.u[rows])
+
+    def split(self, gates):
         """Returns views (rows, H) of the gates of rows."""
-        count = count or self.layer.gates
+        count = self.layer.gates
         if self.layer.interleaved:
             parts = gates.reshape(len(gates), self.units, count)
             return [parts[..., index] for index in range(count)]
@@ -106,8 +119,8 @@ class _Walk(_Pass):
         h, c: the states (B, H) float32.
     """
 
-    def __init__(self, layer, u, dtype):
-        super().__init__(layer, u)
+    def __init__(self, primitives, layer, u, units, dtype):
+        super().__init__(primitives, layer, u, units)
         self._dtype = dtype
         self._kept = self.reset = None
         if layer.kind == "gru":
@@ -126,7 +139,7 @@ class _Walk(_Pass):
         return narrow(gates if self._kept is None else self._kept, self._dtype)
 
     def lstm(self, gates, h, bias, part):
-        gates += h @ self.u.T
+        gates += self.product(h)
         _activate(gates, *_lstm_scale(self.units, self.layer.interleaved))
         i, f, a, o = self.lstm_gates(gates)
         c = self.c[: len(h)]
@@ -135,7 +148,7 @@ class _Walk(_Pass):
         return o * np.tanh(c)
 
     def gru(self, gates, h, bias, part):
-        terms = h @ self.u.T
+        terms = self.product(h)
         if bias is not None:
             terms += bias
         units = self.units
@@ -148,18 +161,18 @@ class _Walk(_Pass):
 
     def gru_reset_before(self, gates, h, bias, part):
         two = 2 * self.units
-        gates[:, :two] = _sigmoid(gates[:, :two] + h @ self.u[:two].T)
+        gates[:, :two] = _sigmoid(gates[:, :two] + self.product(h, slice(two)))
         r, z, a = self.split(gates)
         self.reset[part] = reset = narrow(r * h, self._dtype)
-        np.tanh(a + widen(reset) @ self.u[two:].T, out=a)
+        np.tanh(a + self.product(widen(reset), slice(two, None)), out=a)
         return h + z * (a - h)
 
     def tanh(self, gates, h, bias, part):
-        gates += h @ self.u.T
+        gates += self.product(h)
         return np.tanh(gates, out=gates)
 
     def relu(self, gates, h, bias, part):
-        gates += h @ self.u.T
+        gates += self.product(h)
         return np.maximum(gates, 0, out=gates)
 
 
@@ -172,9 +185,9 @@ class _Back(_Pass):
             layer one array. Before a step they hold the factors of its gradients.
     """
 
-    def __init__(self, layer, u, y, saved):
-        super().__init__(layer, u)
-        getattr(self, f"_{layer.kind}_factors", self._factors)(widen(y), saved)
+    def __init__(self, primitives, layer, u, units, y, saved):
+        super().__init__(primitives, layer, u, units)
+        getattr(self, f"_{layer.kind}_factors", self._factors)(y, saved)
 
     def _lstm_factors(self, y, saved):
         gates = widen(saved.gates)
@@ -202,7 +215,8 @@ class _Back(_Pass):
         of_c *= dc_of
         of_out *= dh
         dc *= self._forget[part]
-        np.matmul(gates, self.u, out=self.h[:count])
+        if self.u is not None:
+            self.h[:count] = self.back(gates)
 
     def _gru_factors(self, y, saved):
         units = self.units
@@ -222,7 +236,7 @@ class _Back(_Pass):
         of_h = self.of_h[part]
         of_h[...] = self.of_x[part]
         of_h[:, 2 * self.units :] *= self._reset[part]
-        self.h[:count] = of_h @ self.u + dh * self._kept[part]
+        self.h[:count] = self.back(of_h) + dh * self._kept[part]
 
     def _gru_reset_before_factors(self, y, saved):
         r, z, a = self.split(widen(saved.gates))
@@ -240,18 +254,23 @@ class _Back(_Pass):
         of_r, of_z, of_a = self.split(gates)
         of_a *= dh
         of_z *= dh
-        of_reset = of_a @ self.u[two:]
+        if self.u is None:
+            of_r[...] = 0
+            return
+        of_reset = self.back(np.ascontiguousarray(of_a), slice(two, None))
         of_r *= of_reset
-        self.h[:count] = gates[:, :two] @ self.u[:two] + dh * self._kept[part] + of_reset * self._reset[part]
+        self.h[:count] = (
+            self.back(gates[:, :two].copy(), slice(two)) + dh * self._kept[part] + of_reset * self._reset[part]
+        )
 
     def _factors(self, y, saved):
-        is_tanh = self.layer.kind == "tanh"
+        y, is_tanh = widen(y), self.layer.kind == "tanh"
         self.of_x = self.of_h = _ONE - y * y if is_tanh else (y > 0).astype(np.float32)
 
     def tanh(self, dh, part, count):
         gates = self.of_x[part]
         gates *= dh
-        np.matmul(gates, self.u, out=self.h[:count])
+        self.h[:count] = self.back(gates)
 
     relu = tanh
 

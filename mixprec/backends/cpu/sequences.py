@@ -1,4 +1,4 @@
-"""Rows of many arrays in one, and sequences packed step by step, on NumPy."""
+"""Sequences packed step by step on NumPy."""
 
 import numpy as np
 
@@ -6,11 +6,7 @@ from mixprec.backends.recurrence import first_rows
 
 
 class Sequences:
-    """The changes of rows of :class:`~mixprec.backends.primitives.Primitives`."""
-
-    def join_rows(self, arrays):
-        """See :meth:`~mixprec.backends.primitives.Primitives.join_rows`."""
-        return np.concatenate(arrays)
+    """The packed sequences of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def pack_sequences(self, xs, order):
         """See :meth:`~mixprec.backends.primitives.Primitives.pack_sequences`."""

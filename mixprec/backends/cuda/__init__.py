@@ -3,8 +3,8 @@
 Reading order. ``base``, ``kernels`` and ``candidates`` (the choice between implementations) serve all others.
 ``operations`` describes operations to cuDNN. ``convolution`` (with ``channels`` and ``stem``), ``linear``;
 ``batch_norm`` (with ``batch_norm_kernels``, ``dual_batch_norm``, ``batch_norm_pooling``), ``columns``; ``pooling``,
-``layout``, ``elementwise``, ``dropout``, ``loss``, ``local_response_norm``; ``curvature`` and ``recurrent``, by
-``matrix_context`` and ``cublas``.
+``layout``, ``elementwise``, ``embedding``, ``dropout``, ``loss``, ``local_response_norm``; ``curvature`` and
+``recurrent``, by ``matrix_context``.
 """
 
 import threading
@@ -18,6 +18,7 @@ from mixprec.backends.cuda.curvature import Curvatures
 from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.dual_batch_norm import DualBatchNorms
 from mixprec.backends.cuda.elementwise import Additions, Biases, Mixtures
+from mixprec.backends.cuda.embedding import Embeddings
 from mixprec.backends.cuda.layout import Layouts, Sequences
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
@@ -52,6 +53,7 @@ class Cuda(
     Curvatures,
     Recurrents,
     Losses,
+    Embeddings,
     Mixtures,
     Dropouts,
     Primitives,

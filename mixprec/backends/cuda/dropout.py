@@ -24,6 +24,14 @@ class Dropouts(Base):
     def dropout(self, x, ratio, key):
         return self._elementwise(_FILE, "dropout", [x], key, x.size, int(ratio * 2**32), float(1 - ratio))
 
+    def dropout_next(self, x, ratio, state):
+        y, key = self._empty(x.shape, x.dtype), self._empty((2,), np.uint64)
+        width = self._width(0, x, y)
+        blocks = max(ceil_div(x.size, self.launcher.threads * width), 1)  # the state moves for an empty x, too
+        arguments = [x, y, key, state, self.launcher.counters(1), x.size, int(ratio * 2**32), float(1 - ratio)]
+        self.kernels.launch(_FILE, "dropout_next", blocks, arguments, x.dtype, width)
+        return y, key
+
     def row_factors(self, count, ratio, key):
         factors = self._empty((count,), _FLOAT)
         arguments = [factors, key, count, int(ratio * 2**32), float(1 - ratio)]

@@ -1,5 +1,6 @@
-"""Casts and changes of layout on a CUDA device: one launch each, as long as there are not too many arrays."""
+"""Casts, changes of layout and packed sequences on a CUDA device: one launch each, more for very many sequences."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from mixprec.backends.recurrence import first_rows
 _FILE = "layout"
 _FEW = 8  # channels that a thread reads or writes one after the other
 _SQUARE = 64  # as in layout.cu
-_ARRAYS, _PIECES = 256, 481  # of a launch, as in sequences.cu
+_SEQUENCES, _STEPS = 256, 481  # of a launch, as in sequences.cu
 
 
 class Layouts(Base):
@@ -64,53 +65,32 @@ class Layouts(Base):
 
 
 class Sequences(Base):
-    """The changes of rows of :class:`~mixprec.backends.primitives.Primitives`."""
-
-    def join_rows(self, arrays):
-        firsts = np.concatenate([[0], np.cumsum(list(map(len, arrays)))])
-        whole = self._empty((int(firsts[-1]), *arrays[0].shape[1:]), arrays[0].dtype)
-        for start in range(0, len(arrays), _ARRAYS):
-            part = arrays[start : start + _ARRAYS]
-            self._copy_rows(part, list(map(self._address, part)), firsts[start : start + len(part) + 1], whole, 0, 0, 0)
-        return whole
+    """The packed sequences of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def pack_sequences(self, xs, order):
         xs = [xs[index] for index in order]
         firsts = first_rows(list(map(len, xs)))
         packed = self._empty((int(firsts[-1]), xs[0].shape[1]), xs[0].dtype)
-        self._copy_sequences(xs, firsts, packed, 0)
+        self._copy("pack", xs, packed, firsts)
         return packed
 
     def unpack_sequences(self, packed, lengths, order):
-        ends = np.cumsum(lengths).tolist()
-        whole = self._empty(packed.shape, packed.dtype)
+        ends, whole = itertools.accumulate(lengths), self._empty(packed.shape, packed.dtype)
         xs = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        xs_in_order = [xs[index] for index in order]
-        self._copy_sequences(xs_in_order, first_rows(list(map(len, xs_in_order))), packed, 1)
+        self._copy("unpack", [xs[index] for index in order], packed, first_rows([lengths[index] for index in order]))
         return xs
 
-    def _copy_sequences(self, xs, firsts, packed, back):
-        step = packed.shape[1] * packed.itemsize  # bytes
-        for start in range(0, len(firsts) - 1, _PIECES):
-            part = firsts[start : start + _PIECES + 1]
-            for first in range(0, int(part[1] - part[0]), _ARRAYS):
-                own = xs[first : first + _ARRAYS]
-                addresses = [self._address(x) + start * step for x in own]
-                self._copy_rows(own, addresses, part, packed, 1, first, back)
-
-    def _copy_rows(self, arrays, addresses, firsts, whole, by_step, first, back):
-        """Copies rows of arrays into one, or back; the arguments after ``whole`` are as of ``copy_rows``.
-
-        Args:
-            arrays: the arrays of the launch.
-            addresses: of their first elements, or of later rows.
-            firsts: the first row in ``whole`` of each piece, and its end.
-        """
-        table = np.zeros(_ARRAYS + (_PIECES + 1) // 2, np.int64)
-        table[: len(addresses)] = addresses
-        table[_ARRAYS:].view(np.uint32)[: len(firsts)] = firsts
-        size = math.prod(whole.shape[1:])
-        width = self._width(size, whole, *arrays)
-        blocks = ceil_div(int(firsts[-1] - firsts[0]) * (size // width), self.launcher.threads)
-        numbers = [len(firsts) - 1, whole, size // width, by_step, first, len(arrays), back]
-        self.kernels.launch("sequences", "copy_rows", blocks, [table, *numbers], whole.dtype, width)
+    def _copy(self, name, xs, packed, firsts):
+        """Launches a kernel for sequences by falling length, of which step t has the rows from ``firsts[t]`` on."""
+        channels = packed.shape[1]
+        width = self._width(channels, packed, *xs)
+        addresses = np.array(list(map(self._address, xs)))
+        for step in range(0, len(firsts) - 1, _STEPS):
+            of_launch = firsts[step : step + _STEPS + 1]
+            blocks = ceil_div(int(of_launch[-1] - of_launch[0]) * (channels // width), self.launcher.threads)
+            for first in range(0, int(of_launch[1] - of_launch[0]), _SEQUENCES):
+                table, own = np.zeros(_SEQUENCES + (_STEPS + 1) // 2, np.int64), addresses[first : first + _SEQUENCES]
+                table[: len(own)] = own + step * channels * packed.itemsize
+                table[_SEQUENCES:].view(np.uint32)[: len(of_launch)] = of_launch
+                arguments = [table, len(of_launch) - 1, packed, channels // width, first, len(own)]
+                self.kernels.launch("sequences", name, blocks, arguments, packed.dtype, width)

@@ -5,7 +5,7 @@ A CUDA graph may capture them after an eager product on the same stream, which c
 
 import numpy as np
 
-from mixprec.backends.cuda.cublas import (
+from mixprec.backends.cublas import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
     COMPUTE_32F_PEDANTIC,
@@ -31,7 +31,7 @@ class MatrixContext:
 
     Args:
         device_id: number of the CUDA device.
-        cublas: :class:`~mixprec.backends.cuda.cublas.Cublas`, instead of the installed one.
+        cublas: :class:`~mixprec.backends.cublas.Cublas`, instead of the installed one.
         device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
     """
 

@@ -16,7 +16,8 @@ class Recurrents(Base):
     """The recurrent layers of :class:`~mixprec.backends.primitives.Primitives`."""
 
     def recurrent(self, x, w, u, biases, h, c, layer):
-        units, wide, dtype, is_lstm = u.shape[1], len(u), x.dtype, layer.kind == "lstm"
+        wide, dtype, is_lstm = len(w), x.dtype, layer.kind == "lstm"
+        units = wide // layer.gates
         packed, batch = (layer.rows, units), (layer.batch, units)
         y, states, last_h = (self._empty(shape, dtype) for shape in (packed, packed, batch))
         cells, last_c = (self._empty(packed, _FLOAT), self._empty(batch, dtype)) if is_lstm else (None, None)
@@ -31,9 +32,10 @@ class Recurrents(Base):
         for (first, count, before, after), (following, *_) in zip(turns, [*turns[1:], (0,)], strict=False):
             terms = of_h if before or h is not None else None
             varying.append((first, count, following, after, max(count, after), self._address_or_0(terms)))
+        other = _FLOAT if any(each is not None and each.dtype == _FLOAT for each in biases) else dtype
+        biases = [None if each is None else self.cast(each, other) for each in biases]
         arrays = of_x, *biases, y, gates, states, cells, reset, h, c, last_h, last_c
         tables = self._tables(varying, layer, units, *arrays)
-        other = next((each.dtype for each in biases if each is not None), dtype)
 
         def launch(name, table):
             blocks = ceil_div(int(table[4]) * units, self.launcher.threads)
@@ -57,12 +59,13 @@ class Recurrents(Base):
         return y, last_h, last_c, Recurred(gates, states, cells, reset)
 
     def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
-        units, wide, dtype, is_lstm = u.shape[1], len(u), y.dtype, layer.kind == "lstm"
+        wide, dtype, is_lstm = len(w), saved.states.dtype, layer.kind == "lstm"
+        units = wide // layer.gates
         of_x = self._empty((layer.rows, wide), dtype)
         of_h = self._empty(of_x.shape, dtype) if layer.kind == "gru" else of_x
         of_state, of_cell, of_reset = (
             self._empty((layer.batch, units), _FLOAT) if is_there else None
-            for is_there in (True, is_lstm, saved.reset is not None)
+            for is_there in (True, is_lstm, saved.reset is not None and u is not None)
         )
         turns = layer.turns()[::-1]
         varying = [(first, count, after) for first, count, _, after in turns]
@@ -81,11 +84,12 @@ class Recurrents(Base):
 
         for (first, count, before, _), table in zip(turns, tables, strict=False):
             launch("recurrent_backward", table)
-            if of_reset is not None:
-                multiply(of_reset, first, count, 2, 3, 0)
+            if saved.reset is not None:
+                if u is not None:
+                    multiply(of_reset, first, count, 2, 3, 0)
                 launch("recurrent_reset_backward", table)
-            if before or wants_states:
-                end = 2 if of_reset is not None else layer.gates
+            if before or (wants_states and u is not None):
+                end = 2 if saved.reset is not None else layer.gates
                 multiply(of_state, first, count, 0, end, int(layer.gates == 3))
         dx = first_dh = first_dc = None
         if wants_states:

@@ -116,6 +116,12 @@ double *Arguments::doubles(const char *name, long size, bool written) {
     return static_cast<double *>(array.data);
 }
 
+const uint64_t *Arguments::words(const char *name, long size) {
+    Array array = of(next(name), name, false, sizeof(long) == 8 ? "LQ" : "Q");
+    if (ok() && array.size != size) refuse("%s has %zd elements, not %ld", name, Py_ssize_t(array.size), size);
+    return static_cast<const uint64_t *>(array.data);
+}
+
 unsigned char *Arguments::optional_bytes(const char *name, long size, bool written) {
     if (!failed_ && taken_ < count_ && given_[taken_] == Py_None) {
         ++taken_;
@@ -133,6 +139,18 @@ long Arguments::integer(const char *name, long least, long most) {
         return 0;
     }
     if (value < least || value > most) refuse("%s is %ld, not between %ld and %ld", name, value, least, most);
+    return ok() ? value : 0;
+}
+
+double Arguments::number(const char *name, double least, double most) {
+    PyObject *object = next(name);
+    if (!object) return 0;
+    double value = PyFloat_AsDouble(object);
+    if (value == -1 && PyErr_Occurred()) {
+        failed_ = true;
+        return 0;
+    }
+    if (!(value >= least && value <= most)) refuse("%s is not between %d and %d", name, int(least), int(most));
     return ok() ? value : 0;
 }
 

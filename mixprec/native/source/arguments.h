@@ -30,9 +30,11 @@ class Arguments {
     Array bytes(const char *name);                                            // uint8 or bool, of any size
     unsigned char *bytes(const char *name, long size, bool written = false);  // uint8 or bool
     double *doubles(const char *name, long size, bool written = false);       // float64
+    const uint64_t *words(const char *name, long size);                       // uint64
     unsigned char *optional_bytes(const char *name, long size, bool written = false);
 
     long integer(const char *name, long least, long most);
+    double number(const char *name, double least, double most);  // not NaN
     // Integers of a tuple, into `values`.
     void integers(const char *name, long *values, int count, long least, long most);
 

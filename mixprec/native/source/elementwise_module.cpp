@@ -42,6 +42,17 @@ PyObject *relu_backward(PyObject *, PyObject *const *given, Py_ssize_t count) {
     return run([&] { kernels->elementwise.relu_backward(dy.dtype, dy.data, y.data, dx.data, dy.size); });
 }
 
+PyObject *dropout(PyObject *, PyObject *const *given, Py_ssize_t count) {
+    Arguments arguments("dropout", given, count);
+    auto x = arguments.array("x");
+    double ratio = arguments.number("ratio", 0, 1);
+    if (arguments.ok() && ratio == 1) arguments.refuse("ratio is 1");
+    const uint64_t *key = arguments.words("key", 2);
+    auto y = arguments.array("y", x.dtype, x.size, true);
+    if (!arguments.done()) return nullptr;
+    return run([&] { kernels->elementwise.dropout(x.dtype, x.data, ratio, key[0], key[1], y.data, x.size); });
+}
+
 PyObject *transpose(PyObject *, PyObject *const *given, Py_ssize_t count) {
     Arguments arguments("transpose", given, count);
     auto source = arguments.array("source"), target = arguments.array("target", true);
@@ -68,6 +79,7 @@ PyMethodDef elementwise_methods[] = {
     {"add", METHOD(add), METH_FASTCALL, "add(a, b, sum)"},
     {"relu", METHOD(relu), METH_FASTCALL, "relu(x, y)"},
     {"relu_backward", METHOD(relu_backward), METH_FASTCALL, "relu_backward(dy, y, dx)"},
+    {"dropout", METHOD(dropout), METH_FASTCALL, "dropout(x, ratio, key, y): the key is seed and sequence, uint64."},
     {"transpose", METHOD(transpose), METH_FASTCALL,
      "transpose(source, target, (count, rows, columns), (rows, columns) of the target)"},
     {},

@@ -6,6 +6,7 @@
 #include "update.inl"
 #include "batch_norm.inl"
 #include "elementwise.inl"
+#include "dropout.inl"
 #include "pooling.inl"
 
 namespace native {
@@ -16,6 +17,7 @@ const Kernels KERNELS = {
                     .add = INSTRUCTIONS::add_arrays,
                     .relu = INSTRUCTIONS::relu_of,
                     .relu_backward = INSTRUCTIONS::relu_backward,
+                    .dropout = INSTRUCTIONS::dropout,
                     .transpose = INSTRUCTIONS::transpose},
     .convolutions = {INSTRUCTIONS::Typed<float>::TABLE, INSTRUCTIONS::Typed<Half>::TABLE,
                      INSTRUCTIONS::Typed<Bfloat>::TABLE},

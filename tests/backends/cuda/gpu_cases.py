@@ -249,7 +249,6 @@ def every_primitive(p, put, dtype, size, filters):
             yield f"recurrent and recurrent_backward, {kind}, reverse: {reverse}", recurred(kind, reverse)
     yield "rows_wgrad", lambda: (p.rows_wgrad(rows, outputs), p.rows_wgrad(rows[:, 1:], outputs[:, :3]))
     sequences = rows[:9], rows[9:10], rows[:0], rows[10:]
-    yield "join_rows", lambda: (p.join_rows(sequences),)
     yield "pack_sequences", lambda: (p.pack_sequences(sequences, (3, 0, 1, 2)),)
     yield "unpack_sequences", lambda: tuple(p.unpack_sequences(rows, (9, 1, 0, 23), (3, 0, 1, 2)))
 
@@ -258,6 +257,10 @@ def every_primitive(p, put, dtype, size, filters):
     yield "linear_wgrad", lambda: (p.linear_wgrad(rows, outputs),)
     yield "bias_grad", lambda: (p.bias_grad(dy, FLOAT32),)
     yield "add_bias", lambda: (p.add_bias(y, b),)
+
+    yield "concat_rows", lambda: (p.concat_rows([rows, rows[:7]]), p.concat_rows([t, t]))
+    yield "embed", lambda: (p.embed(matrix, t, -1), p.embed(matrix, t))
+    yield "embed_backward", lambda: (p.embed_backward(rows, t, filters, -1), p.embed_backward(rows, t, filters))
 
     yield (
         "softmax_cross_entropy",
@@ -291,9 +294,9 @@ def every_primitive(p, put, dtype, size, filters):
     def dropout():
         state = p.new_random_state(3)
         key = p.dropout_key(state)
-        return state, key, p.dropout(x, 0.3, key), p.row_factors(9, 0.3, key)
+        return state, key, p.dropout(x, 0.3, key), p.row_factors(9, 0.3, key), *p.dropout_next(x, 0.3, state)
 
-    yield "new_random_state, dropout_key, dropout, row_factors", dropout
+    yield "new_random_state, dropout_key, dropout, row_factors, dropout_next", dropout
     yield "scale_rows", lambda: (p.scale_rows(x, factors),)
     yield "cast", lambda: tuple(p.cast(x, other) for other in (np.dtype(np.float16), FLOAT32))
     yield "to_nhwc", lambda: (p.to_nhwc(planes, dtype, 4),)

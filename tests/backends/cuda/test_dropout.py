@@ -21,7 +21,7 @@ def device():
 
 @settings(max_examples=tries(60))
 @given(
-    size=st.integers(1, 1100),
+    size=st.integers(0, 1100),
     dtype=storage_dtypes,
     ratio=st.sampled_from([0.0, 0.1, 0.5, 0.9]) | st.floats(0, 0.999),
     key=st.tuples(words, words),
@@ -32,6 +32,13 @@ def test_dropout(device, size, dtype, ratio, key, misaligned):
     key = np.array(key, np.uint64)
     found = device.dropout(send(x, misaligned), ratio, send(key))
     assert_same(found, PRIMITIVES.dropout(x, ratio, key))
+    state, expected = send(key), key.copy()
+    for _ in range(2):
+        ours = device.dropout_next(send(x, misaligned), ratio, state)
+        with np.errstate(over="ignore"):  # after the last of all sequences
+            right = PRIMITIVES.dropout_next(x, ratio, expected)
+        for one, other in zip((*ours, state), (*right, expected), strict=True):
+            assert_same(one, other)
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
@@ -50,6 +57,7 @@ def test_each_is_one_launch(device):
     assert device.launches_of("dropout_key", state) == 1
     assert device.launches_of("dropout", send(np.ones((3, 1000), np.float16)), 0.5, key) == 1
     assert device.launches_of("dropout", send(np.ones(0, np.float16)), 0.5, key) == 0
+    assert device.launches_of("dropout_next", send(np.ones((3, 1000), np.float16)), 0.5, state) == 1
     assert device.launches_of("row_factors", 256, 0.5, key) == 1
     assert device.launches_of("scale_rows", send(np.ones((3, 1000), np.float16)), send(np.ones(3, np.float32))) == 1
     assert device.launches_of("scale_rows", send(np.ones((0, 5), np.float16)), send(np.ones(0, np.float32))) == 0

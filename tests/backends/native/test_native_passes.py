@@ -27,6 +27,7 @@ POOLINGS = [
     Pooling((3, 3), (1, 1), (2, 2)),
     Pooling((1, 2), (3, 3)),
 ]
+KEY = np.array([0xFEDCBA9876543210, 0x0123456789ABCDEF], np.uint64)
 ODD = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, 3e-6)
 
 
@@ -142,6 +143,7 @@ def test_poolings(pooling, shape, dtype):
 def test_elements_and_layouts(shape, dtype):
     x, dy = _arrays(shape, dtype, 2)
     _assert_same(lambda p: [p.relu(x), p.relu_backward(dy, x), p.add(x, dy)])
+    _assert_same(lambda p: [p.dropout(x, ratio, KEY) for ratio in (0.0, 0.3, 1 - 2.0**-32)])
     for to in STORAGE:
         _assert_same(lambda p, to=to: [p.to_nhwc(x, to), p.to_nhwc(x, to, shape[1] + 5), p.to_nchw(x, to, 2)])
 
@@ -198,6 +200,7 @@ def _digests():
                 *native.PRIMITIVES.batch_norm_backward(dy, x, gamma, beta, saved, attributes)[:3],
                 *native.PRIMITIVES.max_pool(x, POOLINGS[0]),
                 native.PRIMITIVES.global_average_pool(x),
+                native.PRIMITIVES.dropout(x, 0.3, KEY),
                 native.PRIMITIVES.to_nchw(x, FLOAT32),
                 *_dual(native.PRIMITIVES, x.shape, dtype, True, True),
             )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mixprec.app.parts import gpus
-from mixprec.backends.cuda import cublas
-from mixprec.backends.cuda.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
+from mixprec.backends import cublas
+from mixprec.backends.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
 from tests.backends.primitive_cases import FLOAT32
 from tests.stand_ins import fake_cublas
 from tests.stand_ins.cudnn_host import HostDevice

@@ -1,0 +1,129 @@
+"""Gradients of parameters that several functions of a backward pass use, such as the weights of a recurrent network.
+
+What each function has to add is kept as rows, and computed once for all of them: one product of matrices in place of
+many, one rounding, and no additions of dense gradients. A :class:`Pending` lies in the table of the pass
+(:mod:`mixprec.functions.sums`) until all functions have added their rows, the rows take too much memory, or it leaves
+the table. The gradient of a parameter that one function uses is computed at once, so that no row is kept. So it is
+where others look on: hooks, debug mode, double backprop, ``chainer.grad``, observers of layers.
+"""
+
+import chainer
+
+from mixprec.functions import layer_gradients, sums
+
+_MOST = 64 << 20  # bytes of rows
+
+
+class Pending(sums.Lazy):
+    """A gradient of a parameter that has not been computed from its rows yet.
+
+    Chainer's backward pass asks for the raw array, only to check its type, shape and dtype: it gets the parameter's.
+
+    Args:
+        param: the parameter.
+        uses: number of functions that use it in this backward pass.
+        kind: ``(function, *options)``: ``function(primitives, *arrays, *options)`` computes the gradient.
+        primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+        arrays: tuple of arrays of as many rows.
+    """
+
+    def __init__(self, param, uses, kind, primitives, arrays):
+        super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None)
+        # Rows of other dtypes cannot be joined.
+        self.__dict__.update(_kind=(*kind, *[array.dtype for array in arrays]), _compute=kind, _rows=[arrays])
+
+    @property
+    def raw_array(self):
+        """See :class:`Pending`."""
+        return self._param.array
+
+    def plus(self, other):
+        """See :meth:`Lazy.plus`; ``other`` is the earlier gradient."""
+        if type(other) is Pending:
+            self._count += other._count
+            if other._kind == self._kind:
+                self._rows, other = other._rows + self._rows, other._before
+        if other is not None:
+            self._add(other)
+        if self._count == self._uses:
+            return sums.computed(self)
+        if sum(array.nbytes for arrays in self._rows for array in arrays) > _MOST:
+            self._add(self._of_rows())
+        return self
+
+    def compute(self):
+        """See :meth:`Lazy.compute`."""
+        if self._rows:
+            self._add(self._of_rows())
+        return self._before
+
+    def _add(self, gradient):
+        gradient = sums.computed(gradient)
+        self._before = gradient if self._before is None else sums.added(self._before, gradient)
+
+    def _of_rows(self):
+        (function, *options), primitives = self._compute, self._primitives
+        columns, self._rows = zip(*self._rows, strict=True), []
+        with chainer.using_device(chainer.backend.get_device_from_array(self._param.array)):
+            arrays = [each[0] if len(each) == 1 else primitives.concat_rows(each) for each in columns]
+            gradient = function(primitives, *arrays, *options)
+        return chainer.Variable._init_unchecked(gradient, requires_grad=False, is_chainerx_array=False)
+
+
+def product(primitives, node, x, dy):
+    """Returns the gradient of weights W (K, C) in ``x @ W.T``, an array or :class:`Pending`, for ``Node.gradients``.
+
+    Args:
+        primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
+        node: variable node of W.
+        x: (B, C), which nothing may write to until the backward pass is over.
+        dy: (B, K), the gradient of the product; as ``x``.
+    """
+    return _gradient(primitives, node, (x, dy), _product)
+
+
+def total(primitives, node, dy, dtype):
+    """Returns the gradient of a bias (K,), an array or :class:`Pending`, for ``Node.gradients``.
+
+    Args:
+        primitives: as for :func:`product`.
+        node: variable node of the bias.
+        dy: (..., K), which nothing may write to until the backward pass is over.
+        dtype: of the bias.
+    """
+    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), _total, dtype)
+
+
+def segments(primitives, node, t, dy, rows, ignore_label):
+    """Returns the gradient of a table (V, C) of an embedding, an array or :class:`Pending`, for ``Node.gradients``.
+
+    Args:
+        primitives: as for :func:`product`.
+        node: variable node of the table.
+        t: labels (B,).
+        dy: (B, C), the gradients of the rows with these labels.
+        rows: V.
+        ignore_label: label that does not count, or ``None``.
+    """
+    return _gradient(primitives, node, (t, dy), _segments, rows, ignore_label)
+
+
+def _gradient(primitives, node, arrays, *kind):
+    uses, param = sums.now.uses.get(id(node), 1), node.get_variable_or_none()
+    is_kept = uses > 1 and isinstance(param, chainer.Parameter) and arrays[-1].dtype == param.dtype
+    if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
+        return Pending(param, uses, kind, primitives, arrays)
+    function, *options = kind
+    return function(primitives, *arrays, *options)
+
+
+def _product(primitives, x, dy):
+    return primitives.linear_wgrad(x, dy)
+
+
+def _total(primitives, dy, dtype):
+    return primitives.bias_grad(dy, dtype)
+
+
+def _segments(primitives, t, dy, rows, ignore_label):
+    return primitives.embed_backward(dy, t, rows, ignore_label)

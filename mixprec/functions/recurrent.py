@@ -1,0 +1,178 @@
+"""One node for a recurrent layer in one direction, and nodes from sequences to packed rows and back."""
+
+import itertools
+
+import chainer
+
+from mixprec.base.dtypes import FLOAT32
+from mixprec.functions import checks
+from mixprec.functions.node import Node, dense
+from mixprec.functions.pending import product, total
+
+_GROUPS = "w", "u", "bias of w", "bias of u"
+
+
+class Recurrent(Node):
+    """A layer in one direction, see :meth:`mixprec.backends.primitives.Primitives.recurrent`.
+
+    The inputs are x (rows, C), then the states h and c (B, H) that there are, then the matrices w, the matrices u, the
+    biases of w and the biases of u: of each the array of all gates, or one array for each gate. The outputs are
+    y (rows, H), the last h (B, H) - not of a cell, as it is y - and of an LSTM the last c.
+
+    Args:
+        layer: :class:`~mixprec.backends.recurrence.Recurrence`.
+        units: H.
+        states: whether h is an input, and whether c is.
+        counts: number of arrays of w, of u, and of their biases.
+        order: indices that sort the sequences of the states by falling length; ``None`` if they are sorted.
+    """
+
+    name = "recurrent"
+    is_repeatable = True
+
+    def __init__(self, layer, units, states, counts, order=None):
+        self._layer, self._units, self._has, self._counts, self._order = layer, units, states, counts, order
+        self.options = layer, units, states, counts
+
+    def check(self, *inputs):
+        layer, units = self._layer, self._units
+        x = inputs[0]
+        checks.dtype(self.name, "x", x)
+        columns = [(x.shape[-1],), (units,), (), ()]
+        shapes = [(layer.rows, x.shape[-1]), *[(layer.batch, units)] * sum(self._has)]
+        for count, last in zip(self._counts, columns, strict=True):
+            shapes += [(layer.gates // max(count, 1) * units, *last)] * count
+        for index, (array, shape) in enumerate(zip(inputs, shapes, strict=True)):
+            name = self._argument(index)
+            if array.shape != shape:
+                raise ValueError(f"{self.name}: {name} must have shape {shape}; found {array.shape}")
+            if array.ndim > 1 or array.dtype != FLOAT32:
+                checks.same_dtype(self.name, name, array, "x", x)
+
+    def _argument(self, index, count=1):
+        names = ["x", *itertools.compress("hc", self._has)]
+        for name, number in zip(_GROUPS, self._counts, strict=True):
+            names += [name] if number == 1 else [f"{name} [{gate}]" for gate in range(number)]
+        return names[index]
+
+    def compute(self, primitives, x, *rest):
+        self.retain_inputs((0,))
+        h, c, *groups = self._grouped(rest)
+        w, u, *biases = (self._joined(primitives, group) for group in groups)
+        self._weights = w, u
+        h, c = (None if state is None else self._sorted(primitives, state) for state in (h, c))
+        y, h, c, self._saved = primitives.recurrent(x, *self._weights, biases, h, c, self._layer)
+        self._y = y if self._saved.gates is None else None
+        last = [c] if self._layer.is_cell else [h, c]
+        return y, *(self._sorted(primitives, state, back=True) for state in last if state is not None)
+
+    def _grouped(self, rest):
+        """Returns h and c, each ``None`` if there is none, and the lists of w, of u, and of their biases."""
+        rest = iter(rest)
+        states = [next(rest) if has else None for has in self._has]
+        return *states, *(list(itertools.islice(rest, count)) for count in self._counts)
+
+    def _joined(self, primitives, arrays):
+        return (arrays[0] if arrays else None) if len(arrays) < 2 else primitives.concat_rows(arrays)
+
+    def _sorted(self, primitives, state, back=False):
+        if self._order is None:
+            return state
+        rows = [state[index : index + 1] for index in range(len(state))]
+        order = self._order
+        if back:
+            order = sorted(range(len(order)), key=order.__getitem__)
+        return primitives.pack_sequences(rows, tuple(order))
+
+    def gradients(self, primitives, indexes, dy, *last):
+        (x,), layer = self.retained(), self._layer
+        dh, dc = ((None, *last) if layer.is_cell else (*last, None))[:2] if last else (None, None)
+        dh, dc = (None if each is None else self._sorted(primitives, each) for each in (dh, dc))
+        has_states = any(self._has)
+        dx, dp, dq, dh, dc = primitives.recurrent_backward(
+            *(dy, dh, dc, *self._weights, self._y, self._saved, layer), wants_dx=0 in indexes
+        )
+        states = itertools.compress((dh, dc), self._has)
+        found = [dx, *(self._sorted(primitives, state, back=True) for state in states)]
+        *_, w, u, of_w, of_u = self._grouped(self.inputs[1:])
+        before = [self._saved.states] * 2 + [self._saved.reset] if layer.kind == "gru_reset_before" else None
+        found += self._of_matrices(primitives, w, [x] * layer.gates, dp)
+        found += self._of_matrices(primitives, u, before or [self._saved.states] * layer.gates, dq)
+        found += self._of_biases(primitives, of_w, dp) + self._of_biases(primitives, of_u, dq)
+        if layer.kind == "gru_reset_before" and not has_states:  # Chainer's link does not use this gate then
+            found[1] = found[1 + len(w)] = None
+        return found
+
+    def _of_matrices(self, primitives, nodes, xs, dy):
+        """Returns the gradients of the matrices of ``nodes``, which multiply the arrays ``xs`` of the gates."""
+        if len(nodes) == 1:
+            return [product(primitives, nodes[0], xs[0], dy)]
+        if self._layer.is_cell:
+            parts = zip(nodes, xs, self._split(dy), strict=True) if nodes else ()
+            return [product(primitives, node, x, part) for node, x, part in parts]
+        return _rows(primitives.rows_wgrad(xs[0], dy), len(nodes))
+
+    def _of_biases(self, primitives, nodes, dy):
+        if len(nodes) < 2 or self._layer.is_cell:
+            parts = [dy] if len(nodes) == 1 else self._split(dy)
+            return [total(primitives, node, part, node.dtype) for node, part in zip(nodes, parts, strict=False)]
+        return _rows(primitives.bias_grad(dy, nodes[0].dtype), len(nodes))
+
+    def _split(self, dy):
+        units = self._units
+        return [dense(dy[:, gate * units : (gate + 1) * units]) for gate in range(self._layer.gates)]
+
+
+class PackedSequences(Node):
+    """Packs sequences x (T, C) step by step, see :class:`~mixprec.backends.recurrence.Recurrence`.
+
+    Args:
+        order: indices that sort them by falling length.
+    """
+
+    name = "packed sequences"
+    is_repeatable = True
+
+    def __init__(self, order):
+        self._order = order
+
+    def check(self, *xs):
+        for number, x in enumerate(xs):
+            checks.dtype(self.name, f"xs[{number}]", x)
+            checks.same_dtype(self.name, f"xs[{number}]", x, "xs[0]", xs[0])
+            if x.ndim != 2 or x.shape[1] != xs[0].shape[1]:
+                raise ValueError(f"{self.name}: xs[{number}] must be (T, {xs[0].shape[-1]}); found shape {x.shape}")
+
+    def compute(self, primitives, *xs):
+        self._lengths = tuple(map(len, xs))
+        return (primitives.pack_sequences(xs, self._order),)
+
+    def gradients(self, primitives, indexes, dy):
+        return primitives.unpack_sequences(dy, self._lengths, self._order)
+
+
+class UnpackedSequences(Node):
+    """Returns the sequences of packed rows; arguments as of :class:`PackedSequences`, and their lengths."""
+
+    name = "unpacked sequences"
+    is_repeatable = True
+
+    def __init__(self, order, lengths):
+        self._order, self._lengths = order, lengths
+
+    def compute(self, primitives, packed):
+        self._units = packed.shape[1]
+        return tuple(primitives.unpack_sequences(packed, self._lengths, self._order))
+
+    def gradients(self, primitives, indexes, *dys):
+        like = next(dy for dy in dys if dy is not None)
+        xp = chainer.backend.get_array_module(like)
+        shapes = [(length, self._units) for length in self._lengths]
+        dys = [xp.zeros(shape, like.dtype) if dy is None else dy for dy, shape in zip(dys, shapes, strict=True)]
+        return (primitives.pack_sequences(dys, self._order),)
+
+
+def _rows(array, count):
+    """Returns views of the rows of ``count`` gates."""
+    step = len(array) // count
+    return [array[first : first + step] for first in range(0, len(array), step)]

@@ -1,0 +1,148 @@
+"""Recurrent links and functions of converted models: one node a layer and direction, or a step of a cell.
+
+Chainer's own code runs where a rule does not fit: in ``layout="nchw"``, whose gradients can be differentiated again,
+for parts that are hooked, not initialized or not ``L.Linear``, and for arguments that it refuses by its own messages.
+"""
+
+import chainer
+import chainer.links as L
+
+from mixprec.backends.recurrence import Recurrence
+from mixprec.base.dtypes import STORAGE_DTYPES
+from mixprec.compat.registry import patch_around
+from mixprec.functions import n_step
+from mixprec.functions.recurrent import Recurrent
+from mixprec.precision.conversion_state import active, state_of
+from mixprec.precision.weight_copies import as_computed
+
+_WHEN = "mixprec.convert"
+_KINDS = {
+    L.NStepLSTM.rnn: "lstm",
+    L.NStepBiLSTM.rnn: "lstm",
+    L.NStepGRU.rnn: "gru",
+    L.NStepBiGRU.rnn: "gru",
+    L.NStepRNNTanh.rnn: "tanh",
+    L.NStepBiRNNTanh.rnn: "tanh",
+    L.NStepRNNReLU.rnn: "relu",
+    L.NStepBiRNNReLU.rnn: "relu",
+}
+
+
+@patch_around("chainer.links.rnn.n_step_rnn:NStepRNNBase._call", when=_WHEN)
+def n_step_link(original, self, hs, xs, **kwargs):
+    """Without it ``L.NStepLSTM`` and the like transpose lists, and compute several nodes for each gate and step."""
+    scope, kind = active.scope, _KINDS.get(type(self).rnn)
+    if kind is None or kwargs or not _takes(scope) or not n_step.fits(hs, self.ws, self.bs, xs):
+        return original(self, hs, xs, **kwargs)
+    computed = _computed(scope, hs, self.ws, self.bs, xs)
+    return n_step.over_sequences(kind, self.dropout, *computed, self.direction)
+
+
+@patch_around(
+    "chainer.functions.rnn.{n_step_lstm:n_step_lstm_base,n_step_gru:n_step_gru_base,n_step_rnn:n_step_rnn_base}",
+    when=_WHEN,
+)
+def n_step_function(original, *args, **kwargs):
+    """Without it ``F.n_step_lstm`` and the like compute several nodes for each gate and step."""
+    scope = active.scope
+    call = n_step.Call(original, args, kwargs) if _takes(scope) else None
+    if call is None or not call.fits():
+        return original(*args, **kwargs)
+    return call.run(*_computed(scope, call.states, call.ws, call.bs, call.xs))
+
+
+@patch_around("chainer.links.rnn.lstm:LSTM.forward", when=_WHEN)
+def lstm(original, self, x):
+    """Without it an ``L.LSTM`` is two linear layers, an addition and ``F.lstm`` in each step."""
+    if not _fits(self, "upward", "lateral", given=(x, self.h, self.c)):
+        return original(self, x)
+    self.c, self.h = _lstm(self, self.c, self.h, x)
+    return self.h
+
+
+@patch_around("chainer.links.rnn.lstm:StatelessLSTM.forward", when=_WHEN)
+def stateless_lstm(original, self, c, h, x):
+    """Without it an ``L.StatelessLSTM`` is two linear layers, an addition and ``F.lstm`` in each step."""
+    fits = _fits(self, "upward", "lateral", given=(x, h, c))
+    return _lstm(self, c, h, x) if fits else original(self, c, h, x)
+
+
+@patch_around("chainer.links.rnn.gru:StatefulGRU.forward", when=_WHEN)
+def stateful_gru(original, self, x):
+    """Without it an ``L.GRU`` is six linear layers and nine other functions in each step."""
+    if not _fits(self, *_GRU_W, *_GRU_U, given=(x, self.h)):
+        return original(self, x)
+    self.h = _gru(self, self.h, x)
+    return self.h
+
+
+@patch_around("chainer.links.rnn.gru:StatelessGRU.forward", when=_WHEN)
+def stateless_gru(original, self, h, x):
+    """Without it an ``L.StatelessGRU`` is six linear layers and nine other functions in each step."""
+    fits = h is not None and _fits(self, *_GRU_W, *_GRU_U, given=(x, h))
+    return _gru(self, h, x) if fits else original(self, h, x)
+
+
+_GRU_W, _GRU_U = ("W_r", "W_z", "W"), ("U_r", "U_z", "U")
+
+
+def _lstm(link, c, h, x):
+    upward, lateral = link.upward, link.lateral
+    u = [] if h is None else [lateral.W]
+    biases = [] if upward.b is None else [upward.b]
+    y, c = _cell("lstm", x, (h, c), ([upward.W], u, biases, []))
+    return c, y
+
+
+def _gru(link, h, x):
+    inputs, states = ([getattr(link, name) for name in names] for names in (_GRU_W, _GRU_U))
+    if h is None:
+        states = []
+    groups = [[part.W for part in inputs], [part.W for part in states]]
+    groups += [[part.b for part in parts if part.b is not None] for parts in (inputs, states)]
+    return _cell("gru_reset_before", x, (h, None), groups)[0]
+
+
+def _cell(kind, x, states, groups):
+    """Computes a step of a cell; arguments as of :class:`~mixprec.functions.recurrent.Recurrent`."""
+    scope = active.scope
+    layer = Recurrence(kind, len(x), (len(x),), interleaved=kind == "lstm")
+    has = tuple(state is not None for state in states)
+    inputs = [x, *(state for state in states if state is not None), *(each for group in groups for each in group)]
+    units = groups[0][0].shape[0] * len(groups[0]) // layer.gates
+    node = Recurrent(layer, units, has, tuple(map(len, groups)))
+    return node.apply(scope.to_compute(as_computed(scope, inputs)))
+
+
+def _fits(link, *parts, given):
+    """Whether a cell is computed by one node: with its linear layers, called with x and states or ``None``."""
+    scope = active.scope
+    if not _takes(scope) or chainer._get_link_hooks():
+        return False
+    x = given[0]
+    for name in parts:
+        part = getattr(link, name)
+        state = state_of(part)
+        if type(part) is not L.Linear or state is None or state.keeps_float32 is not scope.keeps_float32:
+            return False
+        if part._n_local_link_hooks or part.W.array is None or part.W.dtype not in STORAGE_DTYPES:
+            return False
+    units, columns = getattr(link, parts[-1]).W.shape[1], getattr(link, parts[0]).W.shape[1]
+    if x.ndim != 2 or x.shape[1] != columns or not len(x):
+        return False
+    shapes = all(state is None or state.shape == (len(x), units) for state in given[1:])
+    return shapes and all(each is None or each.dtype in STORAGE_DTYPES for each in given)
+
+
+def _takes(scope):
+    return scope is not None and scope.nhwc
+
+
+def _computed(scope, states, ws, bs, xs):
+    """Returns the arguments of a stack of layers in the compute dtype."""
+    states = [None if state is None else scope.to_compute((state,))[0] for state in states]
+    ws, bs = ([scope.to_compute(as_computed(scope, layer)) for layer in layers] for layers in (ws, bs))
+    return states, ws, bs, scope.to_compute(xs)
+
+
+PATCHES = n_step_link, n_step_function, lstm, stateless_lstm, stateful_gru, stateless_gru
