@@ -135,7 +135,7 @@ MUTANTS = [
            "is_definite ? (column <= row ? matrix[i] : 0.0f)", "true ? (column <= row ? matrix[i] : 0.0f)",
            "K-FAC goes on with an inverse that is none"),
     Mutant("stale-product", "backends/cuda/matrix_context.py", "backends/cuda/test_curvature.py",
-           "TRANSPOSED, 1, 1, dtype", "TRANSPOSED, 1, 0, dtype",
+           "PLAIN), 1, 1, dtypes", "PLAIN), 1, 0, dtypes",
            "factors on a GPU are those of the last chunk of images"),
     Mutant("padding-channel", "backends/kernels/layout.cu", "backends/cuda/test_layout.py",
            "if (c + k < x_channels)", "if (c + k <= x_channels)", "the channel of zeros has pixels of another image"),

@@ -60,6 +60,7 @@ ALIKE = {f"mixprec/{folder}" for folder in ("compat", "app/commands", "optimizer
 # Base names that several folders share, as each computes the same on a level or a device of its own.
 FAMILIES = """
     batch_norm batch_normalization convolution dropout elementwise embedding layout linear local_response_norm pooling
+    recurrent
 """
 LEVELS = {"links", "functions", "bridge", "backends.cpu", "backends.cuda", "backends.nchw"}
 

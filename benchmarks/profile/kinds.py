@@ -29,10 +29,10 @@ _PRIMITIVES = _by_name(
         ELEMENTWISE: "relu relu_backward add add_bias bias_grad mix_images scale_rows embed embed_backward",
         POOLING: "max_pool max_pool_backward average_pool average_pool_backward global_average_pool "
         "global_average_pool_backward",
-        LINEAR: "linear linear_dgrad linear_wgrad",
+        LINEAR: "linear linear_dgrad linear_wgrad recurrent recurrent_backward rows_wgrad",
         LOSS: "softmax_cross_entropy softmax_cross_entropy_backward binary_cross_entropy binary_cross_entropy_backward "
         "accuracy",
-        LAYOUT: "cast to_nhwc to_nchw concat_rows",
+        LAYOUT: "cast to_nhwc to_nchw concat_rows pack_sequences unpack_sequences",
     }
 )
 _FUNCTIONS = _by_name(

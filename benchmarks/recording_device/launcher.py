@@ -172,3 +172,5 @@ class Matrices:
     def multiply(self, *arguments, **keywords):
         """Notes the arguments."""
         record("blas", "product", *arguments, *keywords.items())
+
+    product = multiply

@@ -1,12 +1,12 @@
 """Devices: the same primitives on NumPy and on CUDA, and the launcher of kernels.
 
 :func:`primitives_of` finds the device of an array for the functions of mixprec, the batched update and the bridge.
-Reading order. ``primitives`` declares all arithmetic, with ``geometry`` and ``composed``; ``cpu``, ``cuda`` (with
-``cudnn``) and ``nchw`` (for plain Chainer) implement it. ``launch`` compiles and launches the files in ``kernels``,
-``stored`` caches them, ``wgrad_stream`` runs beside the main stream, ``device_log`` records. Several processes:
-``nccl``, ``mpi_duplicates``, ``joint_batch``. Offloading: ``copies``, ``copy_interface``, ``pinned_copies``,
-``file_copies``. Small parts: ``memory`` (order of axes), ``transfers`` (reads by the host), ``dropout_state``,
-``capture_error``.
+Reading order. ``primitives`` declares all arithmetic, with ``geometry``, ``recurrence`` and ``composed``; ``cpu``,
+``cuda`` (with ``cudnn``) and ``nchw`` (for plain Chainer) implement it. ``launch`` compiles and launches the files in
+``kernels``, ``stored`` caches them, ``cublas`` multiplies, ``wgrad_stream`` runs beside the main stream, ``device_log``
+records. Several processes: ``nccl``, ``mpi_duplicates``, ``joint_batch``. Offloading: ``copies``, ``copy_interface``,
+``pinned_copies``, ``file_copies``. Small parts: ``memory`` (order of axes), ``transfers`` (reads by the host),
+``dropout_state``, ``capture_error``.
 """
 
 import functools

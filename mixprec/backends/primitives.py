@@ -226,7 +226,7 @@ class Primitives(Composed, Interface):
             :class:`~mixprec.backends.recurrence.Recurred`.
         """
 
-    def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True):
+    def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
         """Returns the gradients of :meth:`recurrent`, without the products for the weights.
 
         Args:
@@ -234,14 +234,36 @@ class Primitives(Composed, Interface):
             w: as there, as are u, saved and layer.
             y: as there; not read if gates are saved.
             wants_dx: whether dx is to be computed.
+            wants_states: whether dh and dc are to be computed.
 
         Returns:
             ``(dx, dp, dq, dh, dc)``: dx (rows, C) or ``None``; dp and dq (rows, G H) in the storage dtype, of p and q,
-            which are one array except for a ``"gru"``; dh and dc (B, H), dc ``None`` without a state c.
+            which are one array except for a ``"gru"``; dh and dc (B, H), or ``None``, as dc without a state c. A
+            backend may round dq before the product with u.
         """
 
     def rows_wgrad(self, x, dy):
-        """Returns :meth:`linear_wgrad` for numbers of rows that change from step to step: no plan is made for them."""
+        """Returns :meth:`linear_wgrad` for numbers of rows that change from step to step: no plan is made for them.
+
+        Both may be some neighbouring columns of a larger array.
+        """
+
+    def pack_sequences(self, xs, order):
+        """Packs sequences step by step, for :meth:`recurrent`.
+
+        Args:
+            xs: arrays (T, C), of which T may differ, and may be 0.
+            order: their indices, a tuple, by falling length.
+
+        Returns:
+            packed (rows, C): row ``sum(min(length, t) for all lengths) + p`` has step t of sequence ``order[p]``.
+        """
+
+    def unpack_sequences(self, packed, lengths, order):
+        """Returns a list of the sequences (T, C) that :meth:`pack_sequences` packs, given their lengths T.
+
+        They may be views of one array.
+        """
 
     # Second moments, for K-FAC (Martens and Grosse 2015, arXiv:1503.05671; Grosse and Martens 2016, arXiv:1602.01407).
     # Products of two numbers in 16 bits are exact in float32, in which sums are accumulated. Numbers that do not fit

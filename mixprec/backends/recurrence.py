@@ -4,6 +4,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 GATES = {"lstm": 4, "gru": 3, "gru_reset_before": 3, "tanh": 1, "relu": 1}
 _SAVED = {"lstm": 4, "gru": 4, "gru_reset_before": 3, "tanh": 0, "relu": 0}
 
@@ -82,3 +84,13 @@ class Recurred(NamedTuple):
     states: Any
     cells: Any = None
     reset: Any = None
+
+
+def first_rows(lengths):
+    """Returns the first row (T + 1,) of each step of packed sequences, and their number of rows at the end.
+
+    Args:
+        lengths: numbers of steps of the sequences, T at most.
+    """
+    sizes = len(lengths) - np.cumsum(np.bincount(lengths))[:-1]
+    return np.concatenate([[0], np.cumsum(sizes)])

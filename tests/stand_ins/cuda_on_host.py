@@ -6,9 +6,9 @@ import types
 import chainer
 import numpy as np
 
+from mixprec.backends.cublas import Cublas
 from mixprec.backends.cuda import Cuda
 from mixprec.backends.cuda.candidates import Candidates
-from mixprec.backends.cuda.cublas import Cublas
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.context import CudnnContext

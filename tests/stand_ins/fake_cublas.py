@@ -84,7 +84,7 @@ class FakeCublas:
         assert {of_a, of_b} <= {_PLAIN, _TRANSPOSED}
         assert min(m, n, k, count) >= 0
         assert a_type == b_type, "both inputs have one type"
-        assert _DTYPES[c_type] == np.float32
+        assert c_type in (0, a_type), "a result is float32, or has the type of the inputs"
         assert compute in _COMPUTE
         assert algorithm == -1
         assert ldc >= max(1, m)
@@ -97,10 +97,10 @@ class FakeCublas:
             for i in range(count):
                 first = _operand(a, _DTYPES[a_type], i * a_stride, lda, (m, k), of_a)
                 second = _operand(b, _DTYPES[b_type], i * b_stride, ldb, (k, n), of_b)
-                result = _columns(c, np.dtype(np.float32), i * c_stride, ldc, (m, n))
+                result = _columns(c, _DTYPES[c_type], i * c_stride, ldc, (m, n))
                 with np.errstate(all="ignore"):
                     product = alpha * (first.astype(np.float32) @ second.astype(np.float32))
-                    result[...] = product + beta * result if beta else product
+                    result[...] = product + beta * result.astype(np.float32) if beta else product
 
         self.do(work)
 

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.recording_device.arrays import conversions_stay
 from benchmarks.recording_device.launcher import ArrayLauncher
 from mixprec.backends.capture_error import CaptureError
+from mixprec.backends.cublas import Cublas
 from mixprec.backends.cuda import Cuda
-from mixprec.backends.cuda.cublas import Cublas
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import Kernel, record_launch

@@ -2,9 +2,9 @@
 
 bfloat16 is a dtype of ml_dtypes, which NumPy supports. Reading order. ``blocks`` (casts, and the walk over blocks of an
 array), then a file for each group: ``convolution``, ``batch_norm``, ``matrices`` (linear layers and losses),
-``embedding``, ``recurrent``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``, ``second_moments``. If
-the library of :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by ``native_convolution``,
-``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
+``embedding``, ``recurrent``, ``sequences``, ``elementwise``, ``pooling``, ``local_response_norm``, ``dropout``,
+``second_moments``. If the library of :mod:`mixprec.native` is there, ``native_primitives`` replaces some of these by
+``native_convolution``, ``native_batch_norm``, ``native_elementwise`` and ``native_pooling``.
 """
 
 from mixprec.backends.cpu.batch_norm import BatchNorms
@@ -18,6 +18,7 @@ from mixprec.backends.cpu.matrices import Linears, Losses
 from mixprec.backends.cpu.pooling import Poolings
 from mixprec.backends.cpu.recurrent import Recurrents
 from mixprec.backends.cpu.second_moments import SecondMoments
+from mixprec.backends.cpu.sequences import Sequences
 from mixprec.backends.primitives import Primitives
 
 
@@ -32,6 +33,7 @@ class Cpu(
     Losses,
     Embeddings,
     Recurrents,
+    Sequences,
     Dropouts,
     Casts,
     Primitives,

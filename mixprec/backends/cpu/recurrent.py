@@ -45,7 +45,7 @@ class Recurrents:
         return y, narrow(walk.h, y.dtype), c, Recurred(saved, states, cells, walk.reset)
 
     @_quiet
-    def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True):
+    def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
         """See :meth:`~mixprec.backends.primitives.Primitives.recurrent_backward`."""
         back = _Back(self, layer, u, saved.states.shape[1], y, saved)
         back.h, back.c = back.start(dh), back.start(dc)
@@ -57,7 +57,8 @@ class Recurrents:
         of_x = narrow(back.of_x, dtype)
         of_h = of_x if back.of_h is back.of_x else narrow(back.of_h, dtype)
         dx = self.linear_dgrad(of_x, w) if wants_dx else None
-        return dx, of_x, of_h, narrow(back.h, dtype), narrow(back.c, dtype) if layer.kind == "lstm" else None
+        dh, dc = (narrow(back.h, dtype), narrow(back.c, dtype)) if wants_states else (None, None)
+        return dx, of_x, of_h, dh, dc if layer.kind == "lstm" else None
 
     def rows_wgrad(self, x, dy):
         """See :meth:`~mixprec.backends.primitives.Primitives.rows_wgrad`."""

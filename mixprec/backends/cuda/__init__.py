@@ -3,8 +3,8 @@
 Reading order. ``base``, ``kernels`` and ``candidates`` (the choice between implementations) serve all others.
 ``operations`` describes operations to cuDNN. ``convolution`` (with ``channels`` and ``stem``), ``linear``;
 ``batch_norm`` (with ``batch_norm_kernels``, ``dual_batch_norm``, ``batch_norm_pooling``), ``columns``; ``pooling``,
-``layout``, ``elementwise``, ``embedding``, ``dropout``, ``loss``, ``local_response_norm``; ``curvature``, by
-``matrix_context`` and ``cublas``.
+``layout``, ``elementwise``, ``embedding``, ``dropout``, ``loss``, ``local_response_norm``; ``curvature`` and
+``recurrent``, by ``matrix_context``.
 """
 
 import threading
@@ -19,12 +19,13 @@ from mixprec.backends.cuda.dropout import Dropouts
 from mixprec.backends.cuda.dual_batch_norm import DualBatchNorms
 from mixprec.backends.cuda.elementwise import Additions, Biases, Mixtures
 from mixprec.backends.cuda.embedding import Embeddings
-from mixprec.backends.cuda.layout import Layouts
+from mixprec.backends.cuda.layout import Layouts, Sequences
 from mixprec.backends.cuda.linear import Linears
 from mixprec.backends.cuda.local_response_norm import LocalResponseNorms
 from mixprec.backends.cuda.loss import Losses
 from mixprec.backends.cuda.matrix_context import MatrixContext
 from mixprec.backends.cuda.pooling import Poolings
+from mixprec.backends.cuda.recurrent import Recurrents
 from mixprec.backends.cuda.stem import Stems
 from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.launch import CupyLauncher
@@ -44,11 +45,13 @@ class Cuda(
     Stems,
     Channels,
     Layouts,  # and casts
+    Sequences,
     Additions,
     Biases,
     Poolings,
     LocalResponseNorms,
     Curvatures,
+    Recurrents,
     Losses,
     Embeddings,
     Mixtures,

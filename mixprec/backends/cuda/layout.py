@@ -1,15 +1,18 @@
-"""Casts and changes of layout on a CUDA device: one launch each."""
+"""Casts, changes of layout and packed sequences on a CUDA device: one launch each, more for very many sequences."""
 
+import itertools
 import math
 
 import numpy as np
 
 from mixprec.backends.cuda.base import Base, ceil_div
 from mixprec.backends.cuda.kernels import width_of
+from mixprec.backends.recurrence import first_rows
 
 _FILE = "layout"
 _FEW = 8  # channels that a thread reads or writes one after the other
 _SQUARE = 64  # as in layout.cu
+_SEQUENCES, _STEPS = 256, 481  # of a launch, as in sequences.cu
 
 
 class Layouts(Base):
@@ -59,3 +62,35 @@ class Layouts(Base):
         arguments = [x, y, down, across, rows, x_columns, columns, y_rows]
         arguments += [int(x_columns % width == 0), int(y_rows % width == 0)]
         self.kernels.launch(_FILE, "transpose", len(x) * down * across, arguments, x.dtype, width, y.dtype)
+
+
+class Sequences(Base):
+    """The packed sequences of :class:`~mixprec.backends.primitives.Primitives`."""
+
+    def pack_sequences(self, xs, order):
+        xs = [xs[index] for index in order]
+        firsts = first_rows(list(map(len, xs)))
+        packed = self._empty((int(firsts[-1]), xs[0].shape[1]), xs[0].dtype)
+        self._copy("pack", xs, packed, firsts)
+        return packed
+
+    def unpack_sequences(self, packed, lengths, order):
+        ends, whole = itertools.accumulate(lengths), self._empty(packed.shape, packed.dtype)
+        xs = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        self._copy("unpack", [xs[index] for index in order], packed, first_rows([lengths[index] for index in order]))
+        return xs
+
+    def _copy(self, name, xs, packed, firsts):
+        """Launches a kernel for sequences by falling length, of which step t has the rows from ``firsts[t]`` on."""
+        channels = packed.shape[1]
+        width = self._width(channels, packed, *xs)
+        addresses = np.array(list(map(self._address, xs)))
+        for step in range(0, len(firsts) - 1, _STEPS):
+            of_launch = firsts[step : step + _STEPS + 1]
+            blocks = ceil_div(int(of_launch[-1] - of_launch[0]) * (channels // width), self.launcher.threads)
+            for first in range(0, int(of_launch[1] - of_launch[0]), _SEQUENCES):
+                table, own = np.zeros(_SEQUENCES + (_STEPS + 1) // 2, np.int64), addresses[first : first + _SEQUENCES]
+                table[: len(own)] = own + step * channels * packed.itemsize
+                table[_SEQUENCES:].view(np.uint32)[: len(of_launch)] = of_launch
+                arguments = [table, len(of_launch) - 1, packed, channels // width, first, len(own)]
+                self.kernels.launch("sequences", name, blocks, arguments, packed.dtype, width)

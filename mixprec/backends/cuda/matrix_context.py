@@ -5,7 +5,7 @@ A CUDA graph may capture them after an eager product on the same stream, which c
 
 import numpy as np
 
-from mixprec.backends.cuda.cublas import (
+from mixprec.backends.cublas import (
     COMPUTE_32F,
     COMPUTE_32F_FAST_TF32,
     COMPUTE_32F_PEDANTIC,
@@ -31,7 +31,7 @@ class MatrixContext:
 
     Args:
         device_id: number of the CUDA device.
-        cublas: :class:`~mixprec.backends.cuda.cublas.Cublas`, instead of the installed one.
+        cublas: :class:`~mixprec.backends.cublas.Cublas`, instead of the installed one.
         device: object like :class:`~mixprec.backends.cudnn.cupy_device.CupyDevice`, instead of one for ``device_id``.
     """
 
@@ -53,7 +53,8 @@ class MatrixContext:
             groups: number of groups.
         """
         layout = out, size, size * size
-        self._multiply(rows, rows, layout, (size, size, count), groups, TRANSPOSED, 1, 1, dtype, _compute(dtype))
+        sizes, dtypes = (size, size, count), (dtype, _FLOAT)
+        self._multiply(rows, rows, layout, sizes, groups, (TRANSPOSED, PLAIN), 1, 1, dtypes, _compute(dtype))
 
     def multiply(self, a, b, c, sizes, count, *, transposed=False, alpha=1, beta=0):
         """``c = alpha a b + beta c`` for matrices of float32.
@@ -70,13 +71,29 @@ class MatrixContext:
             alpha: a number.
             beta: a number; with 0 nothing of ``c`` is read.
         """
-        operation = TRANSPOSED if transposed else PLAIN
-        self._multiply(a, b, c, sizes, count, operation, alpha, beta, _FLOAT, _compute(None))
+        operations, dtypes = (TRANSPOSED if transposed else PLAIN, PLAIN), (_FLOAT, _FLOAT)
+        self._multiply(a, b, c, sizes, count, operations, alpha, beta, dtypes, _compute(None))
 
-    def _multiply(self, a, b, c, sizes, count, operation, alpha, beta, dtype, compute):
+    def product(self, a, b, c, sizes, dtypes, *, transposed=(False, False), beta=0):
+        """``c = a b + beta c`` for a matrix each, of a layer; float32 may be rounded to TF32 as in convolutions.
+
+        Args:
+            a: ``(address, step)`` of a matrix (rows, inner).
+            b: the same of a matrix (inner, columns).
+            c: the same of a matrix (rows, columns).
+            sizes: (rows, columns, inner).
+            dtypes: of ``a`` and ``b``, a storage dtype; and of ``c``, the same or float32, rounded once.
+            transposed: for ``a`` and ``b``, whether the matrix lies in memory as its transpose.
+            beta: a number; with 0 nothing of ``c`` is read.
+        """
+        operations = tuple(TRANSPOSED if each else PLAIN for each in transposed)
+        layouts = [(*layout, 0) for layout in (a, b, c)]
+        self._multiply(*layouts, sizes, 1, operations, 1, beta, dtypes, _compute(dtypes[0]))
+
+    def _multiply(self, a, b, c, sizes, count, operations, alpha, beta, dtypes, compute):
         if not (count and all(sizes)):
             return  # nothing is added; with a beta of 0 callers see to that themselves
-        record("blas", "product", *a, *b, *c, *sizes, count, operation, alpha, beta, compute)
+        record("blas", "product", *a, *b, *c, *sizes, count, *operations, alpha, beta, compute)
         rows, columns, inner = sizes
         with self._device.current():
             stream = self._device.stream()
@@ -84,8 +101,8 @@ class MatrixContext:
             # Its own workspace would be allocated in a capture, and a change of the stream has restored it.
             self._cublas.set_workspace(handle, self._workspaces.address(stream, _WORKSPACE), _WORKSPACE)
             # In column order all of these are transposed: the product is b times a.
-            operations, sizes = (PLAIN, operation), (columns, rows, inner)
-            self._cublas.gemm(handle, operations, sizes, b, a, dtype, alpha, beta, c, count, compute)
+            operations, sizes = operations[::-1], (columns, rows, inner)
+            self._cublas.gemm(handle, operations, sizes, b, a, dtypes, alpha, beta, c, count, compute)
 
 
 def _compute(dtype):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mixprec.backends.geometry import BatchNorm, Convolution, LocalResponseNorm, Normalized, Pooling, Saved
+from mixprec.backends.recurrence import GATES, Recurrence
 from tests.backends.primitive_cases import FLOAT32, arrays, convolved_and_normalized, labels
 
 _SAME, _HALVING = Convolution(pad=(1, 1)), Convolution((2, 2), (1, 1))
@@ -228,6 +229,28 @@ def every_primitive(p, put, dtype, size, filters):
         )
     left, right = put(arrays(rng, (2, 5, 7), np.float32)), put(arrays(rng, (2, 7, 4), np.float32))
     yield "products", lambda: (p.products(left, right),)
+
+    def recurred(kind, reverse):
+        layer = Recurrence(kind, 9, (8, 8, 5), reverse, interleaved=kind == "lstm" and reverse)
+        gates, units = layer.gates, 12
+        shapes = (21, channels), (gates * units, channels), (gates * units, units), (21, units), (9, units), (9, units)
+        given, w, u, gradient, h, c = (put(arrays(rng, shape, dtype, 0.3)) for shape in shapes)
+        biases = put(tuple(arrays(rng, (2, gates * units), FLOAT32)))
+
+        def call():
+            y, *last, saved = p.recurrent(given, w, u, biases, h, c if kind == "lstm" else None, layer)
+            found = p.recurrent_backward(gradient, h, c if kind == "lstm" else None, w, u, y, saved, layer)
+            return tuple(each for each in (y, *last, *saved, *found) if each is not None)
+
+        return call
+
+    for kind in GATES:
+        for reverse in (False, True):
+            yield f"recurrent and recurrent_backward, {kind}, reverse: {reverse}", recurred(kind, reverse)
+    yield "rows_wgrad", lambda: (p.rows_wgrad(rows, outputs), p.rows_wgrad(rows[:, 1:], outputs[:, :3]))
+    sequences = rows[:9], rows[9:10], rows[10:]
+    yield "pack_sequences", lambda: (p.pack_sequences(sequences, (2, 0, 1)),)
+    yield "unpack_sequences", lambda: tuple(p.unpack_sequences(rows, (9, 1, 23), (2, 0, 1)))
 
     yield "linear", lambda: (p.linear(rows, matrix, b),)
     yield "linear_dgrad", lambda: (p.linear_dgrad(outputs, matrix),)

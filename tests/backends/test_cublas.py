@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mixprec.app.parts import gpus
-from mixprec.backends.cuda import cublas
-from mixprec.backends.cuda.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
+from mixprec.backends import cublas
+from mixprec.backends.cublas import COMPUTE_32F, PLAIN, Cublas, CublasMissing
 from tests.backends.primitive_cases import FLOAT32
 from tests.stand_ins import fake_cublas
 from tests.stand_ins.cudnn_host import HostDevice
@@ -57,7 +57,7 @@ def test_what_the_library_refuses_is_an_error_with_its_name():
     matrix = np.ones((2, 2), np.float32)
     given = matrix.ctypes.data, 2, 4
     with pytest.raises(RuntimeError, match=r"^cublasGemmStridedBatchedEx: INVALID_VALUE$"):
-        library.gemm(handle, (PLAIN, PLAIN), (2, 2, 2), given, given, FLOAT32, 1, 0, given, 1, COMPUTE_32F)
+        library.gemm(handle, (PLAIN, PLAIN), (2, 2, 2), given, given, 2 * (FLOAT32,), 1, 0, given, 1, COMPUTE_32F)
     (reason,) = fake.refused
     assert "workspace of its own" in reason
 

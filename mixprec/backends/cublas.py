@@ -20,7 +20,6 @@ PLAIN, TRANSPOSED = 0, 1  # cublasOperation_t
 COMPUTE_32F, COMPUTE_32F_PEDANTIC, COMPUTE_32F_FAST_TF32 = 68, 69, 77  # cublasComputeType_t
 
 _TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 2, np.dtype(ml_dtypes.bfloat16): 14}  # cudaDataType
-_FLOAT32 = _TYPES[np.dtype(np.float32)]
 _DEFAULT_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 _MATRIX = (c_void_p, c_int, c_int, c_longlong)  # address, dtype, leading dimension, elements to the next matrix
 # All of them return a status.
@@ -82,7 +81,7 @@ class Cublas:
         """Gives a handle temporary memory: its address, a multiple of 256, and bytes."""
         self._call("cublasSetWorkspace_v2", handle, address, size)
 
-    def gemm(self, handle, operations, sizes, a, b, dtype, alpha, beta, c, count, compute):
+    def gemm(self, handle, operations, sizes, a, b, dtypes, alpha, beta, c, count, compute):
         """``c = alpha op(a) op(b) + beta c`` of ``count`` matrices each, in columns.
 
         Args:
@@ -91,20 +90,20 @@ class Cublas:
             sizes: m, n, k: c is (m, n), op(a) is (m, k), op(b) is (k, n).
             a: ``(address, leading dimension, elements from one matrix to the next)``.
             b: as ``a``.
-            dtype: of a and b, a storage dtype.
+            dtypes: of a and b, a storage dtype; and of c, the same or float32.
             alpha: a number.
             beta: a number; with 0 nothing of c is read.
-            c: as ``a``, in float32.
+            c: as ``a``.
             count: number of matrices.
             compute: one of ``COMPUTE_32F...``.
         """
         (of_a, *layout_a), (of_b, *layout_b), (of_c, *layout_c) = a, b, c
-        kind = _TYPES[dtype]
+        kind, kind_of_c = map(_TYPES.__getitem__, dtypes)
         self._call(
             "cublasGemmStridedBatchedEx",
             *(handle, *operations, *sizes),
             *(ctypes.byref(c_float(alpha)), of_a, kind, *layout_a, of_b, kind, *layout_b),
-            *(ctypes.byref(c_float(beta)), of_c, _FLOAT32, *layout_c),
+            *(ctypes.byref(c_float(beta)), of_c, kind_of_c, *layout_c),
             *(count, compute, _DEFAULT_ALGORITHM),
         )
 
