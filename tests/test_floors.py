@@ -25,7 +25,8 @@ GROUND = """
     backends
 """
 LIBRARY = """
-    functions bridge
+    functions
+    bridge
     startup precision
     links
     distributed kfac
@@ -121,7 +122,7 @@ def test_imports_go_down():
     ("package", "others"),
     [
         ("compat", "all"),
-        ("bridge", "precision functions links optimizer rewrite"),
+        ("bridge", "precision links optimizer rewrite"),
         ("optimizer", "rewrite"),
         ("rewrite", "optimizer"),
         ("graph_capture", "rewrite"),

@@ -5,11 +5,10 @@ The names below compute with the primitives of :mod:`mixprec.backends`: on (N, H
 
 Reading order. ``node`` is the base of all, with ``checks`` of arguments; ``relu`` is a short example. Then in any
 order: ``concatenation``, ``layout``, ``linear``, ``convolution``, ``deconvolution``, ``pooling``,
-``batch_normalization`` (with a second one, ``dual_batch_normalization``, or with
-``batch_normalization_max_pooling``), ``local_response_normalization``, ``dropout``, ``stochastic_depth``,
-``classification``. Changes to Chainer's: ``resizing``, ``sums`` (gradients that meet, with ``pending`` ones) and
-``widening`` (float32 inside). ``watching`` and ``layer_gradients`` call observers of functions, and of
-layers in the backward pass.
+``batch_normalization`` (with what follows it, ``joined_batch_normalization``), ``local_response_normalization``,
+``dropout``, ``stochastic_depth``, ``classification``, ``recurrent`` (layers of them on top of each other: ``n_step``).
+Changes to Chainer's: ``resizing``, ``sums`` (gradients that meet, with ``pending`` ones) and ``widening`` (float32
+inside). ``watching`` and ``layer_gradients`` call observers of functions, and of layers in the backward pass.
 """
 
 from mixprec.backends.dropout_state import reset_dropout, serialize_dropout

@@ -174,7 +174,7 @@ class Node(chainer.FunctionNode):
     def _argument(self, index, count=1):
         """Returns the name of one of ``count`` inputs."""
         names = [*inspect.signature(self.check).parameters]
-        alike = len(names) == 1 and count > 1  # xs[0], xs[1]
+        alike = len(names) == 1 and max(count - 1, index) > 0  # xs[0], xs[1]
         return f"{names[0]}[{index}]" if alike else names[index]
 
     def again(self):

@@ -92,7 +92,7 @@ class Recurrent(Node):
         has_states = any(self._has)
         w, u = [*single, None][:2] if single else self._weights
         dx, dp, dq, dh, dc = primitives.recurrent_backward(
-            *(dy, dh, dc, w, u, self._y, self._saved, layer), wants_dx=0 in indexes
+            *(dy, dh, dc, w, u, self._y, self._saved, layer), wants_dx=0 in indexes, wants_states=has_states
         )
         states = itertools.compress((dh, dc), self._has)
         found = [dx, *(self._sorted(primitives, state, back=True) for state in states)]
@@ -132,7 +132,7 @@ class PackedSequences(Node):
         order: indices that sort them by falling length.
     """
 
-    name = "packed sequences"
+    name = "pack_sequences"
     is_repeatable = True
 
     def __init__(self, order):
@@ -156,7 +156,7 @@ class PackedSequences(Node):
 class UnpackedSequences(Node):
     """Returns the sequences of packed rows; arguments as of :class:`PackedSequences`, and their lengths."""
 
-    name = "unpacked sequences"
+    name = "unpack_sequences"
     is_repeatable = True
 
     def __init__(self, order, lengths):

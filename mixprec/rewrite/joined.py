@@ -8,8 +8,7 @@ the rest needs for its backward pass. At this site they are not joined any more.
 import weakref
 
 from mixprec.base.announcements import announce
-from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
-from mixprec.functions.dual_batch_normalization import DualBatchNormalization
+from mixprec.functions.joined_batch_normalization import BatchNormalizationMaxPooling2D, DualBatchNormalization
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, POOLED, RELU
 
 

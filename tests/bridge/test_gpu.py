@@ -16,6 +16,7 @@ from chainer.backends import cuda
 
 from mixprec.bridge import branches
 from mixprec.functions import reset_dropout
+from mixprec.functions.recurrent import Recurrent
 from tests.backends.primitive_cases import (
     EPS32,
     FLOAT16,
@@ -541,7 +542,7 @@ def test_weights_get_no_gradient_from_a_batch_of_0(monkeypatch):
 
 
 @pytest.mark.parametrize("link", [L.NStepLSTM, L.NStepGRU, L.NStepRNNTanh])
-def test_recurrent_links_take_chainers_own_branch(link):
+def test_recurrent_links_are_nodes_of_mixprec(link):
     rng = np.random.default_rng(0)
     net = link(2, 5, 4, 0.0)
     xs = [arrays(rng, (length, 5), np.float32) for length in (4, 3, 1)]
@@ -552,6 +553,8 @@ def test_recurrent_links_take_chainers_own_branch(link):
             *_, ys = net(*[None] * (2 if "LSTM" in link.__name__ else 1), xs)
             loss = F.sum(F.concat(ys, axis=0) ** 2)
             loss.backward()
+        split = ys[0].creator_node.inputs[0].creator_node  # before Chainer's transposition of lists
+        assert (type(split.inputs[0].creator_node) is Recurrent) == (net.xp is not np)
         return [*(y.array for y in ys), *(param.grad for _, param in sorted(net.namedparams()))]
 
     expected = results(net, xs)

@@ -13,14 +13,15 @@ from mixprec import functions as F
 from mixprec.backends import primitives_of
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import Primitives
+from mixprec.backends.recurrence import Recurrence
 from mixprec.functions import node
 from mixprec.functions.batch_normalization import BatchNormalization
-from mixprec.functions.batch_normalization_max_pooling import BatchNormalizationMaxPooling2D
 from mixprec.functions.convolution import Convolution2D, ConvolutionImages
-from mixprec.functions.dual_batch_normalization import DualBatchNormalization
+from mixprec.functions.joined_batch_normalization import BatchNormalizationMaxPooling2D, DualBatchNormalization
 from mixprec.functions.layout import Dense
 from mixprec.functions.linear import EmbedID
 from mixprec.functions.node import Node
+from mixprec.functions.recurrent import PackedSequences, Recurrent, UnpackedSequences
 from mixprec.functions.relu import Addition
 from mixprec.functions.resizing import ResizeImages, Unpooling2D, Upsampling2D
 from mixprec.precision.policy import Policy
@@ -79,6 +80,12 @@ FUNCTIONS = {
     "concat": (lambda *xs: F.concat(xs), [IMAGES, IMAGES]),
     "dense": (lambda x: Dense().apply((x,))[0], [IMAGES]),
     "dropout": (F.dropout, [(3, 5)]),
+    "recurrent": (
+        lambda *xs: Recurrent(Recurrence("lstm", 2, (2, 1)), 4, (True, True), (1,) * 4).apply(xs)[0],
+        [(3, 5), (2, 4), (2, 4), (16, 5), (16, 4), (16,), (16,)],
+    ),
+    "pack_sequences": (lambda *xs: PackedSequences((1, 0)).apply(xs)[0], [(2, 3), (4, 3)]),
+    "unpack_sequences": (lambda x: UnpackedSequences((1, 0), (2, 4)).apply((x,))[0], [(6, 3)]),
     "stochastic_depth": (lambda x: F.stochastic_depth(x, 0.5), [(3, 5)]),
     "to_nhwc": (F.to_nhwc, [IMAGES]),
     "to_nchw": (F.to_nchw, [IMAGES]),
