@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from typing import NamedTuple
 
 import chainer.functions as F
 
@@ -12,60 +13,68 @@ from mixprec.functions.dropout import dropout
 from mixprec.functions.recurrent import PackedSequences, Recurrent, UnpackedSequences
 
 
-def over_sequences(kind, ratio, states, ws, bs, xs, directions):
-    """Computes layers over sequences of any lengths.
+class Stack(NamedTuple):
+    """Recurrent layers on top of each other. Arguments of its methods:
 
-    Args:
+    * states: the first states h, and of an LSTM c: variables (layers * directions, B, H), ``None`` for zeros;
+    * ws: for each layer and direction the matrices of all gates, first of the inputs, then of the states;
+    * bs: their biases.
+
+    They return ``(states, ys)``, the last states, and the results of the last layer, like xs, with directions * H
+    columns.
+
+    Attributes:
         kind: a key of :data:`~mixprec.backends.recurrence.GATES`.
         ratio: of the dropout between layers.
-        states: the first states, variables (layers * directions, B, H), each ``None`` for zeros: h, and c of an LSTM.
-        ws: for each layer and direction the matrices of all gates, first of the inputs, then of the states.
-        bs: their biases.
-        xs: list of B sequences, variables (T, C).
         directions: 1 or 2.
-
-    Returns:
-        ``(states, ys)``: the last states like ``states``, and the list of results (T, directions * H).
     """
-    lengths = tuple(map(len, xs))
-    order = tuple(sorted(range(len(xs)), key=lambda index: -lengths[index]))
-    (packed,) = PackedSequences(order).apply(tuple(xs))
-    sizes = tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
-    of_states = None if order == tuple(range(len(xs))) else order
-    last, packed = _layers(kind, ratio, states, ws, bs, packed, len(xs), sizes, directions, of_states)
-    return last, list(UnpackedSequences(order, lengths).apply((packed,)))
+
+    kind: str
+    ratio: float
+    directions: int
+
+    def over_sequences(self, states, ws, bs, xs):
+        """Computes the layers over xs, a list of B sequences (T, C) of any lengths."""
+        lengths = tuple(map(len, xs))
+        order = tuple(sorted(range(len(xs)), key=lambda index: -lengths[index]))
+        (packed,) = PackedSequences(order).apply(tuple(xs))
+        of_states = None if order == tuple(range(len(xs))) else order
+        last, packed = self._computed(states, ws, bs, packed, len(xs), sizes_of(lengths), of_states)
+        return last, list(UnpackedSequences(order, lengths).apply((packed,)))
+
+    def over_steps(self, states, ws, bs, xs):
+        """Computes the layers over xs, a list of the rows (B_t, C) of each step.
+
+        The B sequences are sorted by falling length, so that B_t never grows.
+        """
+        sizes = tuple(map(len, xs))
+        packed = F.concat(xs, axis=0) if len(xs) > 1 else xs[0]
+        last, packed = self._computed(states, ws, bs, packed, states[0].shape[1], sizes)
+        ends = list(itertools.accumulate(sizes))[:-1]
+        return last, F.split_axis(packed, ends, 0) if ends else (packed,)
+
+    def _computed(self, states, ws, bs, packed, batch, sizes, order=None):
+        states = [[None] * len(ws) if each is None else F.separate(each, axis=0) for each in states]
+        counts, last = (GATES[self.kind],) * 4, []
+        for first in range(0, len(ws), self.directions):
+            if first and self.ratio:
+                packed = dropout(packed, self.ratio)
+            results = []
+            for index in range(first, first + self.directions):
+                before = [each[index] for each in states]
+                has = tuple(state is not None for state in before)
+                layer = Recurrence(self.kind, batch, sizes, reverse=index > first)
+                node = Recurrent(layer, ws[index][0].shape[0], (*has, False)[:2], counts, order)
+                y, *after = node.apply((packed, *itertools.compress(before, has), *ws[index], *bs[index]))
+                results.append(y)
+                last.append(after)
+            packed = Concatenation(self.directions).apply(results)[0] if self.directions > 1 else y
+        return [F.stack(each) for each in zip(*last, strict=True)], packed
 
 
-def over_steps(kind, ratio, states, ws, bs, xs, directions):
-    """Computes layers over steps: as :func:`over_sequences`, but xs are the rows (B_t, C) of each step.
-
-    Sequences are sorted by falling length, so that B_t never grows; ``ys`` is such a tuple, too.
-    """
-    sizes = tuple(map(len, xs))
-    packed = F.concat(xs, axis=0) if len(xs) > 1 else xs[0]
-    last, packed = _layers(kind, ratio, states, ws, bs, packed, states[0].shape[1], sizes, directions, None)
-    ends = list(itertools.accumulate(sizes))[:-1]
-    return last, F.split_axis(packed, ends, 0) if ends else (packed,)
-
-
-def _layers(kind, ratio, states, ws, bs, packed, batch, sizes, directions, order):
-    states = [[None] * len(ws) if each is None else F.separate(each, axis=0) for each in states]
-    gates, last = GATES[kind], []
-    for first in range(0, len(ws), directions):
-        if first and ratio:
-            packed = dropout(packed, ratio)
-        results = []
-        for index in range(first, first + directions):
-            before = [each[index] for each in states]
-            w = ws[index]
-            has = tuple(state is not None for state in before)
-            layer = Recurrence(kind, batch, sizes, reverse=index > first)
-            node = Recurrent(layer, w[0].shape[0], (*has, False)[:2], (gates,) * 4, order)
-            y, *after = node.apply((packed, *itertools.compress(before, has), *w, *bs[index]))
-            results.append(y)
-            last.append(after)
-        packed = Concatenation(directions).apply(results)[0] if directions > 1 else y
-    return [F.stack(each) for each in zip(*last, strict=True)], packed
+def sizes_of(lengths):
+    """Returns how many sequences of some lengths there are in each step, a tuple."""
+    return tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
 
 
 class Call:
@@ -77,32 +86,34 @@ class Call:
         kwargs: its keyword arguments.
 
     Attributes:
-        states, ws, bs, xs: as of :func:`over_steps`.
+        stack: :class:`Stack`.
+        states, ws, bs, xs: arguments of :meth:`Stack.over_steps`.
     """
 
     def __init__(self, function, args, kwargs):
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-        self._has_more = bool(given.get("kwargs"))
-        self._kind = "lstm" if "cx" in given else given.get("activation", "gru")
-        self._ratio, self._directions = given["dropout_ratio"], 1 + given["use_bi_direction"]
-        self._layers = given["n_layers"] * self._directions
+        kind = "lstm" if "cx" in given else given.get("activation", "gru")
+        self.stack = Stack(kind, given["dropout_ratio"], 1 + given["use_bi_direction"])
         self.states = [given[name] for name in ("hx", "cx") if name in given]
         self.ws, self.bs, self.xs = given["ws"], given["bs"], given["xs"]
+        has_known_kind = "activation" not in given or kind in ("tanh", "relu")
+        has_layers = len(self.ws) == given["n_layers"] * self.stack.directions
+        self._is_known = has_known_kind and has_layers and not given.get("kwargs")
 
     def fits(self):
         """Whether :meth:`run` takes the arguments; Chainer has messages for others."""
         sizes = [len(x) for x in self.xs]
-        known = not self._has_more and self._kind in GATES and len(self.ws) == self._layers
-        return known and fits(self.states, self.ws, self.bs, self.xs) and sizes == sorted(sizes, reverse=True)
+        is_sorted = sizes == sorted(sizes, reverse=True)
+        return self._is_known and is_sorted and fits(self.states, self.ws, self.bs, self.xs)
 
     def run(self, states, ws, bs, xs):
         """Returns what the function returns, with these arguments in place of its own."""
-        states, ys = over_steps(self._kind, self._ratio, states, ws, bs, xs, self._directions)
+        states, ys = self.stack.over_steps(states, ws, bs, xs)
         return *states, ys
 
 
 def fits(states, ws, bs, xs):
-    """Whether arguments are in storage dtypes and have as many axes as :func:`over_sequences` takes."""
+    """Whether arguments are in storage dtypes and have as many axes as a :class:`Stack` takes."""
     matrices = [*xs, *itertools.chain.from_iterable(ws)]
     given = [*matrices, *itertools.chain.from_iterable(bs), *(each for each in states if each is not None)]
     return (

@@ -56,12 +56,13 @@ class Recurrent(Node):
         return names[index]
 
     def compute(self, primitives, x, *rest):
-        self.retain_inputs((0,))
         h, c, *groups = self._grouped(rest)
         w, u, *biases = (self._joined(primitives, group) for group in groups)
-        self._weights = w, u
+        single = [index for index, count in enumerate(self._counts[:2], 1 + sum(self._has)) if count == 1]
+        self.retain_inputs((0, *single))
+        self._weights = [None, None] if single else [w, u]  # arrays of our own
         h, c = (None if state is None else self._sorted(primitives, state) for state in (h, c))
-        y, h, c, self._saved = primitives.recurrent(x, *self._weights, biases, h, c, self._layer)
+        y, h, c, self._saved = primitives.recurrent(x, w, u, biases, h, c, self._layer)
         self._y = y if self._saved.gates is None else None
         last = [c] if self._layer.is_cell else [h, c]
         return y, *(self._sorted(primitives, state, back=True) for state in last if state is not None)
@@ -85,12 +86,13 @@ class Recurrent(Node):
         return primitives.pack_sequences(rows, tuple(order))
 
     def gradients(self, primitives, indexes, dy, *last):
-        (x,), layer = self.retained(), self._layer
+        (x, *single), layer = self.retained(), self._layer
         dh, dc = ((None, *last) if layer.is_cell else (*last, None))[:2] if last else (None, None)
         dh, dc = (None if each is None else self._sorted(primitives, each) for each in (dh, dc))
         has_states = any(self._has)
+        w, u = [*single, None][:2] if single else self._weights
         dx, dp, dq, dh, dc = primitives.recurrent_backward(
-            *(dy, dh, dc, *self._weights, self._y, self._saved, layer), wants_dx=0 in indexes
+            *(dy, dh, dc, w, u, self._y, self._saved, layer), wants_dx=0 in indexes
         )
         states = itertools.compress((dh, dc), self._has)
         found = [dx, *(self._sorted(primitives, state, back=True) for state in states)]

@@ -52,7 +52,7 @@ def dtype_of(link, compute, layer=False):
         layer: whether the link is one of :func:`layers`.
     """
     is_multiplied = layer or isinstance(link, _MULTIPLIED)
-    if is_multiplied and (compute != "bfloat16" or isinstance(link, _IN_BFLOAT16)):
+    if is_multiplied and (compute != "bfloat16" or layer or isinstance(link, _IN_BFLOAT16)):
         return compute, "multiplied with activations"
     if isinstance(link, _NORMALIZATIONS):
         return "float32", "statistics"

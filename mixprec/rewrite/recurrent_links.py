@@ -34,8 +34,9 @@ def n_step_link(original, self, hs, xs, **kwargs):
     scope, kind = active.scope, _KINDS.get(type(self).rnn)
     if kind is None or kwargs or not _takes(scope) or not n_step.fits(hs, self.ws, self.bs, xs):
         return original(self, hs, xs, **kwargs)
+    _note(Recurrence(kind, len(xs), n_step.sizes_of([len(x) for x in xs])), self.ws)
     computed = _computed(scope, hs, self.ws, self.bs, xs)
-    return n_step.over_sequences(kind, self.dropout, *computed, self.direction)
+    return n_step.Stack(kind, self.dropout, self.direction).over_sequences(*computed)
 
 
 @patch_around(
@@ -48,6 +49,7 @@ def n_step_function(original, *args, **kwargs):
     call = n_step.Call(original, args, kwargs) if _takes(scope) else None
     if call is None or not call.fits():
         return original(*args, **kwargs)
+    _note(Recurrence(call.stack.kind, len(call.xs[0]), tuple(map(len, call.xs))), call.ws)
     return call.run(*_computed(scope, call.states, call.ws, call.bs, call.xs))
 
 
@@ -90,7 +92,7 @@ def _lstm(link, c, h, x):
     upward, lateral = link.upward, link.lateral
     u = [] if h is None else [lateral.W]
     biases = [] if upward.b is None else [upward.b]
-    y, c = _cell("lstm", x, (h, c), ([upward.W], u, biases, []))
+    y, c = _cell("lstm", x, (h, c), ([upward.W], u, biases, []), lateral.W)
     return c, y
 
 
@@ -100,17 +102,17 @@ def _gru(link, h, x):
         states = []
     groups = [[part.W for part in inputs], [part.W for part in states]]
     groups += [[part.b for part in parts if part.b is not None] for parts in (inputs, states)]
-    return _cell("gru_reset_before", x, (h, None), groups)[0]
+    return _cell("gru_reset_before", x, (h, None), groups, link.U.W)[0]
 
 
-def _cell(kind, x, states, groups):
-    """Computes a step of a cell; arguments as of :class:`~mixprec.functions.recurrent.Recurrent`."""
+def _cell(kind, x, states, groups, u):
+    """Computes a step of a cell, a :class:`~mixprec.functions.recurrent.Recurrent`; u is one of its matrices."""
     scope = active.scope
     layer = Recurrence(kind, len(x), (len(x),), interleaved=kind == "lstm")
+    _note(layer, [(groups[0][0], u)])
     has = tuple(state is not None for state in states)
     inputs = [x, *(state for state in states if state is not None), *(each for group in groups for each in group)]
-    units = groups[0][0].shape[0] * len(groups[0]) // layer.gates
-    node = Recurrent(layer, units, has, tuple(map(len, groups)))
+    node = Recurrent(layer, u.shape[1], has, tuple(map(len, groups)))
     return node.apply(scope.to_compute(as_computed(scope, inputs)))
 
 
@@ -132,6 +134,11 @@ def _fits(link, *parts, given):
         return False
     shapes = all(state is None or state.shape == (len(x), units) for state in given[1:])
     return shapes and all(each is None or each.dtype in STORAGE_DTYPES for each in given)
+
+
+def _note(layer, ws):
+    if active.scope.trace is not None:
+        active.scope.trace.note_recurrent(layer, [(w[0].shape[1], w[-1].shape[1]) for w in ws])
 
 
 def _takes(scope):

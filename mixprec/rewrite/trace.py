@@ -33,6 +33,10 @@ _KEPT = {
     "LocalResponseNormalization": ((0,), (), 2),
     "ReLU": ((), (0,), 0),
 }
+# What it keeps of a recurrent layer: numbers for each unit of a row beside the inputs, and whether it keeps matrices of
+# gates, stacked anew in each step.
+_RECURRENT = {"lstm": (6, True), "gru": (8, True), "tanh": (1, False), "relu": (1, False)}
+_RECURRENT_CELL = {"lstm": (6, False), "gru_reset_before": (4, False)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +144,18 @@ class Trace:
         self.claim(function)
         if self._results is not None:
             self._results.look(inputs)
+
+    def note_recurrent(self, layer, sizes):
+        """Notes what plain Chainer would keep of recurrent layers that are computed by a node of mixprec each.
+
+        Args:
+            layer: :class:`~mixprec.backends.recurrence.Recurrence`, of all of them.
+            sizes: of each layer and direction, numbers of inputs and of units.
+        """
+        of_unit, is_stacked = (_RECURRENT_CELL if layer.is_cell else _RECURRENT)[layer.kind]
+        for columns, units in sizes:
+            weights = layer.gates * units * (columns + units) * len(layer.sizes) if is_stacked else 0
+            self._bytes_before += 4 * (layer.rows * (columns + of_unit * units) + weights)
 
     def claim(self, function):
         """Notes that the conversions since the last function were for this one."""

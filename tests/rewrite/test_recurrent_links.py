@@ -1,0 +1,253 @@
+"""Recurrent links of converted models: results and gradients of plain Chainer, and when Chainer's own code runs."""
+
+import copy
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.link_hooks import SpectralNormalization
+
+import mixprec
+from mixprec.functions.recurrent import Recurrent
+from mixprec.rewrite.trace import sizes_kept
+
+LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}  # of gradients, relative to their norm
+STACKS = {
+    name: getattr(L, f"NStep{name}")
+    for name in ("LSTM", "BiLSTM", "GRU", "BiGRU", "RNNTanh", "BiRNNTanh", "RNNReLU", "BiRNNReLU")
+}
+LENGTHS = (3, 7, 1, 5)
+COLUMNS, UNITS = 6, 10
+every_dtype = pytest.mark.parametrize("compute", LIMITS)
+
+
+def drawn(seed, *shape):
+    return np.random.RandomState(seed).normal(size=shape).astype(np.float32)
+
+
+class Net(chainer.Chain):
+    """A recurrent link, and what a program does with it: a function of (link, xs, states) that returns variables."""
+
+    def __init__(self, link, program):
+        super().__init__()
+        self.program = program
+        with self.init_scope():
+            self.link = link
+
+    def forward(self, xs, *states):
+        return self.program(self.link, xs, *states)
+
+
+def seeded(link, *args, program, **kwargs):
+    np.random.seed(0)
+    net = Net(link(*args, **kwargs), program)
+    for index, param in enumerate(net.params()):
+        if param.ndim == 1:
+            param.array[...] = 0.3 * drawn(100 + index, *param.shape)
+    return net
+
+
+def step(net, xs, *states, scale=1.0):
+    """Returns results and gradients by name, in float32."""
+    xs, states = [chainer.Variable(x.copy()) for x in xs], [chainer.Variable(each.copy()) for each in states]
+    net.cleargrads()
+    ys = net(xs, *states)
+    sum(F.sum(y * (0.1 * scale * drawn(50 + index, *y.shape))) for index, y in enumerate(ys)).backward()
+    found = {f"x {index}": x.grad for index, x in enumerate(xs)} | {f"s {i}": s.grad for i, s in enumerate(states)}
+    found |= {name: param.grad for name, param in net.namedparams()}
+    found = {name: None if each is None else each.astype(np.float32) / scale for name, each in found.items()}
+    return found | {f"y {index}": y.array for index, y in enumerate(ys)}
+
+
+def assert_alike(found, expected, compute):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] is None) == (value is None), name
+        if value is not None:
+            assert np.linalg.norm(found[name] - value) <= LIMITS[compute] * np.linalg.norm(value), name
+
+
+def nodes_of(ys):
+    """Returns how often each class of function nodes is in a graph."""
+    todo, seen = [y.creator_node for y in ys], {}
+    while todo:
+        node = todo.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
+            todo += [x.creator_node for x in node.inputs]
+    classes = [type(node) for node in seen.values()]
+    return {each: classes.count(each) for each in classes}
+
+
+def stack(use):
+    """Returns a program for a stack of layers; ``use`` chooses from (last states, results)."""
+
+    def program(link, xs, *states):
+        states = states or [None] * (2 if link.n_cells == 2 else 1)
+        *last, ys = link(*states, xs)
+        return [last[0]] if use == "last" else [last[-1], *ys]
+
+    return program
+
+
+def states_of(link, layers=2):
+    count = 2 if "LSTM" in link else 1
+    return [drawn(20 + i, layers * (1 + link.startswith("Bi")), len(LENGTHS), UNITS) for i in range(count)]
+
+
+@every_dtype
+@pytest.mark.parametrize("given", ["zeros", "states", "last"])
+@pytest.mark.parametrize("link", STACKS)
+def test_stacks(link, given, compute):
+    xs = [drawn(index, length, COLUMNS) for index, length in enumerate(LENGTHS)]
+    states = states_of(link) if given == "states" else []
+    plain = seeded(STACKS[link], 2, COLUMNS, UNITS, 0.0, program=stack(given))
+    net = copy.deepcopy(plain)
+    mixprec.convert(net, compute=compute)
+    found, expected = step(net, xs, *states, scale=64.0), step(plain, xs, *states)
+    if "ReLU" in link and compute != "float32":  # rounding moves numbers over its kink, where gradients jump
+        found, expected = ({name: each[name] for name in each if name[0] == "y"} for each in (found, expected))
+    assert_alike(found, expected, compute)
+    counts = nodes_of(net(xs))
+    assert counts[Recurrent] == 2 * (1 + link.startswith("Bi"))
+    assert sum(counts.values()) <= 20 + len(xs)
+
+
+def time_major(link, xs, *states):
+    kind = type(link).__name__
+    function = {"NStepLSTM": F.n_step_lstm, "NStepBiGRU": F.n_step_bigru, "NStepRNNReLU": F.n_step_rnn}[kind]
+    rest = {"activation": "relu"} if kind == "NStepRNNReLU" else {}
+    *last, ys = function(link.n_layers, 0.0, *states, link.ws, link.bs, F.transpose_sequence(list(xs)), **rest)
+    return [*last, *ys]
+
+
+@every_dtype
+@pytest.mark.parametrize("link", ["LSTM", "BiGRU", "RNNReLU"])
+def test_functions_over_steps(link, compute):
+    xs = [drawn(index, length, COLUMNS) for index, length in enumerate((7, 4, 4, 1))]
+    plain = seeded(STACKS[link], 2, COLUMNS, UNITS, 0.0, program=time_major)
+    net = copy.deepcopy(plain)
+    mixprec.convert(net, compute=compute)
+    assert_alike(step(net, xs, *states_of(link), scale=64.0), step(plain, xs, *states_of(link)), compute)
+    assert Recurrent in nodes_of(net(xs, *map(chainer.Variable, states_of(link))))
+
+
+def stateful(link, xs):
+    link.reset_state()
+    return [link(x) for x in xs]
+
+
+def stateless(link, xs, *states):
+    ys = []
+    for x in xs:
+        states = link(*states, x)
+        states = states if isinstance(states, tuple) else (states,)
+        ys.append(states[-1])
+    return [*ys, states[0]]
+
+
+CELLS = {
+    "LSTM": (L.LSTM, stateful, 0),
+    "GRU": (L.GRU, stateful, 0),
+    "StatefulGRU": (L.StatefulGRU, stateful, 0),
+    "StatelessLSTM": (L.StatelessLSTM, stateless, 2),
+    "StatelessGRU": (L.StatelessGRU, stateless, 1),
+}
+
+
+@every_dtype
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("cell", CELLS)
+def test_cells(cell, steps, compute):
+    link, program, count = CELLS[cell]
+    xs, states = list(drawn(0, steps, 5, COLUMNS)), [drawn(20 + index, 5, UNITS) for index in range(count)]
+    plain = seeded(link, COLUMNS, UNITS, program=program)
+    net = copy.deepcopy(plain)
+    mixprec.convert(net, compute=compute)
+    assert_alike(step(net, xs, *states, scale=64.0), step(plain, xs, *states), compute)
+    counts = nodes_of(net(xs, *map(chainer.Variable, states)))
+    assert counts[Recurrent] == steps
+    assert "Linear" not in {each.__name__ for each in counts}
+
+
+class Scaled(L.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked(net):
+    net.link.lateral.add_hook(SpectralNormalization())
+
+
+def replaced(net):
+    W = net.link.lateral.W.array
+    del net.link.lateral
+    with net.link.init_scope():
+        net.link.lateral = Scaled(UNITS, 4 * UNITS, nobias=True, initialW=W)
+
+
+def shrinking(net):
+    net.program = lambda link, xs: stateful(link, [x[: 5 - index] for index, x in enumerate(xs)])
+
+
+@pytest.mark.parametrize("change", [None, hooked, replaced, shrinking])
+@pytest.mark.parametrize("how", [{}, {"layout": "nchw"}, {"keep_float32": ["/link/lateral"]}])
+def test_where_chainers_own_cell_runs(how, change):
+    plain = seeded(L.LSTM, COLUMNS, UNITS, program=stateful)
+    if change is not None:
+        change(plain)
+    xs = list(drawn(0, 3, 5, COLUMNS))
+    net = copy.deepcopy(plain)
+    mixprec.convert(net, compute="float32", **how)
+    assert_alike(step(net, xs), step(plain, xs), "float32")
+    ours = 0 if how or change in (hooked, replaced) else 3 if change is None else 1
+    assert nodes_of(net(xs)).get(Recurrent, 0) == ours
+
+
+def test_gradients_of_gradients_in_nchw():
+    net = seeded(L.NStepGRU, 1, COLUMNS, UNITS, 0.0, program=stack("zeros"))
+    mixprec.convert(net, compute="float32", layout="nchw")
+    x = chainer.Variable(drawn(0, 3, COLUMNS))
+    (gradient,) = chainer.grad([net([x])[1]], [x], enable_double_backprop=True)
+    F.sum(gradient**2).backward()
+    assert np.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("link", ["LSTM", "BiLSTM", "GRU"])
+def test_memory_kept_for_the_backward_pass(link):
+    xs = [drawn(index, length, 32) for index, length in enumerate((20, 30, 25))]
+    plain = seeded(STACKS[link], 2, 32, 64, 0.1, program=stack("zeros"))
+    net = copy.deepcopy(plain)
+    report = mixprec.convert(net)
+    before, after = sum(sizes_kept(plain(xs))), sum(sizes_kept(net(xs)))
+    assert after <= 0.2 * before
+    estimated, counted = report.activation_bytes
+    assert counted == after
+    assert 0.8 * before <= estimated <= 1.2 * before
+
+
+def test_dropout_between_layers():
+    xs = [np.ones((20, COLUMNS), np.float32)] * 2
+    net = seeded(L.NStepRNNReLU, 2, COLUMNS, 50, 0.5, program=stack("zeros"))
+    net.link[1].w0.array[...] = np.eye(50)
+    net.link[1].w1.array[...] = 0
+    net.link[1].b0.array[...] = net.link[1].b1.array[...] = 0
+    mixprec.convert(net)
+    _, dropped, _ = net(xs)
+    with chainer.using_config("train", False):
+        _, kept, _ = net(xs)
+    ratio = (dropped.array > 0).sum() / (kept.array > 0).sum()
+    assert 0.4 < ratio < 0.6
+
+
+@pytest.mark.parametrize("wrong", [[drawn(0, 3, COLUMNS + 1)], [drawn(0, 3)]])
+def test_wrong_inputs_have_chainers_messages(wrong):
+    plain = seeded(L.NStepLSTM, 1, COLUMNS, UNITS, 0.0, program=stack("zeros"))
+    net = copy.deepcopy(plain)
+    mixprec.convert(net)
+    with pytest.raises(Exception) as expected:
+        plain(wrong)
+    with pytest.raises(type(expected.value)):
+        net(wrong)
