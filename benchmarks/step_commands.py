@@ -33,8 +33,7 @@ def add(commands, networks):
 
 
 def _add_bars(commands, networks):
-    text = "images/s of training on synthetic data, a row for each way to train; on a GPU, or in small on the CPU"
-    text += "; --task: words/s or frames/s of recurrent networks"
+    text = "images/s (or words/s) of training on synthetic data, a row for each way to train; in small on a CPU"
     json = "the record, rewritten after each round of blocks; the chart is drawn beside it; default: "
     json += "benchmarks/results/DATE-TIME-bars-MACHINE.json of the checkout"
     command = record_files.add_command(commands, functools.partial(_bars, networks), "bars", text, json)

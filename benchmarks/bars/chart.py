@@ -28,9 +28,8 @@ def figure(record):
     size = 5 + 3 * len(settings["batch"]), 1.5 + 0.25 * len(names)  # inches
     drawn = Figure(figsize=size, dpi=100, layout="constrained")
     where = record["device"] if record["kind"] == "gpu" else record["cpu"]
-    drawn.suptitle(
-        f"{trained(settings)}, training on synthetic data\n{where}; {record['date'][:10]}", fontsize="medium"
-    )
+    what = f"{trained(settings)}, training on synthetic data"
+    drawn.suptitle(f"{what}\n{where}; {record['date'][:10]}", fontsize="medium")
     panels = drawn.subplots(1, len(settings["batch"]), sharey=True, squeeze=False)[0]
     for axes, batch in zip(panels, settings["batch"], strict=True):
         rows = [row for row in record["rows"] if row["batch"] == batch and not row["reason"]]

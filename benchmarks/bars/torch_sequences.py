@@ -67,23 +67,7 @@ def make(way, task):
     further = {"capturable": True} if way.graph and name == "Adam" else {}
     optimizer = getattr(torch.optim, name)(network.parameters(), lr=LR, fused=way.fused, **further)
     kind = CpuStep if device.type == "cpu" else GpuStep
-    step = kind.of(way, network, device.type, optimizer, lambda: network(*batch))
-    step.kept = _bytes_kept(step, batch)
-    return step
-
-
-def _bytes_kept(step, batch):
-    """Returns the bytes that autograd saves in a forward pass, without parameters."""
-    saved = {}
-
-    def save(tensor):
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with step.autocast(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        step.network(*batch)
-    own = {param.untyped_storage().data_ptr() for param in step.network.parameters()}
-    return sum(size for address, size in saved.items() if address not in own)
+    return kind.of(way, network, device.type, optimizer, lambda: network(*batch))
 
 
 def _tensor(array):

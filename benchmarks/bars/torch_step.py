@@ -113,11 +113,6 @@ class CpuStep(Step):
     def peak(self):
         return memory_of_process()
 
-    def autocast(self):
-        """Returns the context manager in which the loss is computed."""
-        half = self._way.precision != "float32"
-        return torch.autocast(self._device_type, getattr(torch, self._way.precision) if half else None, enabled=half)
-
     def _compile(self):
         self._model = _WithLoss(self.network)
         if self._way.compile is not None:
@@ -128,7 +123,9 @@ class CpuStep(Step):
             self._train()
 
     def _train(self):
-        with self.autocast():
+        half = self._way.precision != "float32"
+        dtype = getattr(torch, self._way.precision) if half else None
+        with torch.autocast(self._device_type, dtype=dtype, enabled=half):
             loss = self._forward()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
