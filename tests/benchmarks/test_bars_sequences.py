@@ -29,16 +29,18 @@ def _by_gate(array):
     return np.concatenate([array.reshape(UNITS, 4, *array.shape[1:])[:, gate] for gate in (1, 2, 0, 3)])
 
 
-def _layers(link):
-    """Yields the parameters of each layer and direction in PyTorch's order."""
-    if isinstance(link, sequences.LanguageModel):
-        for each in (link.first, link.second):
-            bias = _by_gate(each.upward.b.array)
-            yield _by_gate(each.upward.W.array), _by_gate(each.lateral.W.array), bias, np.zeros_like(bias)
-        return
-    for each in link.children():
-        whole = [[getattr(each, f"{kind}{gate}").array for gate in range(8)] for kind in "wb"]
-        yield [np.concatenate(part) for arrays in whole for part in (arrays[:4], arrays[4:])]
+def _arrays(model, name):
+    """Returns the parameters of a layer in PyTorch's order; in lm the model itself has the recurrent layers."""
+    found, link = [], getattr(model, name, model)
+    if link is model:
+        for each in (model.first, model.second):
+            arrays = [_by_gate(param.array) for param in (each.upward.W, each.lateral.W, each.upward.b)]
+            found += [*arrays, np.zeros_like(arrays[-1])]
+    for each in link.children() if isinstance(link, chainer.ChainList) else ():
+        for kind in "wb":
+            gates = [getattr(each, f"{kind}{gate}").array for gate in range(8)]
+            found += [np.concatenate(gates[:4]), np.concatenate(gates[4:])]
+    return found or [param.array for param in link.params()]
 
 
 @pytest.mark.parametrize("arch", SEQUENCES)
@@ -46,14 +48,8 @@ def test_with_the_same_weights_the_losses_are_the_same(arch, torch):
     model, (batch, _) = SEQUENCES[arch](), sequences.batch_of(arch, 3)
     step = pytorch_rows.bars("@numpy", arch)[0].make(Task(arch, None, "@numpy", 3, None))
     for name, module in step.network.eval().named_children():
-        link = getattr(model, name, model)  # in lm the model itself has the layers
-        if isinstance(module, torch.nn.LSTM):
-            pairs = zip(module.all_weights, _layers(link), strict=True)
-        else:
-            pairs = [(module.parameters(), [param.array for param in link.params()])]
-        for own, arrays in pairs:
-            for tensor, array in zip(own, arrays, strict=False):  # dropout has none
-                tensor.data = torch.from_numpy(array.copy())
+        for tensor, array in zip(module.parameters(), _arrays(model, name), strict=False):  # dropout has none
+            tensor.data = torch.from_numpy(array.copy())
     step()
     with chainer.using_config("train", False):
         assert float(step.loss) == pytest.approx(float(model(*batch).array), rel=1e-5)
