@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from benchmarks import command_arguments, machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
-from benchmarks.bars.record import gpu_name
+from benchmarks.bars.record import gpu_name, trained
+from benchmarks.bars.sequences import SEQUENCES
 from mixprec.app.parts import gpus
 from mixprec.app.run import synthetic_run
 
@@ -32,12 +33,14 @@ def add(commands, networks):
 
 
 def _add_bars(commands, networks):
-    text = "images/s of training on synthetic data, a row for each way to train; on a GPU, or in small on the CPU"
+    text = "images/s (or words/s) of training on synthetic data, a row for each way to train; in small on a CPU"
     json = "the record, rewritten after each round of blocks; the chart is drawn beside it; default: "
     json += "benchmarks/results/DATE-TIME-bars-MACHINE.json of the checkout"
     command = record_files.add_command(commands, functools.partial(_bars, networks), "bars", text, json)
+    help = "train on images, or on sequences: a language model, an encoder and a decoder, or a bidirectional network"
+    command.add_argument("--task", choices=["images", *SEQUENCES], default="images", help=help)
     command_arguments.add_arch(command, None, networks)
-    help = "images in a batch, with commas; default: 32,64,128,256,512, on a CPU 8"
+    help = "images or sequences in a batch, with commas; default: 32,64,128,256,512, on a CPU 8, or that of the task"
     command.add_argument("--batch", type=command_arguments.positives, help=help)
     help = "height and width of an image in pixels; default: 224, on a CPU 64"
     command.add_argument("--size", type=command_arguments.positive, help=help)
@@ -55,16 +58,19 @@ def _add_bars(commands, networks):
     command.add_argument("--rows", action="append", metavar="PATTERN", help=help)
 
 
-def _bars(networks, save, **chosen):
+def _bars(networks, save, task, **chosen):
+    wrong = [key for key in ("arch", "size") if task in SEQUENCES and chosen[key] is not None]
+    if wrong:
+        raise command_arguments.ArgumentsError(f"--{wrong[0]}: only for images, not with --task {task}")
     specifier, device = gpus.resolve_device("auto")
-    default = bars_run.defaults(specifier)
-    small = ", therefore in small" if specifier == "@numpy" and any(chosen[key] is None for key in default) else ""
+    default = bars_run.defaults(specifier, task)
+    small = specifier == "@numpy" and task == "images" and any(chosen[key] is None for key in default)
     settings = bars_run.Settings(**{key: default.get(key) if value is None else value for key, value in chosen.items()})
     turns = bars_run.turns_of(settings, specifier)
     if save.path is None:
         save.path = _file_of(specifier, device)
-    print(f"{device}{small}")
-    what = f"{settings.arch}, {settings.size}x{settings.size} pixels, training on synthetic data"
+    print(f"{device}{', therefore in small' * small}")
+    what = f"{trained(vars(settings))}, training on synthetic data"
     print(f"{what}, {settings.blocks} blocks of {settings.block_steps} steps")
     print(f"record: {save.path}", flush=True)
     with tqdm(total=turns, unit="turn", leave=False, disable=None) as bar:

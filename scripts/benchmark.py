@@ -3,6 +3,8 @@
 python scripts/benchmark.py bars [--peer pytorch] [--arch resnet50] [--batch 32,64,128,256,512] [--size 224]
     [--blocks 5] [--block-steps 30] [--limit 600] [--prepare-limit 600] [--minutes M] [--rows PATTERN ...]
     [--json FILE]
+python scripts/benchmark.py bars --task lm|seq2seq|blstm [--peer pytorch] [the options of bars, without
+    --arch and --size]
 python scripts/benchmark.py page [--results benchmarks/results] [--out docs/results.md]
 python scripts/benchmark.py profile [--config nhwc_fused_batched.yaml] [--arch resnet50] [--batch 256] [--size 224]
     [--set KEY=VALUE ...] [--steps 5] [--top 20] [--json FILE]

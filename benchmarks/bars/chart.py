@@ -1,7 +1,8 @@
-"""The bar chart of a run: images a second of each row, beside each other for each batch size."""
+"""The bar chart of a run: images, words or frames a second of each row, beside each other for each batch size."""
 
 from matplotlib.figure import Figure
 
+from benchmarks.bars.record import trained, unit
 from mixprec.base import files
 
 
@@ -27,7 +28,7 @@ def figure(record):
     size = 5 + 3 * len(settings["batch"]), 1.5 + 0.25 * len(names)  # inches
     drawn = Figure(figsize=size, dpi=100, layout="constrained")
     where = record["device"] if record["kind"] == "gpu" else record["cpu"]
-    what = f"{settings['arch']}, {settings['size']}x{settings['size']} pixels, training on synthetic data"
+    what = f"{trained(settings)}, training on synthetic data"
     drawn.suptitle(f"{what}\n{where}; {record['date'][:10]}", fontsize="medium")
     panels = drawn.subplots(1, len(settings["batch"]), sharey=True, squeeze=False)[0]
     for axes, batch in zip(panels, settings["batch"], strict=True):
@@ -36,7 +37,7 @@ def figure(record):
         spread = [[row["median"] - row["minimum"] for row in rows], [row["maximum"] - row["median"] for row in rows]]
         bars = axes.barh([names.index(row["name"]) for row in rows], medians, xerr=spread)
         axes.bar_label(bars, [f"{median:,.4g}" for median in medians], padding=3, fontsize="small")
-        axes.set(title=f"batch {batch}", xlabel="images/s", xlim=(0, 1.25 * max(medians, default=1)))
+        axes.set(title=f"batch {batch}", xlabel=f"{unit(settings)}/s", xlim=(0, 1.25 * max(medians, default=1)))
         axes.set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()  # the first row at the top; the axes share it
     return drawn

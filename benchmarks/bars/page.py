@@ -96,7 +96,7 @@ def _machine(record):
 def _bars(path, record):
     """What was measured in a run, in parts, one for each batch size."""
     settings = record["settings"]
-    name = f"{_machine(record)}: {settings['arch']}, {settings['size']}x{settings['size']} pixels"
+    name = f"{_machine(record)}: {bars_record.trained(settings)}"
     for batch in settings["batch"]:
         yield f"\n## {escaped(name)}, batch {batch}{'' if settings['rows'] is None else ', some rows'}\n\n"
         yield _source(path, record)
@@ -105,7 +105,7 @@ def _bars(path, record):
         yield f"![chart]({pathlib.PurePosixPath(path).with_suffix('.png')})\n\n"
         rows = [row for row in record["rows"] if row["batch"] == batch]
         remarks = {row["name"]: row for row in rows if row["reason"] or row["note"].startswith(row_schedule.SAME)}
-        yield markdown(result_tables.cells([row for row in rows if row["name"] not in remarks]))
+        yield markdown(result_tables.cells([row for row in rows if row["name"] not in remarks], settings))
         yield "\n" * bool(remarks)
         yield from (f"- {escaped(f'{name}: {result_tables.remark(row)}')}\n" for name, row in remarks.items())
         yield from (f"\n{escaped(line)}\n" for line in result_tables.comparison(rows))

@@ -9,6 +9,7 @@ import functools
 
 from benchmarks import compared_optimizers
 from benchmarks.bars.row_worker import BenchmarkRow
+from benchmarks.bars.sequences import SEQUENCES
 
 ARCHS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d")
 
@@ -55,18 +56,23 @@ _ON_CPU = {
     "PyTorch FP32, channels_last, compiled": PyTorchSettings("float32", compile="default"),
     "PyTorch AMP bfloat16, channels_last": PyTorchSettings("bfloat16"),
 }
+_FP32 = {"PyTorch FP32": PyTorchSettings("float32")}
+_SEQUENCES_ON_CPU = _FP32 | {"PyTorch AMP bfloat16": PyTorchSettings("bfloat16")}
+_AMP = {"PyTorch AMP": PyTorchSettings("float16"), "PyTorch AMP, graph": PyTorchSettings("float16", graph=True)}
 
 
-def bars(specifier):
+def bars(specifier, arch=None):
     """Returns the list of :class:`~benchmarks.bars.row_worker.BenchmarkRow` for a device.
 
     Without torch, or without one for the device, they all have the reason.
 
     Args:
         specifier: of the device.
+        arch: name of a task on sequences; all networks for images have the same rows.
     """
     reason = _why_not(specifier)
-    ways = _ON_CPU if specifier == "@numpy" else _ON_GPU
+    on_cpu, on_gpu = (_SEQUENCES_ON_CPU, _FP32 | _AMP) if arch in SEQUENCES else (_ON_CPU, _ON_GPU)
+    ways = on_cpu if specifier == "@numpy" else on_gpu
     return [BenchmarkRow(name, functools.partial(_make, way), reason, group="peer") for name, way in ways.items()]
 
 
@@ -83,8 +89,12 @@ def _make(way, task):
     """Makes the step of a way to train.
 
     Raises:
-        ValueError: the network is not in :data:`ARCHS`.
+        ValueError: the network is neither in :data:`ARCHS` nor one for sequences.
     """
+    if task.arch in SEQUENCES:
+        from benchmarks.bars import torch_sequences
+
+        return torch_sequences.make(way, task)
     if task.arch not in ARCHS:
         raise ValueError(f"no {task.arch} in PyTorch to compare with; there are {', '.join(ARCHS)}")
     from benchmarks.bars import torch_step  # torch takes seconds to import, and need not be there

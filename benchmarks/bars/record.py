@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import json
 
+from benchmarks.bars.sequences import SEQUENCES
 from mixprec.app.parts import environment
 from mixprec.base import files
 from mixprec.base.messages import OneLineError
@@ -63,6 +64,17 @@ def read(path):
     if not isinstance(record, dict) or record.get("format") != FORMAT or not record.keys() >= _KEYS:
         raise RecordError(f"{path}: no record with the format {FORMAT!r} and all of its keys")
     return record
+
+
+def trained(settings):
+    """Returns what a run trains, in words, from the settings of a record."""
+    size = settings["size"]
+    return settings["arch"] if size is None else f"{settings['arch']}, {size}x{size} pixels"
+
+
+def unit(settings):
+    """Returns what is counted: ``"images"``, ``"words"`` or ``"frames"``."""
+    return SEQUENCES[settings["arch"]].unit if settings["arch"] in SEQUENCES else "images"
 
 
 def when(record):

@@ -4,6 +4,7 @@ import re
 import textwrap
 
 from benchmarks.bars import config_rows
+from benchmarks.bars.record import unit
 
 _REMARK = 100  # characters
 
@@ -22,24 +23,25 @@ def remark(row):
     return textwrap.shorten(text, _REMARK, placeholder=" ...")
 
 
-# Titles, and the cell of a row of a record
+# Titles, with the unit of a run, and the cell of a row of a record
 _COLUMNS = {
     "row": lambda row: row["name"],
-    "images/s": lambda row: _rate(row["median"]),
+    "{unit}/s": lambda row: _rate(row["median"]),
     "min-max": lambda row: "" if row["reason"] else f"{_rate(row['minimum'])}-{_rate(row['maximum'])}",
     "ms a step": lambda row: _maybe(row["milliseconds"], ",.2f"),
     "host ms": lambda row: _maybe(row["host_milliseconds"], ",.2f"),
     "ratio": lambda row: _maybe(row["ratio"], ".2f"),
     "launches": lambda row: _maybe(row["launches"], ","),
     "syncs": lambda row: _maybe(row["syncs"], ","),
-    "peak MB": lambda row: "" if row["peak"] is None else f"{row['peak'] / 1e6:,.0f}",
+    "peak MB": lambda row: _maybe(row["peak"] and row["peak"] / 1e6, ",.0f"),
+    "kept MB": lambda row: _maybe(row.get("kept") and row["kept"] / 1e6, ",.1f"),  # which older records have not
     "": remark,
 }
 
 
-def cells(rows):
+def cells(rows, settings):
     """Returns the titles of a table of rows of a record, and its lines, without columns that are empty."""
-    columns = [[title, *map(cell, rows)] for title, cell in _COLUMNS.items()]
+    columns = [[title.format(unit=unit(settings)), *map(cell, rows)] for title, cell in _COLUMNS.items()]
     return list(zip(*(column for column in columns if any(column[1:]) or column[0] == "row"), strict=True))
 
 
@@ -64,10 +66,10 @@ def console(record, batch):
 
     Args:
         record: see :mod:`benchmarks.bars.record`.
-        batch: images in a batch.
+        batch: images or sequences in a batch.
     """
     rows = [row for row in record["rows"] if row["batch"] == batch]
-    lines = cells(rows)
+    lines = cells(rows, record["settings"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = [f"batch {batch}"]
     for name, *others in lines:

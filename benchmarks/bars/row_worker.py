@@ -18,19 +18,19 @@ class Task:
     """What all rows of a batch size train.
 
     Attributes:
-        arch: name of the network.
+        arch: name of the network, or of a task of :mod:`benchmarks.bars.sequences`.
         network: callable, at the top of a module, from the number of classes to a Chainer link from images
-            (N, 3, size, size) to logits.
+            (N, 3, size, size) to logits; ``None`` for sequences.
         specifier: of the device.
-        batch: images in a batch.
-        size: height and width of an image in pixels.
+        batch: images or sequences in a batch.
+        size: height and width of an image in pixels; ``None`` for sequences.
     """
 
     arch: str
-    network: Callable
+    network: Callable | None
     specifier: str
     batch: int
-    size: int
+    size: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,13 @@ class Block:
         seconds: of a step.
         host_seconds: until the call of a step returns, which does not wait for the device; ``None`` on a CPU.
         peak: bytes, see :meth:`benchmarks.bars.timed_step.Step.peak`.
+        kept: bytes, see :class:`benchmarks.bars.timed_step.Step`.
     """
 
     seconds: float
     host_seconds: float | None
     peak: int
+    kept: int | None = None
 
 
 class WarmStep:
@@ -123,7 +125,7 @@ class WarmStep:
         host_seconds = None if self._on_cpu else self._host_seconds()
         peak, self.slower = self._step.peak(), self._step.why_eager()
         self._give_back()
-        return Block(seconds, host_seconds, peak)
+        return Block(seconds, host_seconds, peak, self._step.kept)
 
     def launches(self, count):
         """Runs a step that is counted; returns :class:`Launches`.

@@ -10,7 +10,13 @@ class Step:
 
     A call runs one step; on a GPU it need not wait for it. The caller runs them in blocks: :meth:`warm_up`, timed
     calls, :meth:`peak`, :meth:`release`. In between other rows have the device.
+
+    Attributes:
+        kept: bytes of the arrays that a forward pass keeps for the backward pass, without parameters; ``None`` if not
+            known.
     """
+
+    kept = None
 
     def __call__(self):
         """Runs one step."""

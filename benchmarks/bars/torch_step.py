@@ -39,18 +39,23 @@ def make(way, arch, specifier, batch, size):
     Returns:
         :class:`CpuStep` or :class:`GpuStep`
     """
-    if specifier == "@numpy":
-        torch.set_num_threads(number_of_threads())
-        device, kind = torch.device("cpu"), CpuStep
-    else:
-        device, kind = torch.device("cuda", int(specifier.rpartition(":")[2])), GpuStep
-        torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: no limit
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = way.tf32
-    torch.manual_seed(0)
+    device, kind = device_of(way, specifier), CpuStep if specifier == "@numpy" else GpuStep
     noise = torch.from_numpy(np.random.RandomState(0).normal(size=(batch, 3, size, size)))
     labels = torch.arange(batch, device=device) % CLASSES
     return kind(way, torch_resnet.network(arch, CLASSES).to(device), noise.to(device), labels)
+
+
+def device_of(way, specifier):
+    """Returns the device of a row, and sets all that :func:`make` says, and the seed."""
+    torch.manual_seed(0)
+    if specifier == "@numpy":
+        torch.set_num_threads(number_of_threads())
+        return torch.device("cpu")
+    device = torch.device("cuda", int(specifier.rpartition(":")[2]))
+    torch.cuda.set_device(device)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0  # 0: no limit
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = way.tf32
+    return device
 
 
 class CpuStep(Step):
@@ -73,14 +78,28 @@ class CpuStep(Step):
 
     def __init__(self, way, network, images, labels):
         layout = torch.channels_last if way.channels_last else torch.contiguous_format
-        dtype = getattr(torch, way.precision)
-        self._way, self._device_type, self._is_warm = way, images.device.type, False
-        self.network = network.to(memory_format=layout).train()
-        self.images, self.labels = images.to(dtype=dtype, memory_format=layout), labels
-        self.optimizer = _optimizer(self.network, way.fused)
-        self.scaler = torch.amp.GradScaler(self._device_type, init_scale=_INIT_SCALE, enabled=dtype is torch.float16)
-        self.loss = None
+        network = network.to(memory_format=layout)
+        self.images, self.labels = images.to(dtype=getattr(torch, way.precision), memory_format=layout), labels
+        optimizer = _optimizer(network, way.fused)
+        self._set(way, network, images.device.type, optimizer, lambda: self._model(self.images, self.labels))
         self._compile()
+
+    @classmethod
+    def of(cls, *arguments):
+        """Returns a step on something else than images.
+
+        Args:
+            *arguments: settings, network, type of the device, optimizer, and a callable that returns the loss.
+        """
+        step = cls.__new__(cls)
+        step._set(*arguments)
+        return step
+
+    def _set(self, way, network, device_type, optimizer, forward):
+        self._way, self._device_type, self._is_warm, self._forward = way, device_type, False, forward
+        self.network, self.optimizer, self.loss = network.train(), optimizer, None
+        enabled = way.precision == "float16"
+        self.scaler = torch.amp.GradScaler(device_type, init_scale=_INIT_SCALE, enabled=enabled)
 
     def __call__(self):
         self._train()
@@ -105,8 +124,9 @@ class CpuStep(Step):
 
     def _train(self):
         half = self._way.precision != "float32"
-        with torch.autocast(self._device_type, dtype=self.images.dtype if half else None, enabled=half):
-            loss = self._model(self.images, self.labels)
+        dtype = getattr(torch, self._way.precision) if half else None
+        with torch.autocast(self._device_type, dtype=dtype, enabled=half):
+            loss = self._forward()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -126,8 +146,8 @@ class GpuStep(CpuStep):
     Arguments and attributes are those of :class:`CpuStep`.
     """
 
-    def __init__(self, way, network, images, labels):
-        super().__init__(way, network, images, labels)
+    def _set(self, way, *others):
+        super()._set(way, *others)
         self._graph = None
         self._stream = torch.cuda.Stream() if way.graph else None
 

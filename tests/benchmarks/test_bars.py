@@ -56,6 +56,7 @@ def test_table_and_the_same_numbers_as_json_and_chart(tmp_path, capsys):
     [
         (("bars", "--block-steps", "x"), "--block-steps"),
         (("bars", "--peer", "tensorflow"), "tensorflow"),
+        (("bars", "--task", "lm", "--arch", "resnet18"), "--arch: only for images, not with --task lm"),
         (("bars", "--rows", "fp64.yaml"), "--rows 'fp64.yaml': no such row; there are 'plain Chainer FP32"),
         (("profile", "--config", "no.yaml"), "no.yaml"),
         (("page", "--results", "no"), "--results: no is no folder"),
