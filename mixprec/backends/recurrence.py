@@ -48,6 +48,11 @@ class Recurrence:
         return self.interleaved or self.kind == "gru_reset_before"
 
     @property
+    def is_single(self):
+        """Whether all sequences have one step."""
+        return self.sizes == (self.batch,)
+
+    @property
     def saved(self):
         """Number of values of each unit that are saved beside its states."""
         return _SAVED[self.kind]
@@ -76,7 +81,8 @@ class Recurred(NamedTuple):
         gates: (rows, saved * H) in the storage dtype: the gates after their activation, in the order of the layer; of
             ``"gru"`` also the candidate's term of the states before the reset.
         states: (rows, H) in the storage dtype, the state h before each step.
-        cells: (rows, H) float32, the state c before each step; ``None`` without one.
+        cells: (rows, H) float32, the state c before each step; ``None`` without one. Of a single step a device has c
+            itself, ``None`` for zeros, and so it does with h in place of ``states``.
         reset: (rows, H) in the storage dtype, the state h times the reset gate, of ``"gru_reset_before"``.
     """
 

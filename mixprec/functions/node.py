@@ -205,7 +205,7 @@ class Node(chainer.FunctionNode):
                 "in float16 or float32 (in YAML model.memory_format: nchw), and chainer.functions in place of "
                 f"mixprec.functions: {self.name} of mixprec has no double backprop"
             )
-        terms = [None if dy is None else self._gradient(dy) for dy in terms_of(*grad_outputs)]
+        terms = [None if dy is None else self._gradient(dy) for dy in self.terms(*grad_outputs)]
         first = next(term for term in terms if term is not None)
         gradients = self.gradients(primitives_of(first), target_input_indexes, *terms)
         if self.channels_first:
@@ -214,6 +214,10 @@ class Node(chainer.FunctionNode):
                 for index, each in enumerate(gradients)
             ]
         return tuple([each if each is None or type(each) is Pending else _variable(each, False) for each in gradients])
+
+    def terms(self, *grad_outputs):
+        """Returns the arrays for :meth:`gradients`, see :func:`terms_of`."""
+        return terms_of(*grad_outputs)
 
     def _gradient(self, dy):
         """Returns the gradient of the output in the form that :meth:`gradients` takes."""
@@ -278,10 +282,9 @@ def chainer_apply(node, inputs):
 
 
 def terms_of(dy, *others):
-    """Returns the arrays of the gradients of all outputs; if the only one is a Sum of :mod:`.sums`, its two terms."""
-    if others:
-        return [None if each is None else each.array for each in (dy, *others)]
-    return dy.take() if type(dy) is sums.Sum else [dy.array]
+    """Returns the arrays of gradients, ``None`` where there is none; two of a :class:`~mixprec.functions.sums.Sum`."""
+    first = dy.take() if type(dy) is sums.Sum else [dy]
+    return [getattr(each, "array", each) for each in (*first, *others)]
 
 
 def _variable(array, requires_grad):

@@ -5,8 +5,8 @@ import itertools
 import chainer
 
 from mixprec.base.dtypes import FLOAT32
-from mixprec.functions import checks
-from mixprec.functions.node import Node, dense
+from mixprec.functions import checks, sums
+from mixprec.functions.node import Node, dense, terms_of
 from mixprec.functions.pending import product, total
 
 _GROUPS = "w", "u", "bias of w", "bias of u"
@@ -33,6 +33,7 @@ class Recurrent(Node):
     def __init__(self, layer, units, states, counts, order=None):
         self._layer, self._units, self._has, self._counts, self._order = layer, units, states, counts, order
         self.options = layer, units, states, counts
+        self.takes_two_terms = layer.is_cell  # y goes to the next layer, and to the next step
 
     def check(self, *inputs):
         layer, units = self._layer, self._units
@@ -85,9 +86,13 @@ class Recurrent(Node):
             order = sorted(range(len(order)), key=order.__getitem__)
         return primitives.pack_sequences(rows, tuple(order))
 
-    def gradients(self, primitives, indexes, dy, *last):
+    def terms(self, dy, *last):
+        if self._layer.is_cell and type(dy) is not sums.Sum:
+            last = None, *last
+        return terms_of(dy, *last)
+
+    def gradients(self, primitives, indexes, dy, dh, dc=None):
         (x, *single), layer = self.retained(), self._layer
-        dh, dc = ((None, *last) if layer.is_cell else (*last, None))[:2] if last else (None, None)
         dh, dc = (None if each is None else self._sorted(primitives, each) for each in (dh, dc))
         has_states = any(self._has)
         w, u = [*single, None][:2] if single else self._weights
@@ -116,8 +121,8 @@ class Recurrent(Node):
 
     def _of_biases(self, primitives, nodes, dy):
         if len(nodes) < 2 or self._layer.is_cell:
-            parts = [dy] if len(nodes) == 1 else self._split(dy)
-            return [total(primitives, node, part, node.dtype) for node, part in zip(nodes, parts, strict=False)]
+            parts = self._split(dy) if len(nodes) > 1 else [dy] * len(nodes)
+            return [total(primitives, node, part, node.dtype) for node, part in zip(nodes, parts, strict=True)]
         return _rows(primitives.bias_grad(dy, nodes[0].dtype), len(nodes))
 
     def _split(self, dy):

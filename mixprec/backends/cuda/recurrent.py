@@ -19,8 +19,11 @@ class Recurrents(Base):
         wide, dtype, is_lstm = len(w), x.dtype, layer.kind == "lstm"
         units = wide // layer.gates
         packed, batch = (layer.rows, units), (layer.batch, units)
-        y, states, last_h = (self._empty(shape, dtype) for shape in (packed, packed, batch))
-        cells, last_c = (self._empty(packed, _FLOAT), self._empty(batch, dtype)) if is_lstm else (None, None)
+        is_single = layer.is_single and (h is not None or u is None)  # its states are the first ones
+        y = self._empty(packed, dtype)
+        states, last_h = (h, y) if is_single else (self._empty(packed, dtype), self._empty(batch, dtype))
+        cells = self._empty(packed, _FLOAT) if is_lstm and not is_single else None
+        last_c = self._empty(batch, dtype) if is_lstm else None
         gates = self._empty((layer.rows, layer.saved * units), dtype) if layer.saved else None
         reset = self._empty(packed, dtype) if layer.kind == "gru_reset_before" else None
         of_x, of_h = (self._empty((count, wide), _FLOAT) for count in (layer.rows, layer.batch))
@@ -46,7 +49,8 @@ class Recurrents(Base):
             a, b, target = (source, first * units, units), (u, gate * units**2, units), (of_h, gate * units, wide)
             self._product(a, b, target, (count, (end - gate) * units, units), (False, True))
 
-        launch("recurrent_forward", tables[0])
+        if not is_single:
+            launch("recurrent_forward", tables[0])
         for (first, count, before, _), table in zip(turns, tables[1:], strict=True):
             has_terms = before or h is not None
             if has_terms:
@@ -56,21 +60,28 @@ class Recurrents(Base):
                 if has_terms:
                     multiply(reset, first, count, 2, 3)
             launch("recurrent_forward", table)
-        return y, last_h, last_c, Recurred(gates, states, cells, reset)
+        return y, last_h, last_c, Recurred(gates, states, c if is_single else cells, reset)
 
     def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
-        wide, dtype, is_lstm = len(w), saved.states.dtype, layer.kind == "lstm"
+        wide, dtype, is_lstm = len(w), w.dtype, layer.kind == "lstm"
         units = wide // layer.gates
+        of_cells = (
+            (saved.cells, None) if saved.cells is not None and saved.cells.dtype == _FLOAT else (None, saved.cells)
+        )
+        is_single = layer.gates != 3 and layer.is_single  # of its states the products are the gradients
+        first_dh = self._empty((layer.batch, units), dtype) if wants_states else None
+        first_dc = self._empty((layer.batch, units), dtype) if is_lstm and (wants_states or is_single) else None
         of_x = self._empty((layer.rows, wide), dtype)
         of_h = self._empty(of_x.shape, dtype) if layer.kind == "gru" else of_x
         of_state, of_cell, of_reset = (
             self._empty((layer.batch, units), _FLOAT) if is_there else None
-            for is_there in (True, is_lstm, saved.reset is not None and u is not None)
+            for is_there in (not is_single, is_lstm and not is_single, saved.reset is not None and u is not None)
         )
         turns = layer.turns()[::-1]
         varying = [(first, count, after) for first, count, _, after in turns]
         varying.append((0, layer.batch, max(layer.sizes, default=0)))  # what has run, and all sequences
-        arrays = dy, y, saved.gates, saved.states, saved.cells, dh, dc, of_x, of_h, of_state, of_cell, of_reset
+        arrays = dy, y, saved.gates, saved.states, of_cells[0], dh, dc, of_x, of_h, of_state, of_cell, of_reset
+        arrays = *arrays, of_cells[1], first_dc if is_single else None
         tables = self._tables(varying, layer, units, *arrays)
 
         def launch(name, table, *arguments):
@@ -90,16 +101,16 @@ class Recurrents(Base):
                 launch("recurrent_reset_backward", table)
             if before or (wants_states and u is not None):
                 end = 2 if saved.reset is not None else layer.gates
-                multiply(of_state, first, count, 0, end, int(layer.gates == 3))
-        dx = first_dh = first_dc = None
-        if wants_states:
-            first_dh = self._empty(of_state.shape, dtype)
-            first_dc = self._empty(of_state.shape, dtype) if is_lstm else None
+                multiply(first_dh if is_single else of_state, first, count, 0, end, int(layer.gates == 3))
+        dx = None
+        if wants_states and not is_single:
             launch("recurrent_states_backward", tables[-1], first_dh, first_dc)
+        elif wants_states and u is None:
+            self.launcher.zero(first_dh)
         if wants_dx:
             dx = self._empty((layer.rows, w.shape[1]), dtype)
             self._product((of_x, 0, wide), (w, 0, w.shape[1]), (dx, 0, w.shape[1]), (*dx.shape, wide))
-        return dx, of_x, of_h, first_dh, first_dc
+        return dx, of_x, of_h, first_dh, first_dc if wants_states else None
 
     def rows_wgrad(self, x, dy):
         dw = self._empty((dy.shape[1], x.shape[1]), x.dtype)

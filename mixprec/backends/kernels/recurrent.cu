@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrent_forward(const St
     float h, c = 0.0f;
     if (runs) {
         h = element(step.states, here);
-        if (is_lstm) c = element<FLOAT32>(step.cells, here);
+        if (is_lstm) c = step.cells ? element<FLOAT32>(step.cells, here) : element(step.first_c, own);
         h = advanced(step, place, h, c);
         set_element(step.y, here, h);
     } else {  // a sequence that begins with the following step, or is empty

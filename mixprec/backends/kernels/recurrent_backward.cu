@@ -10,6 +10,7 @@ struct Step {
     u64 of_x, of_h;                       // gradients of the terms of inputs and states; of a GRU there are two
     u64 dh, dc;                           // gradients of the states of all sequences, float32
     u64 of_reset;                         // gradients of states times the reset gate (count, units), float32
+    u64 first_c, first_dc;                // of a single step, instead of cells and dc, in STORAGE
 
     __device__ __forceinline__ long long at(const Place& place, int gate, int number) const {
         return (first + place.row) * number * gates.units + gates.at(gate, place.unit);
@@ -35,14 +36,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) recurrent_backward(const S
     if (step.gates.kind == LSTM) {
         const float i = step.gate(place, 0, 4), f = step.gate(place, 1, 4);
         const float a = step.gate(place, 2, 4), o = step.gate(place, 3, 4);
-        const float c = element<FLOAT32>(step.cells, here), out = tanhf(f * c + i * a);
+        const float c = step.cells ? element<FLOAT32>(step.cells, here) : element(step.first_c, own);
+        const float out = tanhf(f * c + i * a);
         float dc = goes_on ? element<FLOAT32>(step.dc, own) : element(step.last_dc, own);
         dc += dh * (o * (1 - out * out));
         step.set(place, 0, dc * (a * i * (1 - i)));
         step.set(place, 1, dc * (c * f * (1 - f)));
         step.set(place, 2, dc * (i * (1 - a * a)));
         step.set(place, 3, dh * (out * o * (1 - o)));
-        set_element<FLOAT32>(step.dc, own, dc * f);
+        if (step.dc) {
+            set_element<FLOAT32>(step.dc, own, dc * f);
+        } else {
+            set_element(step.first_dc, own, dc * f);
+        }
     } else if (step.gates.kind == GRU) {
         const float r = step.gate(place, 0, 4), z = step.gate(place, 1, 4);
         const float a = step.gate(place, 2, 4), term = step.gate(place, 3, 4);
