@@ -21,26 +21,29 @@ class Pending(sums.Lazy):
 
     Args:
         param: the parameter.
-        uses: number of functions that use it in this backward pass.
+        uses: number of functions that use it in this backward pass, infinity if that is not known.
         kind: ``(function, *options)``: ``function(primitives, *arrays, *options)`` computes the gradient.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         arrays: tuple of arrays of as many rows.
+
+    Attributes:
+        in_table: whether a backward pass has it, and no function.
     """
 
     def __init__(self, param, uses, kind, primitives, arrays):
-        super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None)
+        super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None, in_table=True)
         # Rows of other dtypes cannot be joined.
         self.__dict__.update(_kind=(*kind, *[array.dtype for array in arrays]), _compute=kind, _rows=[arrays])
 
     @property
     def raw_array(self):
         """See :class:`Pending`."""
-        return self._param.array
+        return self._param.array if self.in_table else self._data[0]
 
     def plus(self, other):
         """See :meth:`Lazy.plus`; ``other`` is the earlier gradient."""
         if type(other) is Pending:
-            self._count += other._count
+            self._count, self._uses = self._count + other._count, max(self._uses, other._uses)
             if other._kind == self._kind:
                 self._rows, other = other._rows + self._rows, other._before
         if other is not None:
