@@ -82,7 +82,7 @@ def product(primitives, node, x, dy):
         x: (B, C), which nothing may write to until the backward pass is over.
         dy: (B, K), the gradient of the product; as ``x``.
     """
-    return _gradient(primitives, node, (x, dy), _product)
+    return _gradient(primitives, node, (x, dy), dy.dtype, _product)
 
 
 def total(primitives, node, dy, dtype):
@@ -94,7 +94,7 @@ def total(primitives, node, dy, dtype):
         dy: (..., K), which nothing may write to until the backward pass is over.
         dtype: of the bias.
     """
-    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), _total, dtype)
+    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, _total, dtype)
 
 
 def segments(primitives, node, t, dy, rows, ignore_label):
@@ -108,12 +108,12 @@ def segments(primitives, node, t, dy, rows, ignore_label):
         rows: V.
         ignore_label: label that does not count, or ``None``.
     """
-    return _gradient(primitives, node, (t, dy), _segments, rows, ignore_label)
+    return _gradient(primitives, node, (t, dy), dy.dtype, _segments, rows, ignore_label)
 
 
-def _gradient(primitives, node, arrays, *kind):
+def _gradient(primitives, node, arrays, dtype, *kind):
     uses, param = sums.now.uses.get(id(node), 1), node.get_variable_or_none()
-    is_kept = uses > 1 and isinstance(param, chainer.Parameter) and arrays[-1].dtype == param.dtype
+    is_kept = uses > 1 and isinstance(param, chainer.Parameter) and param.dtype == dtype
     if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
         return Pending(param, uses, kind, primitives, arrays)
     function, *options = kind

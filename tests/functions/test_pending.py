@@ -111,6 +111,17 @@ def test_what_one_function_uses_is_never_pending(monkeypatch):
     _run(PROGRAMS["once"][0], passes=2)
 
 
+def test_it_is_computed_with_the_last_rows(monkeypatch):
+    """And not at the end of the pass, when gradients leave the table."""
+    kinds, pop = [], sums._GradTable.pop
+    monkeypatch.setattr(
+        sums._GradTable, "pop", lambda self, node: kinds.extend(map(type, self.grads.get(node, ()))) or pop(self, node)
+    )
+    _run(_layers)
+    assert chainer.Variable in kinds
+    assert pending.Pending not in kinds
+
+
 @pytest.mark.parametrize("program", [_layers, _embeddings])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_rounded_once(dtype, program):
