@@ -110,8 +110,7 @@ class EmbedID(Node):
     def gradients(self, primitives, indexes, dy):
         (t,) = self.retained()
         t, dy = _known(t).reshape(-1), dy.reshape(-1, dy.shape[-1])
-        found = pending.segments(primitives, self.inputs[1], t, dy, self._rows, self._ignore_label)
-        return None, found if 1 in indexes else None
+        return None, pending.segments(primitives, self.inputs[1], t, dy, self._rows, self._ignore_label)
 
 
 def _known(t):

@@ -21,26 +21,29 @@ class Pending(sums.Lazy):
 
     Args:
         param: the parameter.
-        uses: number of functions that use it in this backward pass.
+        uses: number of functions that use it in this backward pass, infinity if that is not known.
         kind: ``(function, *options)``: ``function(primitives, *arrays, *options)`` computes the gradient.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         arrays: tuple of arrays of as many rows.
+
+    Attributes:
+        in_table: whether a backward pass has it, and no function.
     """
 
     def __init__(self, param, uses, kind, primitives, arrays):
-        super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None)
+        super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None, in_table=True)
         # Rows of other dtypes cannot be joined.
         self.__dict__.update(_kind=(*kind, *[array.dtype for array in arrays]), _compute=kind, _rows=[arrays])
 
     @property
     def raw_array(self):
         """See :class:`Pending`."""
-        return self._param.array
+        return self._param.array if self.in_table else self._data[0]
 
     def plus(self, other):
         """See :meth:`Lazy.plus`; ``other`` is the earlier gradient."""
         if type(other) is Pending:
-            self._count += other._count
+            self._count, self._uses = self._count + other._count, max(self._uses, other._uses)
             if other._kind == self._kind:
                 self._rows, other = other._rows + self._rows, other._before
         if other is not None:
@@ -79,7 +82,7 @@ def product(primitives, node, x, dy):
         x: (B, C), which nothing may write to until the backward pass is over.
         dy: (B, K), the gradient of the product; as ``x``.
     """
-    return _gradient(primitives, node, (x, dy), _product)
+    return _gradient(primitives, node, (x, dy), dy.dtype, _product)
 
 
 def total(primitives, node, dy, dtype):
@@ -91,7 +94,7 @@ def total(primitives, node, dy, dtype):
         dy: (..., K), which nothing may write to until the backward pass is over.
         dtype: of the bias.
     """
-    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), _total, dtype)
+    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, _total, dtype)
 
 
 def segments(primitives, node, t, dy, rows, ignore_label):
@@ -105,12 +108,12 @@ def segments(primitives, node, t, dy, rows, ignore_label):
         rows: V.
         ignore_label: label that does not count, or ``None``.
     """
-    return _gradient(primitives, node, (t, dy), _segments, rows, ignore_label)
+    return _gradient(primitives, node, (t, dy), dy.dtype, _segments, rows, ignore_label)
 
 
-def _gradient(primitives, node, arrays, *kind):
+def _gradient(primitives, node, arrays, dtype, *kind):
     uses, param = sums.now.uses.get(id(node), 1), node.get_variable_or_none()
-    is_kept = uses > 1 and isinstance(param, chainer.Parameter) and arrays[-1].dtype == param.dtype
+    is_kept = uses > 1 and isinstance(param, chainer.Parameter) and param.dtype == dtype
     if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
         return Pending(param, uses, kind, primitives, arrays)
     function, *options = kind

@@ -9,6 +9,7 @@ A node with :attr:`~mixprec.functions.node.Node.takes_two_terms` gets a :class:`
 :mod:`mixprec.functions.pending` are not computed before they are complete, or leave the table.
 """
 
+import math
 import threading
 import weakref
 
@@ -134,8 +135,10 @@ class _Waiting(list):
     """The gradients of a variable, one of which is not computed yet."""
 
     def pop(self):
-        """Removes the last one and returns it, for a function that adds to it."""
-        return computed(super().pop())
+        """Removes the last one and returns it, for a function that adds to it, or starts another pass with it."""
+        gradient = super().pop()
+        gradient.in_table = False
+        return gradient
 
 
 class _GradTable(_backprop_utils.GradTable):
@@ -149,6 +152,8 @@ class _GradTable(_backprop_utils.GradTable):
 
     def accumulate(self, node, grad):
         self._outputs.append(node)  # only outputs of the pass come here, and not for chainer.grad
+        if _is_waiting(grad):
+            grad.in_table = True
         self._list_of(node).append(grad)
 
     def get_as_list(self, node):
@@ -171,7 +176,9 @@ class _GradTable(_backprop_utils.GradTable):
         gradients = None if node is None else self.grads.get(node)
         if type(gradients) is not _Terms:
             gradient = super().pop(node)
-            return computed(gradient) if _is_waiting(gradient) else gradient
+            if _is_waiting(gradient) and not _is_edge(node):
+                return computed(gradient)
+            return gradient
         del self.grads[node]
         if len(gradients) == 2 and _is_taken_as_two(node):
             return Sum(*gradients)
@@ -186,10 +193,16 @@ def _uses(outputs):
         for x in function.inputs:
             uses[id(x)] = uses.get(id(x), 0) + 1
             creator = x._creator_node  # the property takes longer than all the rest
+            if _is_edge(x) and now.uses.get(id(x), 1) > 1:
+                uses[id(x)] = math.inf  # the pass is a part of another one, which goes on with the gradient
             if creator is not None and x._requires_grad and creator not in functions:
                 functions.add(creator)
                 todo.append(creator)
     return uses
+
+
+def _is_edge(node):
+    return hasattr(node._creator_node, "stands_for")  # see layer_gradients.creator_of
 
 
 def _is_waiting(gradient):

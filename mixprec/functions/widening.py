@@ -34,6 +34,8 @@ _SUMS_OF_GRADIENTS = (
     repeat.RepeatGrad,
 )
 
+_MOVING = (embed_id.EmbedIDFunction,)  # it chooses rows of a table, which is large
+
 # The dtypes of the outputs, where inputs may differ in dtype: output i has the dtype of input _MIXED[cls][i]. Batch
 # norm mixes float16 activations with float32 parameters; weight gradients round to the dtype of the weight by
 # themselves. Everywhere else all floating inputs share one dtype, and the outputs have it too.
@@ -55,7 +57,7 @@ def install():
         for cls in list(vars(importlib.import_module(name)).values()):
             if inspect.isclass(cls) and cls.__module__ == name and issubclass(cls, chainer.FunctionNode):
                 method = _method(cls)
-                if method in cls.__dict__ and cls not in _SUMS_OF_GRADIENTS and cls not in _MIXED:
+                if method in cls.__dict__ and cls not in (*_SUMS_OF_GRADIENTS, *_MIXED, *_MOVING):
                     _EVERY.apply_to(cls, method)
 
 
