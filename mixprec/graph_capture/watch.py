@@ -60,6 +60,11 @@ def _address_of_leaf(x):
         if "_node" not in vars(x) or x.creator_node is not None:  # without a node: deferred, not to be computed
             return None
         array = x.array
+    return address_of(array)
+
+
+def address_of(array):
+    """Returns the address of an array, ``None`` for anything else."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
     return array.data.ptr if hasattr(array, "data") and hasattr(array.data, "ptr") else None
@@ -110,6 +115,19 @@ def _carrying(before, now):
         elif any(isinstance(old.find(x), _InStep) and not isinstance(new.find(x), _InStep) for x in record.arguments):
             return record
     return None
+
+
+def used_before(records, places):
+    """Returns a set of the places, tuples of address and bytes, that a step uses before they are new memory in it."""
+    new, used = _Blocks(), set()
+    for record in records:
+        if record.kind == "memory":
+            new.add(*record.arguments)
+            continue
+        for x in record.arguments:
+            if _is_address(x) and not isinstance(new.find(x), _InStep):
+                used.update(place for place in places if place[0] <= x < sum(place))
+    return used
 
 
 def _changed(record, old, new):
