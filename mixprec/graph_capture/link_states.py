@@ -15,7 +15,7 @@ from mixprec.backends import is_of_numpy
 from mixprec.backends.device_log import Record
 from mixprec.graph_capture.watch import address_of, used_before
 
-_OWN = "_mixprec_"  # prefix of the attributes that mixprec gives to links
+_OWN = "_mixprec_"  # prefix of the attributes that mixprec gives to links and variables
 
 
 class LinkState(NamedTuple):
@@ -31,7 +31,7 @@ class LinkState(NamedTuple):
     link: chainer.Link
     name: str
     label: str
-    usual: tuple | None
+    usual: str
 
     @property
     def value(self):
@@ -45,7 +45,7 @@ class LinkState(NamedTuple):
 
     @property
     def kind(self):
-        """Shape and dtype of the array, or ``None``.
+        """A text: type, shape and dtype.
 
         Raises:
             TypeError: a function has computed the variable, and the backward pass would continue beyond it.
@@ -53,8 +53,7 @@ class LinkState(NamedTuple):
         value = self.value
         if isinstance(value, chainer.Variable) and ("_node" not in vars(value) or value.creator_node is not None):
             raise TypeError(f"{self.label} is a computed variable, and the backward pass would continue beyond it")
-        array = self.array
-        return None if array is None else (array.shape, array.dtype)
+        return _kind_of(value)
 
 
 class _Before(NamedTuple):
@@ -73,12 +72,12 @@ class LinkStates:
         return iter(self._found.values())
 
     def unusual(self):
-        """Returns a hashable value; empty if all states have the shapes and dtypes of the calls that found them.
+        """Returns a tuple of texts, empty if all states are of the kinds that they had in the calls that found them.
 
         Raises:
             TypeError: see :attr:`LinkState.kind`.
         """
-        return tuple([(each.label, kind) for each in self if (kind := each.kind) != each.usual])
+        return tuple([f"{each.label} {kind}" for each in self if (kind := each.kind) != each.usual])
 
     def look(self, links):
         """Returns the attributes that may be states, before a watched call; without references to memory.
@@ -92,10 +91,8 @@ class LinkStates:
                 array = _array_in(value)
                 if (array is None and value is not None) or name in link._persistent or name.startswith(_OWN):
                     continue
-                place, kind = (0, 0), None
-                if array is not None:
-                    place, kind = (address_of(array), array.nbytes), (array.shape, array.dtype)
-                state = LinkState(link, name, f"{name} of {path}", kind)
+                place = (0, 0) if array is None else (address_of(array), array.nbytes)
+                state = LinkState(link, name, f"{name} of {path}", _kind_of(value))
                 found.append(_Before(state, None if array is None else weakref.ref(array), place))
         return found
 
@@ -115,11 +112,12 @@ class LinkStates:
         """
         used, appears = used_before(log, [each.place for each in before]), set()
         for state, array, place in before:
-            key = id(state.link), state.name
-            if array is None and state.array is not None:
+            key, now = (id(state.link), state.name), state.array
+            if array is None and now is not None:
                 appears.add(key)
-            if key in appears & appeared or (place in used and state.array is not array()):
-                self._found.setdefault(key, state)
+            if key in appears & appeared or (place in used and (now is None or now is not array())):
+                number = sum(each.label == state.label for each in self)  # other links have no names of their own
+                self._found.setdefault(key, state._replace(label=f"{state.label} ({number})") if number else state)
         places = [each.place for each in before if (id(each.state.link), each.state.name) in self._found]
         log[:0] = [Record("memory", "new", place) for place in places]
         return appears
@@ -131,7 +129,7 @@ class _Slot:
 
     state: LinkState
     buffer: Any
-    start: Any = None  # the value before the call
+    start: Any  # the value before a call
     end: Any = None  # the value after it
 
     def put(self, value):
@@ -152,15 +150,15 @@ class StateBuffers:
 
     def renew(self):
         """Makes buffers for the states that are known now; there is no graph with the old ones."""
-        empty_like = self._graphs.empty_like
-        self._slots = [_Slot(each, None if (x := each.array) is None else empty_like(x)) for each in self._states]
+        self._slots = []
+        for state in self._states:
+            buffer = None if state.array is None else self._graphs.empty_like(state.array)
+            self._slots.append(_Slot(state, buffer, _of_same_kind(state.value, buffer)))
 
     def fill(self):
         """Brings the states into the buffers, before a launch or a comparison."""
         slots = [slot for slot in self._slots if slot.buffer is not None]
         _move([(slot.state.array, slot.buffer) for slot in slots], self._graphs.copy)
-        for slot in self._slots:
-            slot.start = _of_same_kind(slot.state.value, slot.buffer)
 
     def arrays(self):
         """Returns a dict of the buffers, which a call changes, by names for messages."""
@@ -200,11 +198,21 @@ def _array_in(value):
     return value if isinstance(value, chainer.get_array_types()) and value.size and not is_of_numpy(value) else None
 
 
+def _kind_of(value):
+    array = _array_in(value)
+    shape = "" if array is None else f" {array.shape} {array.dtype}"
+    return "None" if value is None else f"{type(value).__name__}{shape}"
+
+
 def _of_same_kind(value, array):
     """Returns an array as a new variable if the value is a variable; the value itself if there is no array."""
     if array is None:
         return value
-    return chainer.Variable(array, requires_grad=value.requires_grad) if isinstance(value, chainer.Variable) else array
+    if not isinstance(value, chainer.Variable):
+        return array
+    variable = chainer.Variable(array, name=value.name, requires_grad=value.requires_grad)
+    vars(variable).update((name, note) for name, note in vars(value).items() if name.startswith(_OWN))
+    return variable
 
 
 def _move(pairs, copy):

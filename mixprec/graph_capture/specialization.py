@@ -45,7 +45,7 @@ class Specialization:
         states: :class:`~mixprec.graph_capture.link_states.LinkStates` of all calls of this work.
 
     Attributes:
-        shapes: shapes and dtypes of the arrays among the arguments, as text.
+        shapes: shapes and dtypes of the arrays among the arguments, and unusual states, as text.
         calls: number of eager calls before the graph was captured.
         launches: number of calls that launched a graph.
         graph: :class:`~mixprec.graph_capture.cuda_graphs.Graph`, or ``None``.
@@ -56,7 +56,7 @@ class Specialization:
         self._capturable, self._graphs, self._warmup = capturable, graphs, warmup
         self._buffers, self._states = arguments.buffers_on(graphs), states
         self._state_buffers, self._appeared = StateBuffers(states, graphs), set()
-        self.shapes = arguments.shapes
+        self.shapes = ", ".join([arguments.shapes, *states.unusual()])
         self.calls = self.launches = 0
         self.graph = self.failure = None
         self._log = None  # the requests of the last watched call to the device
