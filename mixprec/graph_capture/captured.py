@@ -278,10 +278,9 @@ class Captured:
         if hook is not None:
             return None, None, self._no_graph(f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
-        config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
-            states = self._states.unusual()
-            key = graphs, given.key, states, config, settings.current(), offloading.active(), self._capturable.variant
+            config = *[here.get(name, everywhere[name]) for name in _CONFIG], self._states.unusual()
+            key = graphs, given.key, config, settings.current(), offloading.active(), self._capturable.variant
         except TypeError as error:
             self.why_not = str(error)
             announce("%s runs eagerly, it cannot be captured: %s", self._name, self.why_not)

@@ -37,7 +37,7 @@ class TrainingStep(Capturable):
     def __init__(self, optimizer, lossfun, second_stream):
         self._optimizer, self._given_lossfun = optimizer, lossfun
         self.second_stream = second_stream
-        self._left = []  # weak references to the variables with a graph that the last step has left in the model
+        self._left = []  # weak references to the variables that the last step has left in the model
 
     @property
     def model(self):
@@ -90,11 +90,8 @@ class TrainingStep(Capturable):
             kept.append(losses)
             return collected(losses)
 
-        try:
-            self._optimizer._step(lossfun, args, kwargs)
-        finally:
-            left = [value for _, _, value in self._variables() if "_node" in vars(value)]  # others are not computed
-            self._left = [weakref.ref(value) for value in left if value.creator_node is not None]
+        self._optimizer._step(lossfun, args, kwargs)
+        self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
         if unchains:
             for loss in kept:
                 loss.unchain_backward()
@@ -109,8 +106,9 @@ class TrainingStep(Capturable):
 
     def cut(self):
         """See :meth:`Capturable.cut`: the backward pass of a step ends at its beginning, also in recurrent links."""
-        for variable in [value for reference in self._left if (value := reference()) is not None]:
-            variable.unchain()
+        for variable in [reference() for reference in self._left]:
+            if "_node" in getattr(variable, "__dict__", ()):  # others are deferred, or gone
+                variable.unchain()
         self._left = []
 
     def is_under_way(self):
@@ -183,16 +181,13 @@ class TrainingStep(Capturable):
         """
         index = self._optimizer._masters.index
         params = [param for param in index.params if param.array is not None]
-        scales = [param._loss_scale for param in params]
-        return params, [param.grad for param in params], scales, self._variables()
-
-    def _variables(self):
-        return [
+        variables = [
             (link, name, value)
-            for link in self._optimizer._masters.index.links
+            for link in index.links
             for name, value in vars(link).items()
             if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
         ]
+        return params, [param.grad for param in params], [param._loss_scale for param in params], variables
 
     def restore(self, outputs):
         """Gives parameters and links the gradients and variables of :meth:`outputs`."""

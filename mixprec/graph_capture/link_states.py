@@ -7,25 +7,26 @@ what the user has set there is copied into the buffers before a launch.
 import contextlib
 import dataclasses
 import weakref
-from typing import Any, NamedTuple
 
 import chainer
 
 from mixprec.backends import is_of_numpy
 from mixprec.backends.device_log import Record
-from mixprec.graph_capture.watch import address_of, used_before
+from mixprec.backends.memory import flat, is_dense, same_order
+from mixprec.graph_capture.watch import address_of, uses
 
 _OWN = "_mixprec_"  # prefix of the attributes that mixprec gives to links and variables
 
 
-class LinkState(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinkState:
     """An attribute of a link.
 
     Attributes:
         link: the link.
         name: name of the attribute.
         label: the name for messages.
-        usual: its :attr:`kind` in the calls in which it was found.
+        usual: its kind in the calls in which it was found, a text: type, shape and dtype.
     """
 
     link: chainer.Link
@@ -38,14 +39,8 @@ class LinkState(NamedTuple):
         """The variable, the array, or ``None``."""
         return vars(self.link).get(self.name)
 
-    @property
-    def array(self):
-        """The array on the device, or ``None``."""
-        return _array_in(self.value)
-
-    @property
-    def kind(self):
-        """A text: type, shape and dtype.
+    def unusual(self):
+        """Returns its kind if that is another one than usual, or ``None``.
 
         Raises:
             TypeError: a function has computed the variable, and the backward pass would continue beyond it.
@@ -53,47 +48,37 @@ class LinkState(NamedTuple):
         value = self.value
         if isinstance(value, chainer.Variable) and ("_node" not in vars(value) or value.creator_node is not None):
             raise TypeError(f"{self.label} is a computed variable, and the backward pass would continue beyond it")
-        return _kind_of(value)
+        return None if (kind := _kind_of(value)) == self.usual else f"{self.label} {kind}"
 
 
-class _Before(NamedTuple):
-    state: LinkState
-    array: Any  # a weak reference to it, or None
-    place: tuple  # its address and bytes
-
-
-class LinkStates:
-    """All states that were found in watched calls of the same work."""
-
-    def __init__(self):
-        self._found = {}  # by link and name
-
-    def __iter__(self):
-        return iter(self._found.values())
+class LinkStates(dict):
+    """The states that were found in watched calls of the same work, by the id of the link and the name."""
 
     def unusual(self):
         """Returns a tuple of texts, empty if all states are of the kinds that they had in the calls that found them.
 
         Raises:
-            TypeError: see :attr:`LinkState.kind`.
+            TypeError: see :meth:`LinkState.unusual`.
         """
-        return tuple([f"{each.label} {kind}" for each in self if (kind := each.kind) != each.usual])
+        return tuple(filter(None, map(LinkState.unusual, self.values())))
 
     def look(self, links):
-        """Returns the attributes that may be states, before a watched call; without references to memory.
+        """Returns the attributes that may be states, before a watched call.
 
         Args:
             links: dict from names to links.
+
+        Returns:
+            ``[(state, weak reference to its array or None, (address, bytes))]``
         """
         found = []
         for path, link in links.items():
             for name, value in vars(link).items():
                 array = _array_in(value)
-                if (array is None and value is not None) or name in link._persistent or name.startswith(_OWN):
-                    continue
-                place = (0, 0) if array is None else (address_of(array), array.nbytes)
-                state = LinkState(link, name, f"{name} of {path}", _kind_of(value))
-                found.append(_Before(state, None if array is None else weakref.ref(array), place))
+                if (array is None) == (value is None) and name not in link._persistent and not name.startswith(_OWN):
+                    place = (0, 0) if array is None else (address_of(array), array.nbytes)
+                    state = LinkState(link, name, f"{name} of {path}", _kind_of(value))
+                    found.append((state, None if array is None else weakref.ref(array), place))
         return found
 
     def find(self, before, log, appeared):
@@ -108,33 +93,17 @@ class LinkStates:
             appeared: the result for the watched call before.
 
         Returns:
-            The keys of the attributes that were ``None`` and are not.
+            The attributes that were ``None`` and are not, pairs of the id of a link and a name.
         """
-        used, appears = used_before(log, [each.place for each in before]), set()
+        used = {start for _, start in uses(log, [place for _, _, place in before])}
+        appears = {(id(x.link), x.name) for x, array, _ in before if array is None and _array_in(x.value) is not None}
         for state, array, place in before:
-            key, now = (id(state.link), state.name), state.array
-            if array is None and now is not None:
-                appears.add(key)
-            if key in appears & appeared or (place in used and (now is None or now is not array())):
-                number = sum(each.label == state.label for each in self)  # other links have no names of their own
-                self._found.setdefault(key, state._replace(label=f"{state.label} ({number})") if number else state)
-        places = [each.place for each in before if (id(each.state.link), each.state.name) in self._found]
-        log[:0] = [Record("memory", "new", place) for place in places]
+            key, now = (id(state.link), state.name), _array_in(state.value)
+            if key in appears & appeared or (place[0] in used and (now is None or now is not array())):
+                self.setdefault(key, state)
+            if key in self:
+                log.insert(0, Record("memory", "new", place))
         return appears
-
-
-@dataclasses.dataclass
-class _Slot:
-    """The place of a state in a graph: ``buffer`` is ``None`` if calls find no array."""
-
-    state: LinkState
-    buffer: Any
-    start: Any  # the value before a call
-    end: Any = None  # the value after it
-
-    def put(self, value):
-        """Gives the link a new variable for the same array."""
-        vars(self.state.link)[self.state.name] = _of_same_kind(value, _array_in(value))
 
 
 class StateBuffers:
@@ -146,48 +115,45 @@ class StateBuffers:
     """
 
     def __init__(self, states, graphs):
-        self._states, self._graphs, self._slots = states, graphs, []
+        self._states, self._graphs = states, graphs
+        self._buffers, self._starts, self._ends = {}, {}, {}  # by state; the last ones are values of the attributes
 
     def renew(self):
         """Makes buffers for the states that are known now; there is no graph with the old ones."""
-        self._slots = []
-        for state in self._states:
-            buffer = None if state.array is None else self._graphs.empty_like(state.array)
-            self._slots.append(_Slot(state, buffer, _of_same_kind(state.value, buffer)))
+        arrays = {state: _array_in(state.value) for state in self._states.values()}
+        self._buffers = {state: self._graphs.empty_like(x) for state, x in arrays.items() if x is not None}
+        self._starts = {state: _of_same_kind(state.value, self._buffers.get(state)) for state in arrays}
 
     def fill(self):
         """Brings the states into the buffers, before a launch or a comparison."""
-        slots = [slot for slot in self._slots if slot.buffer is not None]
-        _move([(slot.state.array, slot.buffer) for slot in slots], self._graphs.copy)
+        _move([(_array_in(state.value), buffer) for state, buffer in self._buffers.items()])
 
     def arrays(self):
         """Returns a dict of the buffers, which a call changes, by names for messages."""
-        return {slot.state.label: slot.buffer for slot in self._slots if slot.buffer is not None}
+        return {state.label: buffer for state, buffer in self._buffers.items()}
 
     def values(self):
-        """Returns ``[(name, value)]`` of the states that the last call has left elsewhere."""
-        return [(slot.state.label, slot.end) for slot in self._slots if _array_in(slot.end) is not slot.buffer]
+        """Returns ``[(name, value)]`` of the states that the last run has left elsewhere."""
+        return [(x.label, end) for x, end in self._ends.items() if _array_in(end) is not self._buffers.get(x)]
 
     @contextlib.contextmanager
     def in_place(self):
-        """A context for a run that begins and ends with the states in the buffers; may be repeated."""
-        for slot in self._slots:
-            slot.put(slot.start)
+        """A context for a run that begins and ends with the states in the buffers; may be repeated.
+
+        The run gets copies: what it keeps of a state from before it must not change when the buffer does.
+        """
+        copies = {state: buffer.copy(order="K") for state, buffer in self._buffers.items()}
+        _put({state: _of_same_kind(start, copies.get(state)) for state, start in self._starts.items()})
         yield
-        moves = []
-        for slot in self._slots:
-            array, buffer = slot.state.array, slot.buffer
-            if array is not None and buffer is not None and (array.shape, array.dtype) == (buffer.shape, buffer.dtype):
-                moves.append((array, buffer))
-                array = buffer
-            slot.end = _of_same_kind(slot.state.value, array)
-        _move(moves, _assign)
+        ends = {state: state.value for state in self._starts}
+        fits = {x: buffer for x, buffer in self._buffers.items() if _kind_of(ends[x]) == _kind_of(self._starts[x])}
+        self._ends = {state: _of_same_kind(end, fits.get(state, _array_in(end))) for state, end in ends.items()}
+        _move([(_array_in(ends[state]), buffer) for state, buffer in fits.items()])
         self.leave()
 
     def leave(self):
         """Gives the links the states that the last run has left, after a launch."""
-        for slot in self._slots:
-            slot.put(slot.end)
+        _put(self._ends)
 
 
 def _array_in(value):
@@ -199,30 +165,30 @@ def _array_in(value):
 
 
 def _kind_of(value):
-    array = _array_in(value)
-    shape = "" if array is None else f" {array.shape} {array.dtype}"
-    return "None" if value is None else f"{type(value).__name__}{shape}"
+    if (array := _array_in(value)) is None:
+        return "None" if value is None else type(value).__name__
+    return f"{type(value).__name__} {array.shape} {array.dtype}"
 
 
 def _of_same_kind(value, array):
     """Returns an array as a new variable if the value is a variable; the value itself if there is no array."""
-    if array is None:
-        return value
-    if not isinstance(value, chainer.Variable):
-        return array
+    if array is None or not isinstance(value, chainer.Variable):
+        return value if array is None else array
     variable = chainer.Variable(array, name=value.name, requires_grad=value.requires_grad)
     vars(variable).update((name, note) for name, note in vars(value).items() if name.startswith(_OWN))
     return variable
 
 
-def _move(pairs, copy):
+def _put(values):
+    for state, value in values.items():
+        vars(state.link)[state.name] = _of_same_kind(value, _array_in(value))
+
+
+def _move(pairs):
     """Copies arrays into others; they may have changed places."""
     pairs = [(source, target) for source, target in pairs if source is not target]
     places = {address_of(target) for _, target in pairs}
-    pairs = [(source.copy() if address_of(source) in places else source, target) for source, target in pairs]
-    for source, target in pairs:
-        copy(source, target)
-
-
-def _assign(source, target):
-    target[...] = source
+    for source, target in [(x.copy() if address_of(x) in places else x, target) for x, target in pairs]:
+        if is_dense(source) and same_order(source, target):
+            source, target = flat(source), flat(target)  # a single copy, see Verification
+        target[...] = source

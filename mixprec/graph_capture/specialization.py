@@ -329,5 +329,5 @@ class Specialization:
 
     def _named(self, result, reports):
         """Returns ``[(name, value)]`` of everything that a run returns, reports or leaves in links, to be compared."""
-        reported = ((f"the reported {name}", value) for name, value in reports.values)
+        reported = [(f"the reported {name}", value) for name, value in reports.values]
         return [("the result", result), *reported, *self._state_buffers.values()]

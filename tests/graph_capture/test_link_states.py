@@ -1,6 +1,6 @@
-"""Captured training of links that keep states from one call to the next, as in truncated back-propagation."""
+"""Captured training of links that keep states from one step to the next, as in truncated back-propagation."""
 
-import copy
+import re
 import types
 
 import chainer
@@ -12,258 +12,139 @@ import pytest
 import mixprec
 from mixprec.backends.cudnn import settings
 from mixprec.base import announcements
-from mixprec.functions import reset_dropout
-from mixprec.graph_capture import CaptureError, capture_evaluation
+from mixprec.graph_capture import capture_evaluation
 from tests.cases import first
-from tests.graph_capture.captured_runs import FIRST_REPLAY, REQUIRED
+from tests.graph_capture.captured_runs import CLASSES, REQUIRED, Run, assert_same, batch
 from tests.stand_ins import graph_array
 from tests.stand_ins.capture_sides import HOST, device, host  # noqa: F401  (fixtures)
 
-WORDS, UNITS, STEPS, WINDOWS = 11, 8, 3, 20
 
-
-class Own(chainer.Chain):
-    """Keeps an array, and what it was before: the two change places."""
-
-    def __init__(self, size, units):
-        super().__init__()
-        self.reset_state()
-        with self.init_scope():
-            self.w, self.u = L.Linear(size, units), L.Linear(2 * units, units)
-
-    def reset_state(self):
-        self.array, self.before = None, None
-
-    def forward(self, x):
-        h = self.w(x)
-        if self.array is not None:
-            h += self.u(F.concat([self.array, self.array if self.before is None else self.before]))
-        h = F.tanh(h)
-        self.before, self.array = self.array, h.array
-        return h
-
-
-class Language(chainer.Chain):
-    """The network of Chainer's example ``ptb``, with a linear layer in place of the embedding."""
+class Text(chainer.Chain):
+    """Takes images for windows of a text of three words, and keeps arrays of its own, too."""
 
     def __init__(self, kind):
         super().__init__()
+        self.last = self.before = None
         with self.init_scope():
-            self.embed, self.out = L.Linear(WORDS, UNITS), L.Linear(UNITS, WORDS)
-            self.rnn1, self.rnn2 = kind(UNITS, UNITS), kind(UNITS, UNITS)
+            self.first, self.second, self.out = kind(256, 8), kind(8, 8), L.Linear(8, CLASSES)
 
     def reset_state(self):
-        self.rnn1.reset_state()
-        self.rnn2.reset_state()
+        self.last = self.before = None
+        self.first.reset_state()
+        self.second.reset_state()
 
     def forward(self, x):
-        return self.out(F.dropout(self.rnn2(self.rnn1(self.embed(x))), 0.3))
+        for channel in range(3):
+            h = self.second(self.first(x[:, channel].reshape(len(x), -1)))
+        y = F.dropout(h, 0.3) if self.before is None else F.dropout(h, 0.3) + self.before
+        self.last, self.before = h.array, self.last
+        return self.out(y)
 
-
-class Training:
-    """Windows of a text; eager ones are written as in the example."""
-
-    def __init__(self, capture=None, kind=L.LSTM, compute="float16", send=graph_array.array):
-        np.random.seed(0)
-        reset_dropout()
-        self.model, self.send = L.Classifier(Language(kind)), send
-        if compute:
-            mixprec.convert(self.model, compute=compute)
-            graph_array.send(self.model)
-        scale = mixprec.DynamicLossScale(init=2.0**18, interval=4, growth=4.0)  # some windows overflow
-        self.optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.Adam(), loss_scale=scale).setup(self.model)
-        self.step = None if capture is None else mixprec.capture(self.optimizer, self.lossfun, **capture)
-        np.random.seed(1)
-        reset_dropout()
-        self.network, self.losses = self.model.predictor, []
-
-    def lossfun(self, words, targets):
-        return sum(self.model(x, t) for x, t in zip(words, targets, strict=True))
-
-    def window(self, number, size=4):
-        words = np.random.RandomState(number).randint(0, WORDS, (STEPS + 1, size)).astype(np.int32)
-        return self.send(np.eye(WORDS, dtype=np.float32)[words[:-1]]), self.send(words[1:])
-
-    def run(self, numbers, size=4):
-        for number in numbers:
-            if self.step is not None:
-                loss = self.step(*self.window(number, size))
-            else:
-                with HOST.eagerly():
-                    loss = self.lossfun(*self.window(number, size))
-                    self.model.cleargrads()
-                    self.optimizer.scale_loss(loss).backward()
-                    loss.unchain_backward()
-                    self.optimizer.update()
-            self.losses.append(loss.array)
-        return self
-
-    def results(self):
-        """The bits of losses, parameters and states."""
-        links = self.network.rnn1, self.network.rnn2
-        states = [getattr(link, name, None) for link in links for name in ("c", "h", "array", "before")]
-        arrays = [*self.losses, *(param.array for param in self.model.params())]
-        arrays += [chainer.as_array(state) for state in states if state is not None]
-        return [np.array(array).tobytes() for array in arrays], self.optimizer.t, self.optimizer.skipped
-
-
-def zeros(shape, dtype):
-    array = graph_array.new(shape, dtype)
-    array[...] = 0
-    return array
+    def states(self):
+        values = [vars(link).get(name) for link in self.links() for name in ("c", "h", "last", "before")]
+        return [value for value in values if value is not None]
 
 
 @pytest.fixture(autouse=True)
 def stand_in(host, monkeypatch):  # noqa: F811
     monkeypatch.setattr(announcements, "_said", set())
+    xp = types.SimpleNamespace(zeros=lambda shape, dtype: np.zeros_like(graph_array.new(shape, dtype)))
     for kind in (L.LSTM, L.StatefulPeepholeLSTM):  # zeros of NumPy are on the host
-        monkeypatch.setattr(kind, "xp", types.SimpleNamespace(zeros=zeros), raising=False)
+        monkeypatch.setattr(kind, "xp", xp, raising=False)
 
 
-def beside_eager(program, capture=REQUIRED, **options):
-    """Runs a program eagerly and captured; returns the captured training."""
-    expected, captured = (Training(each, **options) for each in (None, capture))
-    for training in (expected, captured):
-        reset_dropout()
-        np.random.seed(1)
-        program(training)
-    assert captured.results() == expected.results()
-    assert captured.optimizer.skipped > 0 or captured.network.embed.W.dtype != np.float16
-    return captured
+def feed(run, numbers, size=4):
+    """Runs windows; their states are results. Eager ones end the backward pass themselves."""
+    for number in numbers:
+        run.run([number], size)
+        for name, state in enumerate(run.model.predictor.states()):
+            if run.step is None and isinstance(state, chainer.Variable):
+                state.unchain()
+            run.observed[-1][f"state {name}"] = chainer.as_array(state).copy()
 
 
-KINDS = [
-    (L.LSTM, "float16", True),
-    (L.StatefulGRU, "bfloat16", True),
-    (Own, "float16", True),
-    (L.StatefulPeepholeLSTM, "float16", False),
-    (L.GRU, "float16", False),
-]
+def beside_eager(program, capture=REQUIRED, kind=L.LSTM, compute="float16"):
+    """Runs a program eagerly and captured; returns the captured run."""
+    expected = None
+    for each in (None, capture):
+        scale = mixprec.DynamicLossScale(init=2.0**14, interval=3, growth=8.0)  # some windows overflow in float16
+        run = Run(each, "Adam", network=lambda _: Text(kind), compute=compute, loss_scale=scale)
+        program(run)
+        expected = expected or run.results()
+    assert_same(run, expected)
+    assert run.optimizer.skipped or compute != "float16"
+    return run
 
 
-@pytest.mark.parametrize(("kind", "compute", "bitwise"), first(3, KINDS))
-def test_windows_of_two_epochs(kind, compute, bitwise):
-    """The first window of an epoch begins without states, which leaves the graph of the others as it is."""
+KINDS = [(L.LSTM, "float16", True), (L.StatefulGRU, "bfloat16", False), (L.StatefulPeepholeLSTM, "float16", False)]
 
-    def program(training):
+
+@pytest.mark.parametrize(("kind", "compute", "bitwise"), first(2, KINDS))
+def test_windows(kind, compute, bitwise):
+    """First windows of an epoch begin without states, and get a graph, too; so do batches of another size."""
+
+    def program(run):
         settings.configure(deterministic=bitwise)
-        for epoch in range(2):
-            training.network.reset_state()
-            training.run(range(epoch, epoch + WINDOWS // 2))
+        for epoch in range(10):
+            run.model.predictor.reset_state()
+            feed(run, range(9 if epoch == 0 else 3), size=2 if epoch == 7 else 4)
 
     captured = beside_eager(program, kind=kind, compute=compute)
-    assert captured.step.replays >= WINDOWS - FIRST_REPLAY - 2  # the second epoch's first, one that overflows
-    assert captured.step.why_not is None
+    *_, first, second, usual = captured.step.report().split("\n")
+    assert usual == "(4, 3, 16, 16) float32, (4,) int32: 4 eager calls, then a graph that was launched 11 times"
+    assert "h of /predictor/first None, " in first
+    assert re.search(r"int32, before of /predictor None: .* launched [1-5] times", second)
 
 
-def test_epochs_of_two_windows():
-    """Then the first windows get a graph, too."""
+def test_a_launch_reads_the_states_that_the_user_has_left():
+    """They are set, written, change places, are multiplied, and come back after an evaluation."""
 
-    def program(training):
-        for number in range(WINDOWS):
-            if number % 2 == 0:
-                training.network.reset_state()
-            training.run([number])
+    def program(run):
+        text = run.model.predictor
+        feed(run, range(8))
+        state = graph_array.array(np.full((4, 8), 0.5, text.first.c.dtype))
+        text.first.set_state(chainer.Variable(state), chainer.Variable(-state))
+        feed(run, [8])
+        text.first.h.array[0] = 0.5
+        text.first.h, text.second.h = text.second.h, text.first.h
+        text.second.c.array = text.second.c.array * np.float16(0.5)
+        feed(run, [8])
+        states = [(link, dict(vars(link))) for link in (text, text.first, text.second)]
+        with HOST.eagerly(), chainer.using_config("train", False), chainer.no_backprop_mode():
+            text.reset_state()
+            text(graph_array.array(batch(0, 2)[0]))
+        for link, values in states:
+            vars(link).update(values)
+        feed(run, [8])
+        with HOST.eagerly():  # the backward pass goes on behind it
+            text.first.set_state(F.flip(chainer.Variable(text.first.c.array), 0), text.first.h)
+        feed(run, [8])
+        assert run.step is None or run.step.why_not.startswith("c of /predictor/first is a computed variable")
+        feed(run, [8])
 
-    captured = beside_eager(program)
-    of_first, of_second = sorted(captured.step.report().split("\n"))
-    assert of_second.endswith("(3, 4) int32: 3 eager calls, then a graph that was launched 6 times")
-    assert "(3, 4) int32, c of /predictor/rnn1 None, h of /predictor/rnn1 None, c of" in of_first
-    assert of_first.endswith("then a graph that was launched 4 times")
-
-
-def set_state(rnn, *states):
-    """As the example restores states."""
-    rnn.set_state(*(chainer.Variable(graph_array.array(np.full((4, UNITS), x, np.float16))) for x in states))
-
-
-def write(rnn1, rnn2):
-    rnn1.h.array[0] = 0.5
-    rnn1.h, rnn2.h = rnn2.h, rnn1.h
-    rnn2.c.array = rnn2.c.array * np.float16(0.5)
-
-
-def evaluate(training):
-    """With a copy, and with the model itself, whose states come back."""
-    rnns = training.network.rnn1, training.network.rnn2
-    states = [(rnn.c, rnn.h) for rnn in rnns]
-    with HOST.eagerly(), chainer.using_config("train", False), chainer.no_backprop_mode():
-        for model in (copy.deepcopy(training.model), training.model.copy(), training.model):
-            model.predictor.reset_state()
-            training.losses += [model(x, t).array for x, t in zip(*training.window(99, 2), strict=True)]
-    for rnn, state in zip(rnns, states, strict=True):
-        rnn.set_state(*state)
-
-
-CHANGES = {
-    "set": lambda training: set_state(training.network.rnn1, 0.5, -0.5),
-    "written": lambda training: write(training.network.rnn1, training.network.rnn2),
-    "evaluated": evaluate,
-}
-
-
-@pytest.mark.parametrize("change", first(3, CHANGES))
-def test_a_launch_reads_the_states_that_the_user_has_left(change):
-    def program(training):
-        for number in range(12):
-            CHANGES[change](training) if number % 3 == 2 else None
-            training.run([number])
-
-    assert beside_eager(program).step.replays >= 12 - FIRST_REPLAY - 2
-
-
-def test_states_of_other_shapes():
-    """Smaller batches go on with a part of the states, which is another graph; with states of their own, a third one."""
-
-    def program(training):
-        for round in range(8):
-            training.run([round, round + 10])
-            training.run([round], size=3)
-            if round > 5:
-                training.network.reset_state()
-                training.run(range(3), size=2)
-                training.network.reset_state()
-
-    assert beside_eager(program, {}).step.replays >= 8
-
-
-def test_a_state_that_the_user_has_computed():
-    """The backward pass goes on behind it, and a graph would not."""
-
-    def program(training):
-        for number in range(9):
-            if number == 7:
-                with HOST.eagerly():
-                    rnn = training.network.rnn1
-                    rnn.set_state(F.flip(chainer.Variable(rnn.c.array), 0), rnn.h)
-            training.run([number])
-            if number == 7:
-                found.append(training.step and training.step.why_not)
-
-    found = []
-    assert beside_eager(program, {}).step.replays == 2
-    assert found[1].startswith("c of /predictor/rnn1 is a computed variable")
-    with pytest.raises(CaptureError, match="c of /predictor/rnn1"):
-        beside_eager(program)
+    assert beside_eager(program, {}).step.replays == 6
 
 
 def test_an_evaluation():
-    """Captured, it goes on from the states of the last call, and begins where the user resets them."""
+    """It goes on from the states of the last call, and begins where the user resets them."""
     found = []
     for captures in (False, True):
-        training = Training()
-        call = capture_evaluation(training.model, **REQUIRED) if captures else training.model
-        found.append([])
+        text = Run(network=lambda _: Text(L.LSTM)).model.predictor
+        call = capture_evaluation(text, **REQUIRED) if captures else text
         for number in range(24):
             if number in (0, 13) or number > 16:
-                training.network.reset_state()
-            words, targets = training.window(number)
+                text.reset_state()
             with HOST.eagerly(), chainer.using_config("train", False), chainer.no_backprop_mode():
-                found[-1].append(graph_array.receive(call(words[0], targets[0]).array).item())
-    assert found[0] == found[1]
+                found.append(np.array(call(graph_array.array(batch(number)[0])).array))
+    np.testing.assert_array_equal(found[:24], found[24:])
     assert call.replays >= 10
 
 
 def test_without_a_gpu_a_step_ends_the_backward_pass():
-    expected, captured = (Training(each, L.StatefulGRU, None, np.array).run(range(4)) for each in (None, {}))
-    assert captured.results() == expected.results()
+    model = L.Classifier(Text(L.StatefulGRU))
+    step = mixprec.capture(mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD()).setup(model))
+    step(*batch(0))
+    left = model.predictor.first.h
+    step(*batch(1))
+    assert left.creator_node is None
+    assert model.predictor.first.h.creator_node is not None
