@@ -5,6 +5,7 @@ In the order in which to read:
 ================================================================  ================================================
 :mod:`~mixprec.graph_capture.captured`                            :func:`capture`, and the choice of a graph
 :mod:`~mixprec.graph_capture.step_arguments`                      its key; buffers for the arguments
+:mod:`~mixprec.graph_capture.link_states`                         what links keep from one call to the next
 :mod:`~mixprec.graph_capture.specialization`                      eager, watched, compared and launched calls
 :mod:`~mixprec.graph_capture.rank_agreement`                      how all ranks agree on one of them
 :mod:`~mixprec.graph_capture.watch`, ``origin``                   compares two eager calls; finds the user's line

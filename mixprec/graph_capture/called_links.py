@@ -84,11 +84,15 @@ class OtherLinks:
         self._links = [link for key, link in links.items() if key not in own]
         self._held = self._objects()
 
+    def named(self):
+        """Returns a dict of these links by names for messages."""
+        return {f"another link, {type(link).__name__} {number}": link for number, link in enumerate(self._links)}
+
     def state(self):
         """Returns a dict of their persistent arrays, which a step may change in place, by names for messages."""
         return {
-            f"{name} of another link, {type(link).__name__} {number}": value
-            for number, link in enumerate(self._links)
+            f"{name} of {path}": value
+            for path, link in self.named().items()
             for name in sorted(link._persistent)
             if isinstance(value := link.__dict__.get(name), chainer.get_array_types())
         }

@@ -57,6 +57,9 @@ class Capturable(abc.ABC):
     def session(self):
         """Returns a new :class:`GraphSession` for the next graph."""
 
+    def cut(self):  # noqa: B027
+        """Cuts the graphs behind variables that the last call has left in the model; called before each call."""
+
     def is_under_way(self):
         """Whether a part of the next call has already run outside of :meth:`run`: a graph would not contain it."""
         return False

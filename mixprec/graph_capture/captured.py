@@ -20,6 +20,7 @@ from mixprec.graph_capture.capturable import Capturable
 from mixprec.graph_capture.captured_evaluation import Evaluation
 from mixprec.graph_capture.cuda_graphs import graphs_of
 from mixprec.graph_capture.graph_step import TrainingStep
+from mixprec.graph_capture.link_states import LinkStates
 from mixprec.graph_capture.rank_agreement import EAGER, REFUSED, RankVote
 from mixprec.graph_capture.specialization import UNDER_WAY, Specialization
 from mixprec.graph_capture.step_arguments import Arguments
@@ -48,6 +49,10 @@ def capture(
     of their own. The graph contains forward pass, loss, backward pass, the check for overflows, the update, the loss
     scale and the running statistics, and with a communicator the sums over processes by NCCL: then either all processes
     launch, or none. ``docs/capture.md`` says what a graph cannot contain.
+
+    States that links of the model keep from step to step, such as ``c`` and ``h`` of ``L.LSTM``, are a part of the graph. The
+    backward pass of a step ends at them: each call first cuts the computational graphs behind the variables that the
+    last call has left in the model.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
@@ -171,6 +176,7 @@ class Captured:
         self._required = arguments.flag("required", required)
         self._specializations = collections.OrderedDict()  # by key, the last called at the end
         self._first_key = None  # with other_shapes="eager": the key of the only specialization
+        self._states = LinkStates()
         self._failures = {}  # shapes and reasons, as texts, by key
         self.why_not: str | None = None
         self.replays: int = 0
@@ -190,6 +196,7 @@ class Captured:
             CaptureError: the work cannot be captured, on any rank, and capture is required. The call that detects this
                 does the work, once and eagerly; later calls do nothing.
         """
+        self._capturable.cut()
         graphs = graphs_of(array_of(self._capturable.model))
         if graphs is None:
             if self._required:
@@ -250,6 +257,7 @@ class Captured:
             specialization.drop()
         self._specializations.clear()
         self._failures.clear()
+        self._states = LinkStates()
         self.why_not = self._first_key = None
 
     def report(self) -> str:
@@ -274,8 +282,8 @@ class Captured:
         if hook is not None:
             return None, None, self._no_graph(f"a graph would leave out {hook}")
         everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
-        config = tuple([here.get(name, everywhere[name]) for name in _CONFIG])
         try:
+            config = *[here.get(name, everywhere[name]) for name in _CONFIG], self._states.unusual()
             key = graphs, given.key, config, settings.current(), offloading.active(), self._capturable.variant
         except TypeError as error:
             self.why_not = str(error)
@@ -289,7 +297,7 @@ class Captured:
             if key[:-1] != self._first_key:
                 return None, None, RankVote(EAGER, "other_shapes is eager, and its arguments have other shapes")
         if key not in self._specializations:
-            self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup)
+            self._specializations[key] = Specialization(self._capturable, given, graphs, self._warmup, self._states)
         self._specializations.move_to_end(key)
         if len(self._specializations) > 1:
             self._make_room()

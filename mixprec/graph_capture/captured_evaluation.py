@@ -8,7 +8,7 @@ from mixprec.optimizer.model_index import ModelIndex
 
 
 class Evaluation(Capturable):
-    """A call of a model with ``chainer.config.train`` off and without backprop; it changes no state.
+    """A call of a model with ``chainer.config.train`` off and without backprop; it changes at most states of links.
 
     Args:
         model: the link.

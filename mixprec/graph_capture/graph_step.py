@@ -6,6 +6,7 @@ device already, except hyperparameters, which :class:`TrainingSession` uploads b
 
 import contextlib
 import operator
+import weakref
 from collections.abc import Iterator
 
 import chainer
@@ -36,6 +37,7 @@ class TrainingStep(Capturable):
     def __init__(self, optimizer, lossfun, second_stream):
         self._optimizer, self._given_lossfun = optimizer, lossfun
         self.second_stream = second_stream
+        self._left = []  # weak references to the variables that the last step has left in the model
 
     @property
     def model(self):
@@ -89,6 +91,7 @@ class TrainingStep(Capturable):
             return collected(losses)
 
         self._optimizer._step(lossfun, args, kwargs)
+        self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
         if unchains:
             for loss in kept:
                 loss.unchain_backward()
@@ -100,6 +103,13 @@ class TrainingStep(Capturable):
     def session(self):
         """See :meth:`Capturable.session`; the optimizer has a batch on a device and has run a step."""
         return TrainingSession(self._optimizer, self)
+
+    def cut(self):
+        """See :meth:`Capturable.cut`: the backward pass of a step ends at its beginning, also in recurrent links."""
+        for variable in [reference() for reference in self._left]:
+            if "_node" in getattr(variable, "__dict__", ()):  # others are deferred, or gone
+                variable.unchain()
+        self._left = []
 
     def is_under_way(self):
         """Whether a forward pass has changed running statistics since the last step."""

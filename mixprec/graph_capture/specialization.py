@@ -17,6 +17,7 @@ from mixprec.backends.cudnn.errors import lacks_memory
 from mixprec.base.announcements import announce
 from mixprec.graph_capture.called_links import OtherLinks, called
 from mixprec.graph_capture.doubts import Doubts
+from mixprec.graph_capture.link_states import StateBuffers
 from mixprec.graph_capture.origin import cause_of
 from mixprec.graph_capture.rank_agreement import CAPTURE, EAGER, FAILED, LAUNCH, RankVote
 from mixprec.graph_capture.reports import Reports, copied
@@ -41,19 +42,21 @@ class Specialization:
         arguments: :class:`~mixprec.graph_capture.step_arguments.Arguments` of the first call.
         graphs: :class:`~mixprec.graph_capture.cuda_graphs.CupyGraphs` of the device.
         warmup: number of eager calls, at least 2.
+        states: :class:`~mixprec.graph_capture.link_states.LinkStates` of all calls of this work.
 
     Attributes:
-        shapes: shapes and dtypes of the arrays among the arguments, as text.
+        shapes: shapes and dtypes of the arrays among the arguments, and unusual states, as text.
         calls: number of eager calls before the graph was captured.
         launches: number of calls that launched a graph.
         graph: :class:`~mixprec.graph_capture.cuda_graphs.Graph`, or ``None``.
         failure: why no rank can have a graph, as text, or ``None``.
     """
 
-    def __init__(self, capturable, arguments, graphs, warmup):
+    def __init__(self, capturable, arguments, graphs, warmup, states):
         self._capturable, self._graphs, self._warmup = capturable, graphs, warmup
-        self._buffers = arguments.buffers_on(graphs)
-        self.shapes = arguments.shapes
+        self._buffers, self._states = arguments.buffers_on(graphs), states
+        self._state_buffers, self._appeared = StateBuffers(states, graphs), set()
+        self.shapes = ", ".join([arguments.shapes, *states.unusual()])
         self.calls = self.launches = 0
         self.graph = self.failure = None
         self._log = None  # the requests of the last watched call to the device
@@ -153,8 +156,11 @@ class Specialization:
     def _run_watched(self):
         """Runs the work eagerly, and compares its requests to the device with the previous call."""
         self._capturable.becomes_alike()
+        links = {} if self._other_links is None else self._other_links.named()
+        before = self._states.look({**links, **dict(self._capturable.model.namedlinks())})
         with watching(self._graphs) as log, called() as links, Reports(passes_on=True):
             result = self._run()
+        self._appeared = self._states.find(before, log, self._appeared)
         self._other_links = OtherLinks(links, self._capturable.model)
         before, self._version = self._version, self._capturable.version()
         if self._log is not None and self._version is not before:
@@ -179,6 +185,9 @@ class Specialization:
         """
         self._log = None
         self._capturable.settle()
+        if self.graph is None:
+            self._state_buffers.renew()
+        self._state_buffers.fill()
         state = self._state()
         # One rank with nondeterministic engines is enough.
         bitwise = not self._on_a_rank(not settings.current().deterministic)
@@ -224,12 +233,12 @@ class Specialization:
         """
         first, apart = None, {}
         for more in reversed(range(runs)):
-            with Reports() as reports:
+            with Reports() as reports, self._state_buffers.in_place():
                 result = self._run(unchains=True)  # a model that keeps its loss would keep memory that the graph needs
             now = self._state()
             if self._on_a_rank(now.keys() != state.keys() or any(now[name] is not state[name] for name in state)):
                 return None, result, reports
-            values = _named(result, reports)
+            values = self._named(result, reports)
             if first is not None:
                 apart = verification.apart(first, values, apart)
             if more:
@@ -243,7 +252,7 @@ class Specialization:
         first, apart = None, {}
         for more in reversed(range(runs)):
             self._launch_graph()
-            values = _named(self._result, self._reports)
+            values = self._named(self._result, self._reports)
             if first is None:
                 first = verification.outcome(values)
             else:
@@ -278,20 +287,21 @@ class Specialization:
         self.failure = self._capturable.first_of_ranks(reason)
 
     def _state(self):
-        return {**self._other_links.state(), **self._capturable.state()}
+        return {**self._other_links.state(), **self._state_buffers.arrays(), **self._capturable.state()}
 
     def _capture(self, outputs):
         """Captures the work; if that fails, restores the outputs of the eager call and returns the reason, as text."""
         session, reports = self._capturable.session(), Reports()
 
         def body():
-            with session.capturing(), reports:
+            with session.capturing(), reports, self._state_buffers.in_place():
                 return self._run(unchains=True)
 
         try:
             self.graph, self._result = self._graphs.capture(body)
         except BaseException as error:
             self._capturable.restore(outputs)
+            self._state_buffers.leave()
             if not isinstance(error, Exception):
                 raise
             self._lacks_memory = lacks_memory(error)
@@ -300,6 +310,7 @@ class Specialization:
         return None
 
     def _launch(self):
+        self._state_buffers.fill()
         self._launch_graph()
         self.launches += 1
         return self._result_of_graph()
@@ -308,6 +319,7 @@ class Specialization:
         self._session.before_launch()
         self.graph.launch()
         self._session.after_launch()
+        self._state_buffers.leave()
 
     def _result_of_graph(self):
         """Reports the values of the launch, and returns its result."""
@@ -315,6 +327,7 @@ class Specialization:
         self._reports.repeat(copies)
         return copied(self._result, copies)
 
-
-def _named(result, reports):
-    return [("the result", result), *((f"the reported {name}", value) for name, value in reports.values)]
+    def _named(self, result, reports):
+        """Returns ``[(name, value)]`` of everything that a run returns, reports or leaves in links, to be compared."""
+        reported = [(f"the reported {name}", value) for name, value in reports.values]
+        return [("the result", result), *reported, *self._state_buffers.values()]

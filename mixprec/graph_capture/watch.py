@@ -60,6 +60,11 @@ def _address_of_leaf(x):
         if "_node" not in vars(x) or x.creator_node is not None:  # without a node: deferred, not to be computed
             return None
         array = x.array
+    return address_of(array)
+
+
+def address_of(array):
+    """Returns the address of an array, ``None`` for anything else."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
     return array.data.ptr if hasattr(array, "data") and hasattr(array.data, "ptr") else None
@@ -100,16 +105,30 @@ def _carrying(before, now):
 
     Its address may be the same in both steps, if it is freed before its successor is made; in a graph it cannot be.
     """
+    places = [record.arguments for record in before if record.kind == "memory"]
+    return next((record for record, _ in uses(now, places)), None)
+
+
+def uses(records, places):
+    """Finds where a step uses memory from before it.
+
+    Args:
+        records: records of the step, from :func:`watching`.
+        places: tuples of address and bytes of that memory.
+
+    Yields:
+        A record with an address in one of the places that the step has not allocated, and the address of the place.
+    """
     old, new = _Blocks(), _Blocks()
-    for record in before:
-        if record.kind == "memory":
-            old.add(*record.arguments)
-    for record in now:
+    for place in places:
+        old.add(*place)
+    for record in records:
         if record.kind == "memory":
             new.add(*record.arguments)
-        elif any(isinstance(old.find(x), _InStep) and not isinstance(new.find(x), _InStep) for x in record.arguments):
-            return record
-    return None
+        else:
+            for x in record.arguments:
+                if isinstance(found := old.find(x), _InStep) and not isinstance(new.find(x), _InStep):
+                    yield record, x - found[1]
 
 
 def _changed(record, old, new):
