@@ -10,7 +10,6 @@ import pytest
 
 import mixprec
 from mixprec.backends.cudnn import settings
-from mixprec.base import announcements
 from mixprec.graph_capture import capture_evaluation
 from tests.cases import first
 from tests.graph_capture.captured_runs import CLASSES, REQUIRED, Run, assert_same, batch
@@ -46,7 +45,6 @@ class Text(chainer.Chain):
 
 @pytest.fixture(autouse=True)
 def stand_in(host, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(announcements, "_said", set())
     xp = types.SimpleNamespace(zeros=lambda shape, dtype: np.zeros_like(graph_array.new(shape, dtype)))
     for kind in (L.LSTM, L.StatefulPeepholeLSTM):  # zeros of NumPy are on the host
         monkeypatch.setattr(kind, "xp", xp, raising=False)
@@ -80,7 +78,7 @@ KINDS = [(L.LSTM, "float16", True), (L.StatefulGRU, "bfloat16", False), (L.State
 
 @pytest.mark.parametrize(("kind", "compute", "bitwise"), first(2, KINDS))
 def test_windows(kind, compute, bitwise):
-    """First windows of an epoch begin without states, and get a graph, too; so do batches of another size."""
+    """First windows of an epoch begin without states, and get graphs of their own; one epoch has smaller batches."""
 
     def program(run):
         settings.configure(deterministic=bitwise)
