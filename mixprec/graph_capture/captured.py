@@ -51,8 +51,8 @@ def capture(
     launch, or none. ``docs/capture.md`` says what a graph cannot contain.
 
     States that links of the model keep from step to step, such as ``c`` and ``h`` of ``L.LSTM``, belong to the graph.
-    The backward pass of a step ends at them: each call first cuts the computational graphs behind the variables that the
-    last call has left in the model.
+    The backward pass of a step ends at them: each call first cuts the computational graphs behind the variables that
+    the last call has left in the model.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
