@@ -69,7 +69,8 @@ def recompute(what: _What, on: bool = True) -> _What:
 
     Restrictions and differences:
 
-    - Three or more gradients of one variable may be added up in another order.
+    - Three or more gradients of one variable may be added up in another order. In 16 bits, the gradient of a weight is
+      rounded for each marked call that uses it: mark a whole sequence, not the steps of a recurrent cell.
     - A normalization that is marked without its ReLU is not fused with it.
     - The backward pass uses the current parameters: do not change them between the passes.
     - Side effects on anything but links, such as on a counter in a closure or on a list, happen twice.

@@ -2,10 +2,10 @@
 
 Reading order. Weights: ``state_dicts`` has the public functions, ``torch_names`` translates names, ``matching`` checks
 and loads, ``weight_files`` reads and writes files. ONNX in float32: ``onnx_file`` calls ``chainer_graph``, with its
-``converters``, for two batch sizes, then ``dynamic_batch`` and ``folding``; it makes float16 of the result, too. INT8:
-``int8``, with ``placement``, ``calibration`` and ``qdq``. ``preprocessing`` adds the treatment of images to a file,
-``sessions`` runs one on the CPU, ``export_error`` has the errors. ``onnx`` is loaded on first use: it needs the extra
-``export``. The command is :mod:`mixprec.app.commands.export`.
+``converters`` and ``sequence_links``, for two batch sizes, then ``dynamic_batch`` and ``folding``; it makes float16 of
+the result, too. INT8: ``int8``, with ``placement``, ``calibration`` and ``qdq``. ``preprocessing`` adds the treatment
+of images to a file, ``sessions`` runs one on the CPU, ``export_error`` has the errors. ``onnx`` is loaded on first use:
+it needs the extra ``export``. The command is :mod:`mixprec.app.commands.export`.
 """
 
 from typing import TYPE_CHECKING

@@ -17,6 +17,7 @@ from mixprec.activation_memory.recomputation import keeping_all
 from mixprec.base import arguments, nested
 from mixprec.export import converters
 from mixprec.export.export_error import ExportError
+from mixprec.export.sequence_links import join_sequences
 from mixprec.rewrite.example import fault
 
 OPSET = 11  # the newest that onnx_chainer writes
@@ -95,7 +96,7 @@ def trace(model, inputs):
     """
     import onnx_chainer
 
-    model = _Flat(separate(model))  # a recurrent link keeps the state of this batch
+    model = _Flat(join_sequences(separate(model)))  # a recurrent link keeps the state of this batch
     origins = _Origins(model)
     with (
         warnings.catch_warnings(),

@@ -7,6 +7,8 @@ they make nodes of ONNX, opset 11.
 import numpy as np
 from onnx_chainer import mapping, onnx_helper
 
+from mixprec.export.sequence_links import n_step_link, whole_of
+
 
 def all_of_them():
     """Returns the converters of all functions: a dict by the name of the function's class."""
@@ -302,6 +304,17 @@ def _broadcast(nodes):
         nodes.op_output_named("Expand", [name, shape], [output])
 
 
+def _joining(parameters):
+    """What joins all parts of an array along the first axis is a Reshape of it."""
+    function, nodes = parameters.func, _Nodes(parameters)
+    whole = whole_of(function.inputs) if function.axis == 0 else None
+    if whole is None:
+        return mapping.converters[type(function).__name__](parameters)
+    shape = nodes.constant("shape", function.outputs[0]().shape)
+    nodes.op("Reshape", [parameters.context.get_name(whole.get_variable()), shape])
+    return nodes.nodes(nodes.outputs)
+
+
 def _one(operator):
     """Converts to one node with the same inputs."""
     return lambda nodes: nodes.op(operator, nodes.inputs)
@@ -309,8 +322,10 @@ def _one(operator):
 
 _CONVERTERS = {
     "BatchNormalization": _statistics_of_the_batch,
+    "Concat": _joining,
     "FixedBatchNormalization": _batch_normalization,
     "LocalResponseNormalization": _local_response_normalization,
+    "Stack": _joining,
 }
 _BUILDERS = {
     "AveragePooling2D": _pooling("AveragePool"),
@@ -328,6 +343,7 @@ _BUILDERS = {
     "MaxPooling2D": _pooling("MaxPool"),
     "MaxPoolingND": _pooling("MaxPool"),
     "MultiAdd": _one("Sum"),
+    "NStepLink": n_step_link,
     "NormalizeL2": _normalize,
     "PReLUFunction": _prelu,
     "Pad": _pad,

@@ -157,6 +157,11 @@ def _initializers_only(graph):
     constant = {tensor.name for tensor in graph.initializer}
     for value in [value for value in graph.input if value.name in constant]:
         graph.input.remove(value)
+    needed = {value.name for value in graph.output}
+    for node in reversed(list(graph.node)):  # parts of an array that is joined again need not be taken
+        if needed.isdisjoint(node.output):
+            graph.node.remove(node)
+        needed.update(node.input if not needed.isdisjoint(node.output) else ())
     drop_unused(graph)
 
 

@@ -16,7 +16,7 @@ from mixprec.precision.conversion_state import active, state_of
 from mixprec.precision.weight_copies import as_computed
 
 _WHEN = "mixprec.convert"
-_KINDS = {
+KINDS = {
     L.NStepLSTM.rnn: "lstm",
     L.NStepBiLSTM.rnn: "lstm",
     L.NStepGRU.rnn: "gru",
@@ -31,7 +31,7 @@ _KINDS = {
 @patch_around("chainer.links.rnn.n_step_rnn:NStepRNNBase._call", when=_WHEN)
 def n_step_link(original, self, hs, xs, **kwargs):
     """Without it ``L.NStepLSTM`` and the like transpose lists, and compute several nodes for each gate and step."""
-    scope, kind = active.scope, _KINDS.get(type(self).rnn)
+    scope, kind = active.scope, KINDS.get(type(self).rnn)
     if kind is None or kwargs or not _takes(scope) or not n_step.fits(hs, self.ws, self.bs, xs):
         return original(self, hs, xs, **kwargs)
     _note(Recurrence(kind, len(xs), n_step.sizes_of([len(x) for x in xs])), self.ws)
