@@ -40,7 +40,7 @@ class LinkState:
         return vars(self.link).get(self.name)
 
     def unusual(self):
-        """Returns its kind if that is another one than usual, or ``None``.
+        """Returns its kind if it is not the usual one, or ``None``.
 
         Raises:
             TypeError: a function has computed the variable, and the backward pass would continue beyond it.
