@@ -23,7 +23,7 @@ def _only(key, other, *values):
     return Rule(
         (other, key),
         f"{key} only with {other} {' or '.join(values)}",
-        lambda config: own(config) is None or own(config) is False or True,
+        lambda config: own(config) is None or own(config) is False or others(config) in values,
     )
 
 
