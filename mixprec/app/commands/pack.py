@@ -51,10 +51,7 @@ def _parse(argv):
         help="folder of class folders, list, or folder of shards",
     )
     parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=folder,
-        help="folder to make; after a kill, the same call continues",
+        "--out", metavar="DIR", type=folder, help="folder to make; after a kill, the same call continues"
     )
     parser.add_argument("--format", choices=sorted(WRITTEN), metavar="FORMAT", help=" or ".join(sorted(WRITTEN)))
     parser.add_argument(
@@ -65,10 +62,7 @@ def _parse(argv):
         help=f"%(default)s (default), {', '.join(FORMATS)}",
     )
     parser.add_argument(
-        "--root",
-        metavar="DIR",
-        type=folder,
-        help="of the paths in a list (default: the list's folder)",
+        "--root", metavar="DIR", type=folder, help="of the paths in a list (default: the list's folder)"
     )
     parser.add_argument(
         "--shard-mib", metavar="MIB", type=float, default=256.0, help="approximate size of a shard (default: 256)"

@@ -145,11 +145,7 @@ class Run:
         history = trainer.get_extension(snapshot_settings.Settings.name).changes
         history += [f"since iteration {trainer.updater.iteration}: {change}" for change in self.changes]
         resolved = configs.dump(
-            self.config,
-            source=self.arguments.config,
-            overrides=self.arguments.set,
-            version=VERSION,
-            changes=history,
+            self.config, source=self.arguments.config, overrides=self.arguments.set, version=VERSION, changes=history
         )
         return trainer, limit, resolved
 
