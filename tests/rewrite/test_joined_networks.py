@@ -112,10 +112,7 @@ NETWORKS = {
         lambda: chainer.Sequential(_stem(), _SqueezedBlock()),
         {RELU: 0, POOLED: 1, ADD_RELU: 1, DUAL: 0, "": 1},
     ),
-    "densenet": (
-        lambda: chainer.Sequential(_stem(), _DenseBlock()),
-        {RELU: 2, POOLED: 1, ADD_RELU: 0, DUAL: 0, "": 0},
-    ),
+    "densenet": (lambda: chainer.Sequential(_stem(), _DenseBlock()), {RELU: 2, POOLED: 1, ADD_RELU: 0, DUAL: 0, "": 0}),
 }
 
 

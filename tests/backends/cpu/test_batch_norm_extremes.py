@@ -21,10 +21,7 @@ from tests.cases import pairs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("channels", "mean", "dtype"),
-    [(3, 100, FLOAT16), (1, -1000, FLOAT32), (1, 100, BFLOAT16)],
-)
+@pytest.mark.parametrize(("channels", "mean", "dtype"), [(3, 100, FLOAT16), (1, -1000, FLOAT32), (1, 100, BFLOAT16)])
 def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
     """3.2 million: as many as each channel of ResNet-50's first convolution has at batch 256."""
     rng = np.random.default_rng(0)

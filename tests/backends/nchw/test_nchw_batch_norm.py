@@ -219,8 +219,7 @@ def test_a_channel_of_constants(host, value, pixels, dtype):
 
 
 @pytest.mark.parametrize(
-    ("pixels", "place", "value", "dtype"),
-    pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), STORAGE),
+    ("pixels", "place", "value", "dtype"), pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), STORAGE)
 )
 def test_what_is_not_finite_stays_in_its_channel(host, value, pixels, place, dtype):
     """Also if it shares 16 bytes with the next channel."""
