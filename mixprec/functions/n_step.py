@@ -8,7 +8,7 @@ import chainer.functions as F
 
 from mixprec.backends.recurrence import GATES, Recurrence
 from mixprec.base.dtypes import STORAGE_DTYPES
-from mixprec.functions.concatenation import Concatenation
+from mixprec.functions.concatenation import Concatenation, RowParts, Rows
 from mixprec.functions.dropout import dropout
 from mixprec.functions.recurrent import PackedSequences, Recurrent, UnpackedSequences
 
@@ -48,10 +48,9 @@ class Stack(NamedTuple):
         The B sequences are sorted by falling length, so that B_t never grows.
         """
         sizes = tuple(map(len, xs))
-        packed = F.concat(xs, axis=0) if len(xs) > 1 else xs[0]
+        (packed,) = Rows().apply(tuple(xs))
         last, packed = self._computed(states, ws, bs, packed, states[0].shape[1], sizes)
-        ends = list(itertools.accumulate(sizes))[:-1]
-        return last, F.split_axis(packed, ends, 0) if ends else (packed,)
+        return last, RowParts(list(itertools.accumulate(sizes))).apply((packed,))
 
     def _computed(self, states, ws, bs, packed, batch, sizes, order=None):
         states = [[None] * len(ws) if each is None else F.separate(each, axis=0) for each in states]

@@ -2,10 +2,9 @@
 
 import itertools
 
-import chainer
-
 from mixprec.base.dtypes import FLOAT32
 from mixprec.functions import checks, sums
+from mixprec.functions.concatenation import parts_of, with_zeros
 from mixprec.functions.node import Node, dense, terms_of
 from mixprec.functions.pending import product, total
 
@@ -117,13 +116,16 @@ class Recurrent(Node):
         if self._layer.is_cell:
             parts = zip(nodes, xs, self._split(dy), strict=True) if nodes else ()
             return [product(primitives, node, x, part) for node, x, part in parts]
-        return _rows(primitives.rows_wgrad(xs[0], dy), len(nodes))
+        return self._gates_of(primitives.rows_wgrad(xs[0], dy))
 
     def _of_biases(self, primitives, nodes, dy):
         if len(nodes) < 2 or self._layer.is_cell:
             parts = self._split(dy) if len(nodes) > 1 else [dy] * len(nodes)
             return [total(primitives, node, part, node.dtype) for node, part in zip(nodes, parts, strict=True)]
-        return _rows(primitives.bias_grad(dy, nodes[0].dtype), len(nodes))
+        return self._gates_of(primitives.bias_grad(dy, nodes[0].dtype))
+
+    def _gates_of(self, gradient):
+        return parts_of(gradient, range(self._units, len(gradient) + 1, self._units))
 
     def _split(self, dy):
         units = self._units
@@ -172,14 +174,5 @@ class UnpackedSequences(Node):
         return tuple(primitives.unpack_sequences(packed, self._lengths, self._order))
 
     def gradients(self, primitives, indexes, *dys):
-        like = next(dy for dy in dys if dy is not None)
-        xp = chainer.backend.get_array_module(like)
-        shapes = [(length, self._units) for length in self._lengths]
-        dys = [xp.zeros(shape, like.dtype) if dy is None else dy for dy, shape in zip(dys, shapes, strict=True)]
+        dys = with_zeros(dys, [(length, self._units) for length in self._lengths])
         return (primitives.pack_sequences(dys, self._order),)
-
-
-def _rows(array, count):
-    """Returns views of the rows of ``count`` gates."""
-    step = len(array) // count
-    return [array[first : first + step] for first in range(0, len(array), step)]

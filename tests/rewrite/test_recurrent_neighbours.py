@@ -185,13 +185,13 @@ def test_masters(link, compute, rule, monkeypatch):
     train(optimizer, 2)
     copied(optimizer.target, other.target)
     copied(optimizer, other)
-    expected, rows, parts = train(optimizer), recurrent._rows, []
+    expected, rows, parts = train(optimizer), recurrent.parts_of, []
 
-    def apart(array, count):
-        parts.extend(rows(array, count))
-        return [part.copy() for part in rows(array, count)]
+    def apart(array, ends):
+        parts.extend(rows(array, ends))
+        return [part.copy() for part in rows(array, ends)]
 
-    monkeypatch.setattr(recurrent, "_rows", apart)
+    monkeypatch.setattr(recurrent, "parts_of", apart)
     assert_same(train(other), expected)
     assert bool(parts) == link.startswith("NStep")
     copied(other.target, plain)
