@@ -32,7 +32,7 @@ class Recurrent(Node):
 
     def __init__(self, layer, units, states, counts, order=None):
         self._layer, self._units, self._has, self._counts, self._order = layer, units, states, counts, order
-        self.options = layer, units, states, counts
+        self.options = layer.gates, layer.rows, layer.batch, units, states, counts
         self.takes_two_terms = layer.is_cell  # y goes to the next layer, and to the next step
 
     def check(self, *inputs):
@@ -59,9 +59,10 @@ class Recurrent(Node):
     def compute(self, primitives, x, *rest):
         h, c, *groups = self._grouped(rest)
         w, u, *biases = (self._joined(primitives, group) for group in groups)
-        single = [index for index, count in enumerate(self._counts[:2], 1 + sum(self._has)) if count == 1]
-        self.retain_inputs((0, *single))
-        self._weights = [None, None] if single else [w, u]  # arrays of our own
+        # A cell would keep joined matrices of its own in each step.
+        self._weights = None if self._layer.is_cell or self._layer.gates == 1 else (w, u)
+        first = 1 + sum(self._has)
+        self.retain_inputs((0, *range(first, first + (0 if self._weights else sum(self._counts[:2])))))
         h, c = (None if state is None else self._sorted(primitives, state) for state in (h, c))
         y, h, c, self._saved = primitives.recurrent(x, w, u, biases, h, c, self._layer)
         self._y = y if self._saved.gates is None else None
@@ -92,10 +93,11 @@ class Recurrent(Node):
         return terms_of(dy, *last)
 
     def gradients(self, primitives, indexes, dy, dh, dc=None):
-        (x, *single), layer = self.retained(), self._layer
+        (x, *matrices), layer = self.retained(), self._layer
         dh, dc = (None if each is None else self._sorted(primitives, each) for each in (dh, dc))
         has_states = any(self._has)
-        w, u = [*single, None][:2] if single else self._weights
+        of_x = self._counts[0]
+        w, u = self._weights or (self._joined(primitives, part) for part in (matrices[:of_x], matrices[of_x:]))
         dx, dp, dq, dh, dc = primitives.recurrent_backward(
             *(dy, dh, dc, w, u, self._y, self._saved, layer), wants_dx=0 in indexes, wants_states=has_states
         )
