@@ -5,7 +5,7 @@ import itertools
 import chainer
 
 from mixprec.base.dtypes import FLOAT32
-from mixprec.functions import checks, sums
+from mixprec.functions import checks, layer_gradients, sums
 from mixprec.functions.node import Node, dense, terms_of
 from mixprec.functions.pending import product, total
 
@@ -89,7 +89,7 @@ class Recurrent(Node):
 
     def terms(self, dy, *last):
         if self._layer.is_cell and type(dy) is not sums.Sum:
-            last = None, *last
+            last = None, *last  # y is the last h, too
         return terms_of(dy, *last)
 
     def gradients(self, primitives, indexes, dy, dh, dc=None):
@@ -105,12 +105,22 @@ class Recurrent(Node):
         found = [dx, *(self._sorted(primitives, state, back=True) for state in states)]
         *_, w, u, of_w, of_u = self._grouped(self.inputs[1:])
         before = [self._saved.states] * 2 + [self._saved.reset] if layer.kind == "gru_reset_before" else None
-        found += self._of_matrices(primitives, w, [x] * layer.gates, dp)
-        found += self._of_matrices(primitives, u, before or [self._saved.states] * layer.gates, dq)
+        xs, states = [x] * layer.gates, before or [self._saved.states] * layer.gates
+        if layer.is_cell and layer_gradients.now.observer is not None:
+            self._tell(w, of_w, xs, dp, is_first=not has_states)
+            self._tell(u, of_u, states, dq)
+        found += self._of_matrices(primitives, w, xs, dp) + self._of_matrices(primitives, u, states, dq)
         found += self._of_biases(primitives, of_w, dp) + self._of_biases(primitives, of_u, dq)
         if layer.kind == "gru_reset_before" and not has_states:  # Chainer's link does not use this gate then
             found[1] = found[1 + len(w)] = None
         return found
+
+    def _tell(self, nodes, biases, xs, dy, is_first=False):
+        """Tells the observer of layers about the linear layers of a cell; a GRU's first step has none for the reset."""
+        parts = [dy] if len(nodes) == 1 else self._split(dy)
+        skipped = int(is_first and len(nodes) > 1)
+        for index, (node, x, part) in list(enumerate(zip(nodes, xs, parts, strict=False)))[skipped:]:
+            layer_gradients.tell_linear((node, *biases[index : index + 1]), x, part)
 
     def _of_matrices(self, primitives, nodes, xs, dy):
         """Returns the gradients of the matrices of ``nodes``, which multiply the arrays ``xs`` of the gates."""

@@ -1,7 +1,8 @@
 """Recurrent links and functions of converted models: one node a layer and direction, or a step of a cell.
 
 Chainer's own code runs where a rule does not fit: in ``layout="nchw"``, whose gradients can be differentiated again,
-for parts that are hooked, not initialized or not ``L.Linear``, and for arguments that it refuses by its own messages.
+for parts that are hooked, not initialized or not ``L.Linear``, for subclasses with ``rnn`` or ``init_hx`` of their own,
+and for arguments that it refuses by its own messages.
 """
 
 import chainer

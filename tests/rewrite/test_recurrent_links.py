@@ -248,6 +248,21 @@ def test_results_that_are_used_after_the_call_are_float32(link):
     assert {(y * drawn(0, *y.shape)).dtype for y in kept} == {np.dtype(np.float32)}
 
 
+@pytest.mark.parametrize("link", [L.LSTM, L.GRU])
+def test_kfac_sees_the_layers_of_a_cell(link):
+    """As it does where Chainer's own cell runs: with a hook."""
+    found = []
+    for hooks in ([], [chainer.LinkHook()]):
+        net, kfac = seeded(link, COLUMNS, UNITS, program=stateful), mixprec.KFAC(0.1)
+        mixprec.convert(net, compute="float32")
+        for hook in hooks:
+            getattr(net.link, "lateral" if link is L.LSTM else "U").add_hook(hook)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(0.1), preconditioner=kfac).setup(net)
+        optimizer.update(lambda net=net: sum(F.mean(y**2) for y in net(drawn(0, 3, 5, COLUMNS))))
+        found.append(kfac.state() | {name: param.array for name, param in net.namedparams()})
+    assert_alike(*found, "float32")
+
+
 class FromOnes(L.NStepGRU):
     def init_hx(self, xs):
         return chainer.Variable(np.ones((self.n_layers, len(xs), self.out_size), np.float32))
