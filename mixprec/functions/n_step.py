@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import chainer.functions as F
 
-from mixprec.backends.recurrence import GATES, Recurrence
+from mixprec.backends.recurrence import GATES, Recurrence, sizes_of
 from mixprec.base.dtypes import STORAGE_DTYPES
 from mixprec.functions.concatenation import Concatenation, RowParts, Rows
 from mixprec.functions.dropout import dropout
@@ -71,11 +71,6 @@ class Stack(NamedTuple):
         return [F.stack(each) for each in zip(*last, strict=True)], packed
 
 
-def sizes_of(lengths):
-    """Returns how many sequences of some lengths there are in each step, a tuple."""
-    return tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
-
-
 class Call:
     """A call of one of Chainer's ``n_step_lstm_base``, ``n_step_gru_base`` and ``n_step_rnn_base``.
 
@@ -103,7 +98,9 @@ class Call:
         """Whether :meth:`run` takes the arguments; Chainer has messages for others."""
         sizes = [len(x) for x in self.xs]
         is_sorted = sizes == sorted(sizes, reverse=True)
-        return self._is_known and is_sorted and fits(self.states, self.ws, self.bs, self.xs)
+        if not (self._is_known and is_sorted and fits(self.states, self.ws, self.bs, self.xs)):
+            return False
+        return all(each is not None and each.ndim == 3 and each.shape[1] >= sizes[0] for each in self.states)
 
     def run(self, states, ws, bs, xs):
         """Returns what the function returns, with these arguments in place of its own."""
@@ -112,12 +109,13 @@ class Call:
 
 
 def fits(states, ws, bs, xs):
-    """Whether arguments are in storage dtypes and have as many axes as a :class:`Stack` takes."""
+    """Whether xs is a list, and arguments are in storage dtypes and have as many axes as a :class:`Stack` takes."""
+    if not (isinstance(xs, (list, tuple)) and xs):
+        return False
     matrices = [*xs, *itertools.chain.from_iterable(ws)]
     given = [*matrices, *itertools.chain.from_iterable(bs), *(each for each in states if each is not None)]
     return (
-        bool(xs)
-        and all(each.ndim == 2 for each in matrices)
+        all(each.ndim == 2 for each in matrices)
         and all(each.dtype in STORAGE_DTYPES for each in given)
         and xs[0].shape[1] == ws[0][0].shape[1]
         and any(len(x) for x in xs)
