@@ -70,31 +70,27 @@ class TrainingStep(Capturable):
 
     def run(self, args, kwargs, *, unchains=False):
         """Runs the step; returns the loss, or the sum of the losses, a variable without a graph."""
-        arrays, kept = [], []
+        arrays, kept, made = [], [], []
 
         def collected(loss):
             arrays.append(loss.array)
+            made.append(weakref.ref(loss))
             return loss
-
-        def collected_each(losses):
-            for loss in losses:
-                yield collected(loss)
-                if unchains:
-                    loss.unchain_backward()
-                del loss  # to free memory for the next one
 
         def lossfun(*args, **kwargs):
             losses = self._lossfun(*args, **kwargs)
             if isinstance(losses, Iterator):
-                return CountedLosses(collected_each(losses), operator.length_hint(losses))
+                return CountedLosses(map(collected, losses), operator.length_hint(losses))
             kept.append(losses)
             return collected(losses)
 
-        self._optimizer._step(lossfun, args, kwargs)
-        self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
-        if unchains:
-            for loss in kept:
-                loss.unchain_backward()
+        try:
+            self._optimizer._step(lossfun, args, kwargs)
+        finally:  # a call after one that has failed begins without its graph, too
+            self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
+        if unchains:  # not after each loss: a backward pass may go on into the graph of a loss before it
+            for variable in _alive([*made, *self._left]):
+                variable.unchain_backward()
         total = sum(arrays[1:], start=arrays[0])
         if isinstance(total, np.generic):  # a sum of arrays of shape () on NumPy
             total = np.asarray(total)
@@ -106,9 +102,8 @@ class TrainingStep(Capturable):
 
     def cut(self):
         """See :meth:`Capturable.cut`: the backward pass of a step ends at its beginning, also in recurrent links."""
-        for variable in [reference() for reference in self._left]:
-            if "_node" in getattr(variable, "__dict__", ()):  # others are deferred, or gone
-                variable.unchain()
+        for variable in _alive(self._left):
+            variable.unchain()
         self._left = []
 
     def is_under_way(self):
@@ -285,6 +280,11 @@ class TrainingSession(GraphSession):
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
         return [*objects, *scaler.arrays, *scaler.numbers().values()]
+
+
+def _alive(references):
+    """Returns the variables that are neither gone nor deferred."""
+    return [x for x in [reference() for reference in references] if "_node" in getattr(x, "__dict__", ())]
 
 
 def _same(now, before):
