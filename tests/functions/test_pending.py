@@ -167,3 +167,10 @@ def test_a_gradient_that_is_final_is_reported():
     with readiness.watching(lambda param, gradient: reported.append(gradient.copy())):
         found, _ = _run(_layers)
     assert {gradient.tobytes() for gradient in found} <= {gradient.tobytes() for gradient in reported}
+
+
+@pytest.mark.parametrize("program", [program for program, _ in PROGRAMS.values()], ids=PROGRAMS)
+def test_terms_of_a_list_that_is_added_up_at_the_end(program):
+    with chainer.using_config("lazy_grad_sum", True):
+        found, _ = _run(program, passes=2)
+        _assert_as_at_once(found, program, 1e-5, passes=2)
