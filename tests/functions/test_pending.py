@@ -155,6 +155,7 @@ def test_where_others_look_on_it_is_computed_at_once(around, backward):
 def test_many_rows_are_computed_in_between(monkeypatch, most, lazily, counts):
     """Each call adds 120 bytes of rows for the weights, and 48 for the bias."""
     monkeypatch.setattr(pending, "_MOST", most)
+    monkeypatch.setattr(pending, "_TIMES", 0)
     with chainer.using_config("lazy_grad_sum", lazily):
         found, computed = _run(_layers)
     assert computed == counts
