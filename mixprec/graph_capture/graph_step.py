@@ -168,31 +168,32 @@ class TrainingStep(Capturable):
                     yield f"{key} of {name}", value
 
     def outputs(self):
-        """Returns gradients and kept variables, for :meth:`restore`.
+        """Returns gradients and what links keep, for :meth:`restore`.
 
         Returns:
-            ``parameters, gradients, their loss scales, [(link, name, variable)]``: the variables are attributes such as
-            ``loss`` of a classifier.
+            ``parameters, gradients, their loss scales, [(link, name, value)]``: the values are attributes that are
+            variables or arrays, such as ``loss`` of a classifier.
         """
         index = self._optimizer._masters.index
         params = [param for param in index.params if param.array is not None]
-        variables = [
+        values = [
             (link, name, value)
             for link in index.links
             for name, value in vars(link).items()
-            if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
+            if (isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter))
+            or (_is_array(value) and name not in link._persistent)
         ]
-        return params, [param.grad for param in params], [param._loss_scale for param in params], variables
+        return params, [param.grad for param in params], [param._loss_scale for param in params], values
 
     def restore(self, outputs):
-        """Gives parameters and links the gradients and variables of :meth:`outputs`."""
-        params, gradients, scales, variables = outputs
+        """Gives parameters and links the gradients and values of :meth:`outputs`."""
+        params, gradients, scales, values = outputs
         for param, gradient, scale in zip(params, gradients, scales, strict=True):
             if param._grad is not gradient or param._grad_var is not None:
                 param.grad = gradient
             if param._loss_scale is not scale:
                 param._loss_scale = scale
-        for link, name, value in variables:
+        for link, name, value in values:
             if vars(link).get(name) is not value:
                 setattr(link, name, value)
 
@@ -239,7 +240,9 @@ class TrainingSession(GraphSession):
         self._owners, self._names = [owner for owner, _ in values], [name for _, name in values]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
         self._copies = self._optimizer._statistics.copies  # held: the graph writes into them
-        self._outputs = self._step.outputs()
+        *others, values = self._step.outputs()
+        # Arrays may be the user's, who replaces them.
+        self._outputs = *others, [each for each in values if not _is_array(each[2])]
 
     def holds(self):
         """Whether parameters, arrays, rules and hooks are the same as at the capture."""
