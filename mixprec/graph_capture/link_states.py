@@ -62,6 +62,15 @@ class LinkStates(dict):
         """
         return tuple(filter(None, map(LinkState.unusual, self.values())))
 
+    def kept(self):
+        """Returns the values of all states, for :meth:`restore`."""
+        return {state: state.value for state in self.values()}
+
+    def restore(self, values):
+        """Gives links the values of :meth:`kept`, before a call that has failed is repeated."""
+        for state, value in values.items():
+            vars(state.link)[state.name] = value
+
     def look(self, links):
         """Returns the attributes that may be states, before a watched call.
 
