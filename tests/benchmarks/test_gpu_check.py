@@ -117,15 +117,15 @@ def test_stages_survive_each_other(run, tmp_path):
     assert [stage["state"] for stage in record["stages"]] == [result.state for result in results.values()]
 
 
-@pytest.mark.parametrize(
-    ("device", "state", "others", "note"),
-    [
-        (FOUND, "ok", "ok", ""),
-        (f"echo no driver; exit {stages.NO_GPU}", "no device", "no device", "no driver"),
-        ("kill -SEGV $$", "failed", "skipped", "ended by SIGSEGV; no output"),
-        (shell("device", STUBBORN, 0.5), "timed out", "skipped", "after 0.5 s; last line: no output"),  # it hangs
-    ],
-)
+DEVICES = [
+    (FOUND, "ok", "ok", ""),
+    (f"echo no driver; exit {stages.NO_GPU}", "no device", "no device", "no driver"),
+    ("kill -SEGV $$", "failed", "skipped", "ended by SIGSEGV; no output"),
+    (shell("device", STUBBORN, 0.5), "timed out", "skipped", "after 0.5 s; last line: no output"),  # it hangs
+]
+
+
+@pytest.mark.parametrize(("device", "state", "others", "note"), DEVICES)
 def test_a_device_is_asked_for_once(run, device, state, others, note):
     results, _ = run(shell("cpu", "true"), shell("gpu", "true", needs_device=True), device=device)
     assert states(results) == {"device": state, "cpu": "ok", "gpu": others}

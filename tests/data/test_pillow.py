@@ -166,14 +166,14 @@ def test_a_random_crop_is_at_each_place_equally_often():
     assert found == [(left, top, left + 5, top + 5) for left in range(6) for top in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "area", "box"),
-    [
-        (1000, 100, (0.9, 1), (433, 0, 566, 100)),  # 4:3 and 3:4 are the ends
-        (100, 1000, (0.9, 1), (0, 433, 100, 566)),
-        (1000, 100, (0.0332, 0.0333), (466, 25, 533, 75)),  # a quarter of it, that being too large
-    ],
-)
+CENTRES = [
+    (1000, 100, (0.9, 1), (433, 0, 566, 100)),  # 4:3 and 3:4 are the ends
+    (100, 1000, (0.9, 1), (0, 433, 100, 566)),
+    (1000, 100, (0.0332, 0.0333), (466, 25, 533, 75)),  # a quarter of it, that being too large
+]
+
+
+@pytest.mark.parametrize(("width", "height", "area", "box"), CENTRES)
 def test_without_a_fitting_attempt_the_centre_is_taken(width, height, area, box):
     attempts = [0, 0, 0, 0] * 10 if area[0] > 0.5 else []
     assert random_crop(width, height, area, (3 / 4, 4 / 3), attempts) == box

@@ -335,13 +335,13 @@ def _exhausted(*arguments):
     raise MemoryError("out of memory")
 
 
-@pytest.mark.parametrize(
-    ("tried", "words"),
-    [
-        (_exhausted, r"a step runs out of the memory of this machine \(.* in all\); lower it, and raise "),
-        (lambda *arguments: ("", 2**60), r"a step takes about 10737418.* GiB, and this machine .* free; lower it$"),
-    ],
-)
+TRIED = [
+    (_exhausted, r"a step runs out of the memory of this machine \(.* in all\); lower it, and raise "),
+    (lambda *arguments: ("", 2**60), r"a step takes about 10737418.* GiB, and this machine .* free; lower it$"),
+]
+
+
+@pytest.mark.parametrize(("tried", "words"), TRIED)
 def test_a_step_that_does_not_fit_is_found_by_trying(config_of, capsys, monkeypatch, tried, words):
     config_of()
     monkeypatch.setattr(kept_activations, "compared", tried)

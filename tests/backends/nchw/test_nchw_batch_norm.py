@@ -144,15 +144,15 @@ def test_large_arrays(gpu, shape, dtype):
     check(gpu, shape, dtype, mean=1.0)
 
 
-@pytest.mark.parametrize(
-    ("mean", "dtype", "pixels"),
-    [
-        (100, cases.FLOAT16, (60, 80)),
-        (-1000, cases.FLOAT32, (59, 79)),
-        (3e5, cases.FLOAT32, (60, 80)),
-        (100, cases.BFLOAT16, (59, 79)),
-    ],
-)
+LARGE_MEANS = [
+    (100, cases.FLOAT16, (60, 80)),
+    (-1000, cases.FLOAT32, (59, 79)),
+    (3e5, cases.FLOAT32, (60, 80)),
+    (100, cases.BFLOAT16, (59, 79)),
+]
+
+
+@pytest.mark.parametrize(("mean", "dtype", "pixels"), LARGE_MEANS)
 def test_large_means_beside_small_variances(host, mean, dtype, pixels):
     x = cases.arrays(np.random.default_rng(0), (3, 8, *pixels), dtype, 1, mean)
     x[:, :, ::7] = mean
