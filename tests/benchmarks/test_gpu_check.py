@@ -216,19 +216,15 @@ def test_what_cannot_be_written_is_said_once_and_printed(run, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    ("logs", "found", "kept"),
-    first(
-        0,
-        [
-            (2, 1, (1024, True, True)),
-            (2, 10, (1024, True, False)),
-            (20, 10, (128, True, False)),
-            (20, 20, (16, False, False)),
-        ],
-        2,
-    ),
-)
+LOGS = [
+    (2, 1, (1024, True, True)),
+    (2, 10, (1024, True, False)),
+    (20, 10, (128, True, False)),
+    (20, 20, (16, False, False)),
+]
+
+
+@pytest.mark.parametrize(("logs", "found", "kept"), first(0, LOGS, 2))
 def test_an_archive_is_always_small_enough(tmp_path, logs, found, kept):
     """First what is cached is left out, then the middle of logs, in the end all but logs and summaries."""
     texts = {summary.JSON: b"{}", summary.TEXT: b"text"}

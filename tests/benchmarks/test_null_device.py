@@ -46,10 +46,10 @@ def _has_engine(operation):
     return next(engines.usable(), None) is not None
 
 
-@pytest.mark.parametrize(
-    ("ours", "real"),
-    [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, Graph)],
-)
+CLASSES = [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, Graph)]
+
+
+@pytest.mark.parametrize(("ours", "real"), CLASSES)
 def test_they_can_what_those_of_cupy_can(ours, real):
     for name, value in vars(real).items():
         if not name.startswith("_") and inspect.isfunction(value):

@@ -111,19 +111,14 @@ def test_a_rectangle_is_zero_after_the_normalization(make, alike, dtype, pad_cha
     assert 10 < count < 26
 
 
-@pytest.mark.parametrize(
-    "settings",
-    first(
-        0,
-        [
-            {**EVERYTHING, "last_batch": "partial"},
-            {"augment": "trivial", "erase": 0.5, "flip": True, "last_batch": "drop"},
-            {**RAND, "num_shards": 2, "shard": 1, "last_batch": "pad"},
-        ],
-        1,
-    ),
-    ids=["everything", "trivial", "shard"],
-)
+SETTINGS = [
+    {**EVERYTHING, "last_batch": "partial"},
+    {"augment": "trivial", "erase": 0.5, "flip": True, "last_batch": "drop"},
+    {**RAND, "num_shards": 2, "shard": 1, "last_batch": "pad"},
+]
+
+
+@pytest.mark.parametrize("settings", first(0, SETTINGS, 1), ids=["everything", "trivial", "shard"])
 def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, settings):  # noqa: F811
     """In the first and the second epoch, and around their ends; with other threads and other batches ahead."""
     expected = take(make(noise, **settings), 16)

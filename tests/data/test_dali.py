@@ -280,15 +280,15 @@ def images_of(batches):
     return [image for images, _ in batches for image in images]
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "last_batch", "counts"),
-    [
-        (4, "partial", ([4, 4, 2], [4, 4, 3])),
-        (5, "partial", ([5, 5, 0], [5, 5, 1])),
-        (5, "drop", ([5, 5], [5, 5])),
-        (5, "pad", ([5, 5, 0], [5, 5, 1])),
-    ],
-)
+BATCHES = [
+    (4, "partial", ([4, 4, 2], [4, 4, 3])),
+    (5, "partial", ([5, 5, 0], [5, 5, 1])),
+    (5, "drop", ([5, 5], [5, 5])),
+    (5, "pad", ([5, 5, 0], [5, 5, 1])),
+]
+
+
+@pytest.mark.parametrize(("batch_size", "last_batch", "counts"), BATCHES)
 def test_two_shards_over_three_epochs(make, flat, batch_size, last_batch, counts):
     shards = [
         epochs_of(iterator)

@@ -92,10 +92,10 @@ def test_decoded_pixels_are_those_of_dali(make, make_dali, kinds, size):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1 if is_cmyk else 0, err_msg=kinds.name(index))
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "resize", "size"),
-    [(53, 37, 20, 15), (37, 53, 70, 61), (500, 375, 24, 16), (333, 501, 70, 61), (60, 60, 20, 15)],
-)
+RESIZED = [(53, 37, 20, 15), (37, 53, 70, 61), (500, 375, 24, 16), (333, 501, 70, 61), (60, 60, 20, 15)]
+
+
+@pytest.mark.parametrize(("width", "height", "resize", "size"), RESIZED)
 def test_resized_pixels_are_those_of_dali(make, make_dali, tmp_path, width, height, resize, size):
     """Also where the longer side has to be rounded. Pillow rounds between its two passes, too: two levels at most."""
     (tmp_path / "0").mkdir()

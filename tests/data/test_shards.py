@@ -417,10 +417,10 @@ def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
     assert refused(scan_shards, folder, "skip").startswith(f"{shard}: damaged at byte {start}: ")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"", "the file is empty"), (b"x" * 600, "not an "), (b"\x1f\x8b\x08" + bytes(range(200)), "not an ")],
-)
+NO_SHARDS = [(b"", "the file is empty"), (b"x" * 600, "not an "), (b"\x1f\x8b\x08" + bytes(range(200)), "not an ")]
+
+
+@pytest.mark.parametrize(("content", "reason"), NO_SHARDS)
 def test_shard_that_is_none(folder, content, reason):
     shard = first_shard(folder)
     shard.write_bytes(content)

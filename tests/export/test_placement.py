@@ -97,10 +97,10 @@ def test_convolutions_without_a_kernel_in_tensorrt_are_left_out(shape, group, fi
     assert placed(model, "cpu")[0].layers
 
 
-@pytest.mark.parametrize(
-    ("bounds", "quantized"),
-    [((0, 6), True), ((-1, 1), True), ((None, 6), True), ((0, None), True), ((1, 6), False), ((-6, -1), False)],
-)
+BOUNDS = [((0, 6), True), ((-1, 1), True), ((None, 6), True), ((0, None), True), ((1, 6), False), ((-6, -1), False)]
+
+
+@pytest.mark.parametrize(("bounds", "quantized"), BOUNDS)
 def test_clip_is_quantized_only_around_zero(bounds, quantized):
     make = GraphMaker(16, 8, 8)
     names = ["" if bound is None else make.constant(np.float32(bound), f"bound{bound}") for bound in bounds]

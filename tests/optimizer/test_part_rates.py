@@ -130,10 +130,10 @@ def test_parameters_that_come_late_or_get_another_rule():
 # Steps
 
 
-@pytest.mark.parametrize(
-    ("name", "batched"),
-    [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)],
-)
+RULES = [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)]
+
+
+@pytest.mark.parametrize(("name", "batched"), RULES)
 def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
     """Bit for bit the same rules, each given its learning rate by hand before each step."""
     sides = []

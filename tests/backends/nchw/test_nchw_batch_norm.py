@@ -211,10 +211,10 @@ def test_a_channel_of_constants(host, value, pixels, dtype):
     np.testing.assert_array_equal(dbeta, 16 * pixels)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "place", "value", "dtype"),
-    pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), cases.STORAGE),
-)
+NOT_FINITE = pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), cases.STORAGE)
+
+
+@pytest.mark.parametrize(("pixels", "place", "value", "dtype"), NOT_FINITE)
 def test_what_is_not_finite_stays_in_its_channel(host, value, pixels, place, dtype):
     """Also if it shares 16 bytes with the next channel."""
     x = np.ones((16, 9, pixels), dtype)

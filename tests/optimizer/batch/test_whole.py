@@ -104,10 +104,10 @@ def test_batched_or_not_is_the_same_run(name, compute):
     _assert_same(batched, alone)
 
 
-@pytest.mark.parametrize(
-    ("name", "into", "writer", "reader"),
-    first(3, pairs(["Adam, decay", "MSVAG, clipping", "LARS"], ["new", "live"], BOTH, BOTH)),
-)
+FILES = pairs(["Adam, decay", "MSVAG, clipping", "LARS"], ["new", "live"], BOTH, BOTH)
+
+
+@pytest.mark.parametrize(("name", "into", "writer", "reader"), first(3, FILES))
 def test_a_file_of_either_goes_on_in_the_other(name, into, writer, reader):
     """In a fresh optimizer, or in one in mid-run, whose state, t and masters are replaced."""
     uninterrupted = _run(_optimizer(name), range(10))
