@@ -95,17 +95,17 @@ class DenseNet(chainer.Chain):
         return self.fc(F.average(F.average_pooling_2d(self.transition(fourth(h)), 2, 2), axis=(2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("name", "with_sums", "without"),
-    [
-        ("resnet18", 20, []),
-        pytest.param("resnet50", 53, [], marks=pytest.mark.slow),
-        # cuDNN has no engine for sums of a convolution in groups.
-        pytest.param("resnext50_32x4d", 53 - 16, ["3x3, 32 groups"] * 16, marks=pytest.mark.slow),
-        # No normalization is next to these.
-        ("densenet", 2, ["1x1, 1 groups", "3x3, 1 groups"]),
-    ],
-)
+WITH_SUMS = [
+    ("resnet18", 20, []),
+    pytest.param("resnet50", 53, [], marks=pytest.mark.slow),
+    # cuDNN has no engine for sums of a convolution in groups.
+    pytest.param("resnext50_32x4d", 53 - 16, ["3x3, 32 groups"] * 16, marks=pytest.mark.slow),
+    # No normalization is next to these.
+    ("densenet", 2, ["1x1, 1 groups", "3x3, 1 groups"]),
+]
+
+
+@pytest.mark.parametrize(("name", "with_sums", "without"), WITH_SUMS)
 def test_which_convolutions_take_the_sums_of_a_batch_normalization(name, with_sums, without, monkeypatch):
     monkeypatch.setitem(MODELS, "densenet", DenseNet)
     model = _converted(name)
