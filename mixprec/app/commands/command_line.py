@@ -12,21 +12,6 @@ from mixprec.base.messages import hint, nearest, one_line
 from mixprec.base.standard_streams import bars_are_off
 from mixprec.base.vocabulary import meant
 
-__all__ = [
-    "Parser",
-    "add_choice",
-    "add_run",
-    "amount",
-    "failed",
-    "first_line",
-    "not_installed",
-    "one_line",
-    "parser_of",
-    "path",
-    "progress_bar",
-    "whole",
-]
-
 
 class _Help(argparse.HelpFormatter):
     """Leaves paths in one piece, also those that are longer than a line."""
