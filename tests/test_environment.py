@@ -117,8 +117,7 @@ def test_gpu_that_chainer_cannot_use_is_not_chosen(machine):
 
 
 @pytest.mark.parametrize(
-    ("count", "index", "there"),
-    [(2, 2, "there are 2 GPUs, gpu:0 to gpu:1"), (1, 5, "the only GPU is gpu:0")],
+    ("count", "index", "there"), [(2, 2, "there are 2 GPUs, gpu:0 to gpu:1"), (1, 5, "the only GPU is gpu:0")]
 )
 def test_gpu_that_is_not_there_is_a_clear_error(machine, count, index, there):
     machine(stub_cupy(count))

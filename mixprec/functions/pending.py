@@ -11,7 +11,8 @@ import chainer
 
 from mixprec.functions import layer_gradients, sums
 
-_MOST = 64 << 20  # bytes of rows
+# Bytes of rows, and their multiple of the bytes of the parameter: beyond both, keeping more saves little time.
+_MOST, _TIMES = 4 << 20, 8
 
 
 class Pending(sums.Lazy):
@@ -34,6 +35,7 @@ class Pending(sums.Lazy):
         super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None, in_table=True)
         # Rows of other dtypes cannot be joined.
         self.__dict__.update(_kind=(*kind, *[array.dtype for array in arrays]), _compute=kind, _rows=[arrays])
+        self.__dict__.update(_bytes=sum(array.nbytes for array in arrays))
 
     @property
     def raw_array(self):
@@ -45,12 +47,13 @@ class Pending(sums.Lazy):
         if type(other) is Pending:
             self._count, self._uses = self._count + other._count, max(self._uses, other._uses)
             if other._kind == self._kind:
-                self._rows, other = other._rows + self._rows, other._before
+                other._rows += self._rows  # in place: there may be thousands
+                self._rows, self._bytes, other = other._rows, self._bytes + other._bytes, other._before
         if other is not None:
             self._add(other)
         if self._count == self._uses:
             return sums.computed(self)
-        if sum(array.nbytes for arrays in self._rows for array in arrays) > _MOST:
+        if self._bytes > max(_MOST, _TIMES * self._param.array.nbytes):
             self._add(self._of_rows())
         return self
 
@@ -66,7 +69,7 @@ class Pending(sums.Lazy):
 
     def _of_rows(self):
         (function, *options), primitives = self._compute, self._primitives
-        columns, self._rows = zip(*self._rows, strict=True), []
+        columns, self._rows, self._bytes = zip(*self._rows, strict=True), [], 0
         with chainer.using_device(chainer.backend.get_device_from_array(self._param.array)):
             arrays = [each[0] if len(each) == 1 else primitives.concat_rows(each) for each in columns]
             gradient = function(primitives, *arrays, *options)

@@ -132,7 +132,7 @@ class _Terms(list):
 
 
 class _Waiting(list):
-    """The gradients of a variable, one of which is not computed yet."""
+    """The gradients of a variable, some of which are not computed yet: several with ``lazy_grad_sum``."""
 
     def pop(self):
         """Removes the last one and returns it, for a function that adds to it, or starts another pass with it."""
@@ -168,7 +168,7 @@ class _GradTable(_backprop_utils.GradTable):
         if type(gradients) is list:
             if self._load_if_new and _is_taken_as_two(node):
                 gradients = self.grads[node] = _Terms(gradients)
-            elif gradients and _is_waiting(gradients[0]):
+            elif any(map(_is_waiting, gradients)):
                 gradients = self.grads[node] = _Waiting(gradients)
         return gradients
 

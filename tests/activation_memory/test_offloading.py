@@ -59,8 +59,7 @@ def slots(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "compute"),
-    first(1, [("narrow_resnet18", "float16"), ("narrow_resnet18", None), ("lstm", "bfloat16")]),
+    ("name", "compute"), first(1, [("narrow_resnet18", "float16"), ("narrow_resnet18", None), ("lstm", "bfloat16")])
 )
 def test_the_same_bits(name, compute, tmp_path, at_least):
     """Gradients, masters, statistics, snapshots: with an overflow in the middle, and evaluations in between."""
@@ -171,10 +170,7 @@ def test_an_exception_in_the_forward_pass(tmp_path, at_least, slots):
     assert not slots
 
 
-@pytest.mark.parametrize(
-    ("budget", "words"),
-    [("16 XB", "found '16 XB'"), (-1, "found -1"), (None, "found None")],
-)
+@pytest.mark.parametrize(("budget", "words"), [("16 XB", "found '16 XB'"), (-1, "found -1"), (None, "found None")])
 def test_wrong_budgets(budget, words):
     with pytest.raises(OneLineError, match=r'budget must be a size such as "16 GB"') as caught:
         mixprec.offload(budget)

@@ -83,13 +83,7 @@ def _unchained(model, x, within):
         F.sum(model[2](y)).backward()
 
 
-PROGRAMS = (
-    _updated_between,
-    _backward_outside,
-    _fields_that_are_read,
-    _changed_in_place,
-    _unchained,
-)
+PROGRAMS = (_updated_between, _backward_outside, _fields_that_are_read, _changed_in_place, _unchained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__[1:])

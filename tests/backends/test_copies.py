@@ -54,11 +54,7 @@ SLICES = st.builds(
 )  # never empty: axes have two elements at least
 
 
-@given(
-    st.lists(st.integers(2, 5), min_size=1, max_size=4),
-    st.sampled_from(DTYPES),
-    st.data(),
-)
+@given(st.lists(st.integers(2, 5), min_size=1, max_size=4), st.sampled_from(DTYPES), st.data())
 @settings(max_examples=tries(150), deadline=None)
 def test_any_view_comes_back_bit_for_bit(copies, shape, dtype, data):
     owner = np.frombuffer(np.random.RandomState(0).bytes(8 * int(np.prod(shape))), np.uint8)

@@ -93,11 +93,7 @@ def cupy(monkeypatch):
     library.__dict__.update(NcclCommunicator=Communicator, get_version=lambda: 22703)
     cuda = types.ModuleType("cupy.cuda")
     cuda.__dict__.update(
-        Device=Device,
-        Stream=Stream,
-        Event=Event,
-        nccl=library,
-        get_current_stream=lambda: Stream.current,
+        Device=Device, Stream=Stream, Event=Event, nccl=library, get_current_stream=lambda: Stream.current
     )
     module = types.ModuleType("cupy")
     module.cuda = cuda

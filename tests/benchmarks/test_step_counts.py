@@ -178,10 +178,7 @@ def test_what_has_failed_has_a_note():
 
 
 def test_a_table_and_a_list_for_json():
-    found = {
-        "seen": Counts(5, 1, 1, 0, 0, {"copy": 5}, "297 launches in the graph"),
-        "not seen": Counts(note="why"),
-    }
+    found = {"seen": Counts(5, 1, 1, 0, 0, {"copy": 5}, "297 launches in the graph"), "not seen": Counts(note="why")}
     title, seen, unseen = counts.table(found).splitlines()
     assert title.split() == ["launches", "graphs", "uploads", "syncs", "conversions"]
     assert seen.split() == ["seen", "5", "1", "1", "0", "0", "297", "launches", "in", "the", "graph"]

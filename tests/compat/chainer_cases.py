@@ -47,11 +47,7 @@ def contrastive(a, b, t):
 
 
 FUNCTIONS = {
-    "as_strided": (
-        lambda x: F.as_strided(x, (3, 2), (1, 1), 0),
-        lambda x: sliding_window_view(x, 2),
-        [(4,)],
-    ),
+    "as_strided": (lambda x: F.as_strided(x, (3, 2), (1, 1), 0), lambda x: sliding_window_view(x, 2), [(4,)]),
     "pad_sequence": (
         lambda a, b: F.pad_sequence([a, b], padding=-1),
         lambda a, b: np.stack([a, np.pad(b, (0, 2), constant_values=-1)]),
@@ -75,22 +71,14 @@ FUNCTIONS = {
         lambda a, b: contrastive(a, b, np.array([0, 1, 0])),
         [(A, -0.6, 0.6), (A, -0.4, 0.4)],
     ),
-    "gaussian_kl_divergence": (
-        F.gaussian_kl_divergence,
-        lambda m, v: ((m**2 + np.exp(v) - v - 1) / 2).sum(),
-        [A, A],
-    ),
+    "gaussian_kl_divergence": (F.gaussian_kl_divergence, lambda m, v: ((m**2 + np.exp(v) - v - 1) / 2).sum(), [A, A]),
     "gaussian_nll": (
         F.gaussian_nll,
         lambda x, m, v: ((x - m) ** 2 * np.exp(-v) / 2 + (v + math.log(2 * math.pi)) / 2).sum(),
         [A, (A, -1.0, 1.0), (A, -0.5, 0.5)],
     ),
     "hinge": (lambda x: F.hinge(x, LABELS), lambda x: margin(x, LABELS).sum() / 3, [A]),
-    "hinge L2": (
-        lambda x: F.hinge(x, LABELS, norm="L2"),
-        lambda x: (margin(x, LABELS) ** 2).sum() / 3,
-        [A],
-    ),
+    "hinge L2": (lambda x: F.hinge(x, LABELS, norm="L2"), lambda x: (margin(x, LABELS) ** 2).sum() / 3, [A]),
     "mean_squared_error": (F.mean_squared_error, lambda a, b: ((a - b) ** 2).mean(), [A, A]),
     "softmax_cross_entropy": (
         lambda x: F.softmax_cross_entropy(x, LABELS),

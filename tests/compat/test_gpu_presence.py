@@ -60,12 +60,7 @@ def test_nvml_is_asked_and_closed(machine, count, there):
 
 @pytest.mark.parametrize(
     ("library", "driver", "file"),
-    [
-        (None, True, True),
-        (nvml(1, init=9), True, False),
-        (nvml(1, counted=999), False, True),
-        (object(), True, True),
-    ],
+    [(None, True, True), (nvml(1, init=9), True, False), (nvml(1, counted=999), False, True), (object(), True, True)],
     ids=["none", "fails", "cannot count", "odd"],
 )
 def test_without_nvml_the_driver_and_a_device_file_are_looked_for(machine, library, driver, file):

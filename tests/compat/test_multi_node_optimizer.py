@@ -42,10 +42,7 @@ _TWO_BRANCHES = """
 
 @pytest.mark.parametrize(
     ("dtype", "own_loop", "tolerance"),
-    [
-        ("float16", False, 2e-3),
-        pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.slow),
-    ],
+    [("float16", False, 2e-3), pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.slow)],
 )
 def test_a_branch_that_one_process_uses(dtype, own_loop, tolerance):
     """Its gradient is zeros on the other one, as plain Chainer's is: they have the loss scale as well."""

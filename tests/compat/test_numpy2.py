@@ -49,8 +49,7 @@ def test_categorical_log_prob_picks_the_class(shape):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "padding", "expected"),
-    [("uint8", -1, 255), ("int8", 200, -56), ("float16", -1, -1.0)],
+    ("dtype", "padding", "expected"), [("uint8", -1, 255), ("int8", 200, -56), ("float16", -1, -1.0)]
 )
 def test_pad_sequence_takes_integers_modulo_the_range_of_the_dtype(dtype, padding, expected):
     y = F.pad_sequence([np.ones(3, dtype), np.ones(1, dtype)], padding=padding)

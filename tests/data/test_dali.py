@@ -223,8 +223,7 @@ def test_training_reset_repeats_the_beginning(make, noise):
 
 
 @pytest.mark.parametrize(
-    ("train", "delivered"),
-    first(3, [(True, 5), (False, 3), (True, 0), (True, 3), (True, 6), (True, 8), (False, 6)]),
+    ("train", "delivered"), first(3, [(True, 5), (False, 3), (True, 0), (True, 3), (True, 6), (True, 8), (False, 6)])
 )
 def test_loading_a_snapshot_goes_on_bit_for_bit(make, noise, tmp_path, train, delivered):
     """At the very start, in the middle of an epoch, before its last batch, at its end, in the second and third."""

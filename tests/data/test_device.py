@@ -36,13 +36,7 @@ class Graph:
             pipeline, "new_pipeline", lambda *graph, device_id, **rest: new_pipeline(*graph, device_id=None, **rest)
         )
         spec, delivery = objects(2, **{**defaults, **settings})
-        found = define_pipeline(
-            images,
-            spec,
-            device,
-            delivery,
-            drawn=DrawnBatches(spec, lambda number: (0, (0, 1)), 0),
-        )
+        found = define_pipeline(images, spec, device, delivery, drawn=DrawnBatches(spec, lambda number: (0, (0, 1)), 0))
         found._build_graph()
         self.prefetch, self.threads = found.prefetch_queue_depth, found.num_threads
         self.devices = [output.device for output in found._graph_outputs]
@@ -137,10 +131,7 @@ def test_labels_of_webdataset_stay_on_the_host(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ({"device_id": -1}, "device_id -1: "),
-        ({"decode": "mixed"}, "decode 'mixed': must be 'gpu' or 'cpu'"),
-    ],
+    [({"device_id": -1}, "device_id -1: "), ({"decode": "mixed"}, "decode 'mixed': must be 'gpu' or 'cpu'")],
 )
 def test_impossible_argument_is_named(arguments, message):
     with pytest.raises(DataError) as caught:
@@ -297,8 +288,7 @@ def test_the_loader_of_a_stage_that_is_over_makes_way(on_device, flat, cupy):  #
         Epochs(images=len(flat), batch_size=7, epochs_before=1, batches_before=3),
     ]
     iterator = StagedIterator(
-        Stages(tuple(epochs)),
-        [lambda: make(flat, 7, device_id=0), lambda: make(flat, 7, device_id=0, before=(1, 3))],
+        Stages(tuple(epochs)), [lambda: make(flat, 7, device_id=0), lambda: make(flat, 7, device_id=0, before=(1, 3))]
     )
     for _ in range(3):
         next(iterator)

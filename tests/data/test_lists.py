@@ -61,10 +61,7 @@ def test_list_is_read_as_chainer_reads_it(root):
 
 def test_paths_are_relative_to_the_list_or_to_root_or_absolute(root, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("lists")
-    assert scan_list(write(elsewhere, "a.jpg 0", f"{root}/b.jpg 1"), root).paths() == [
-        f"{root}/a.jpg",
-        f"{root}/b.jpg",
-    ]
+    assert scan_list(write(elsewhere, "a.jpg 0", f"{root}/b.jpg 1"), root).paths() == [f"{root}/a.jpg", f"{root}/b.jpg"]
     assert scan_list(write(root / "cat", "0.jpg 0", "../a.jpg 1")).read(1) == (root / "a.jpg").read_bytes()
 
 

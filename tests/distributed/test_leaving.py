@@ -58,8 +58,7 @@ def _run(tmp_path, ranks, way, program=PROGRAM):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "way"),
-    first(0, [(2, "sys.exit(0)"), (3, "forward"), (2, "raise"), (2, "setup")], 2),
+    ("ranks", "way"), first(0, [(2, "sys.exit(0)"), (3, "forward"), (2, "raise"), (2, "setup")], 2)
 )
 def test_a_rank_that_has_left_is_an_error_where_others_wait_for_it(tmp_path, ranks, way):
     done = _run(tmp_path, ranks, way)

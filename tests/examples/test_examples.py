@@ -51,9 +51,7 @@ class Example:
 
 EXAMPLES = {
     "cifar": Example(
-        *("main/loss", "validation/main/accuracy"),
-        *(0.7, 0.95, 0.02),
-        files=("model.npz", "snapshot_epoch-*"),
+        *("main/loss", "validation/main/accuracy"), *(0.7, 0.95, 0.02), files=("model.npz", "snapshot_epoch-*")
     ),
     "dcgan": Example(
         *("distance", "distance"),
@@ -62,10 +60,7 @@ EXAMPLES = {
         files=("gen.npz", "dis.npz", "preview/epoch-2.png", "snapshot_epoch-*"),
     ),
     "ptb": Example(
-        *("main/loss", "val_perplexity"),
-        *(35, 6, 0.4),
-        rises=False,
-        files=("model.npz", "snapshot_epoch-*"),
+        *("main/loss", "val_perplexity"), *(35, 6, 0.4), rises=False, files=("model.npz", "snapshot_epoch-*")
     ),
     "mnist": Example(
         *("main/loss", "validation/main/accuracy"),
@@ -73,24 +68,10 @@ EXAMPLES = {
         files=("model.npz", "snapshot_epoch-*"),
         marks=(),
     ),
-    "seq2seq": Example(
-        *("main/loss", "validation/main/exact"),
-        *(0.5, 0.97, 0.02),
-    ),
-    "unet": Example(
-        *("main/loss", "validation/main/miou"),
-        *(0.3, 0.8, 0.12),
-    ),
-    "dqn": Example(
-        *("loss", "return"),
-        *(60, 100, 80),
-        falls=False,
-    ),
-    "chainermn": Example(
-        *("main/loss", "validation/main/accuracy"),
-        *(0.88, 0.97, 0.02),
-        processes=2,
-    ),
+    "seq2seq": Example(*("main/loss", "validation/main/exact"), *(0.5, 0.97, 0.02)),
+    "unet": Example(*("main/loss", "validation/main/miou"), *(0.3, 0.8, 0.12)),
+    "dqn": Example(*("loss", "return"), *(60, 100, 80), falls=False),
+    "chainermn": Example(*("main/loss", "validation/main/accuracy"), *(0.88, 0.97, 0.02), processes=2),
 }
 
 

@@ -13,10 +13,7 @@ from mixprec.export.matching import contents
 from models import MODELS
 
 REASON = "torch is not installed: it comes with Python 3.11 only"
-ARCHS = [
-    "resnet18",
-    *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnet50", "resnext50_32x4d")),
-]
+ARCHS = ["resnet18", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnet50", "resnext50_32x4d"))]
 
 
 @pytest.fixture

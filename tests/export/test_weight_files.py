@@ -261,13 +261,7 @@ def test_tensors_of_safetensors_in_eight_bits(work):
     ("suffix", "package", "extra", "to_read", "to_write"),
     [
         (".safetensors", "safetensors", "export", "", ""),
-        (
-            ".pt",
-            "torch",
-            "torch",
-            "save it as .safetensors where torch is",
-            "write .safetensors, which",
-        ),
+        (".pt", "torch", "torch", "save it as .safetensors where torch is", "write .safetensors, which"),
     ],
 )
 def test_a_package_that_is_missing(work, monkeypatch, suffix, package, extra, to_read, to_write):

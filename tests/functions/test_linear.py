@@ -42,9 +42,7 @@ def test_linear_is_chainers(b, c, k, bias, dtype, seed):
 @pytest.mark.parametrize("size", [(4, 3), (1, 1)])
 def test_images_are_flattened_in_the_order_of_chainer(size, dtype):
     n = size[0] * size[1] * 5
-    _assert_right(
-        [normal(0, 2, *size, 5, dtype=dtype), normal(1, 6, n, dtype=dtype), normal(2, 6, dtype=dtype)],
-    )
+    _assert_right([normal(0, 2, *size, 5, dtype=dtype), normal(1, 6, n, dtype=dtype), normal(2, 6, dtype=dtype)])
 
 
 def test_batch_axes():

@@ -60,10 +60,7 @@ def test_groups_are_a_whole_number(groups):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_more_channels_than_the_filter_has_must_be_zeros(dtype):
     x, W = normal(0, 2, 5, 5, 4, dtype=dtype), normal(1, 8, 3, 3, 3, dtype=dtype)
-    calls = (
-        lambda: F.convolution_2d(x, W),
-        lambda: L.Convolution2D(3, 8, 3, dtype=dtype)(x),
-    )
+    calls = (lambda: F.convolution_2d(x, W), lambda: L.Convolution2D(3, 8, 3, dtype=dtype)(x))
     for call in calls:
         with pytest.raises(ValueError, match=r"x must be \(N, H, W, 3\), with only zeros beyond; found .*\(2, 5, 5, 4"):
             call()

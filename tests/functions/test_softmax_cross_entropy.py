@@ -152,11 +152,7 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
         ),
         (_loss(labels=np.float32), TypeError, "softmax_cross_entropy: t must be signed integers; found float32"),
         (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be one of mean, no; found 'sum'"),
-        (
-            _loss(smoothing=1),
-            ValueError,
-            "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1",
-        ),
+        (_loss(smoothing=1), ValueError, "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1"),
         (
             _loss(mixed=np.zeros(2, np.int32)),
             TypeError,

@@ -32,14 +32,7 @@ class Dropping(Network):
 @both_sides
 @pytest.mark.parametrize(
     ("rule", "settings"),
-    first(
-        1,
-        [
-            ("Adam", {"dropout": 0.5}),
-            ("LAMB", {"compute": "bfloat16"}),
-            ("MomentumSGD", {"network": Dropping}),
-        ],
-    ),
+    first(1, [("Adam", {"dropout": 0.5}), ("LAMB", {"compute": "bfloat16"}), ("MomentumSGD", {"network": Dropping})]),
 )
 def test_twenty_steps(side, rule, settings):  # noqa: F811
     """With another learning rate in each, two that overflow, and a loss scale that grows; no launch reads or waits."""

@@ -224,13 +224,7 @@ def test_new_layers_of_one_rank_are_new_for_all(threads):  # noqa: F811
     assert found == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("damping", (0.1, 0.2)),
-        ("inverse_every", (2, 4)),
-    ],
-)
+@pytest.mark.parametrize(("name", "values"), [("damping", (0.1, 0.2)), ("inverse_every", (2, 4))])
 def test_other_settings_are_an_error_at_setup(threads, name, values):  # noqa: F811
     def run(communicator):
         settings = {"inverse_every": 2, name: values[communicator.rank]}

@@ -9,33 +9,25 @@ import pytest
 import mixprec
 from mixprec import functions, links
 from tests.cases import in_turn
+from tests.kfac import references
 from tests.kfac.networks import NETWORKS, batch, build, loss
-from tests.kfac.references import (
-    assert_moments,
-    assert_near,
-    assert_step,
-    expected_step,
-    first_step,
-    optimizer_of,
-    wrapped,
-)
 
 DAMPING = 0.1
 
 
 def _step(model, x, t, lossfun=loss, **options):
-    return first_step(*wrapped(model, damping=DAMPING, **options), lossfun, x, t)
+    return references.first_step(*references.wrapped(model, damping=DAMPING, **options), lossfun, x, t)
 
 
 def _expected(model, x, t, lossfun=loss):
-    return expected_step(model, lossfun, x, t, DAMPING)
+    return references.expected_step(model, lossfun, x, t, DAMPING)
 
 
 @pytest.mark.parametrize(
     ("name", "fuse"), [*((name, None) for name in NETWORKS), ("conv+BN+ReLU", False), ("two of all", False)]
 )
 def test_a_step_beside_fp64(name, fuse):
-    assert_step(_step(build(name), *batch(0), fuse=fuse), _expected(build(name), *batch(0)))
+    references.assert_step(_step(build(name), *batch(0), fuse=fuse), _expected(build(name), *batch(0)))
 
 
 @pytest.mark.parametrize(
@@ -50,15 +42,15 @@ def test_a_step_in_16_bits_beside_fp64(name, compute):
     """
     bound = 16 * 2.0 ** (-11 if compute == "float16" else -8)
     data = batch(0, (32, 3, 6, 6))
-    assert_moments(_step(build(name), *data, compute=compute), _expected(build(name), *data), bound)
+    references.assert_moments(_step(build(name), *data, compute=compute), _expected(build(name), *data), bound)
 
 
 @pytest.mark.parametrize("name", ["conv+BN+ReLU", "add"])
 def test_statistics_that_a_convolution_takes(name):
     model = build(name)
     mixprec.convert(model, batch(0)[0], compute="float32", conv_statistics=True)
-    found = first_step(*optimizer_of(model, damping=DAMPING), loss, *batch(0))
-    assert_step(found, _expected(build(name), *batch(0)))
+    found = references.first_step(*references.optimizer_of(model, damping=DAMPING), loss, *batch(0))
+    references.assert_step(found, _expected(build(name), *batch(0)))
 
 
 def test_the_links_of_mixprec():
@@ -67,7 +59,9 @@ def test_the_links_of_mixprec():
     plain = chainer.Sequential(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
     plain.copyparams(model)
     data = batch(0, (7, 6))
-    assert_step(first_step(*optimizer_of(model, damping=DAMPING), loss, *data), _expected(plain, *data))
+    references.assert_step(
+        references.first_step(*references.optimizer_of(model, damping=DAMPING), loss, *data), _expected(plain, *data)
+    )
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -75,12 +69,12 @@ def test_weights_move_by_the_preconditioned_gradient(batched):
     """Without a hook, by SGD."""
     model = build("two of all")
     before = {name: param.array.copy() for name, param in model.namedparams()}
-    optimizer, _ = wrapped(model, chainer.optimizers.SGD(0.5), damping=DAMPING, batched=batched)
+    optimizer, _ = references.wrapped(model, chainer.optimizers.SGD(0.5), damping=DAMPING, batched=batched)
     optimizer.update(loss, model, *batch(0))
     for name, gradient in _expected(build("two of all"), *batch(0)).gradients.items():
         moved = before[name] - dict(model.namedparams())[name].array
         bound = 2.0**-23 * np.linalg.norm(before[name]) / np.linalg.norm(0.5 * gradient)
-        assert_near(moved, 0.5 * gradient, 1e-4 + bound, name)
+        references.assert_near(moved, 0.5 * gradient, 1e-4 + bound, name)
 
 
 def test_both_triangles_are_stored_near_each_other():
@@ -88,7 +82,7 @@ def test_both_triangles_are_stored_near_each_other():
     for averages in _step(build("two of all"), *batch(0)).moments.values():
         for matrices in averages:
             if matrices.ndim == 3:
-                assert_near(matrices, matrices.transpose(0, 2, 1).astype(np.float64), 1e-5)
+                references.assert_near(matrices, matrices.transpose(0, 2, 1).astype(np.float64), 1e-5)
 
 
 class Dropping(chainer.Chain):
@@ -119,5 +113,5 @@ def test_images_that_a_fused_block_drops_have_no_share_in_its_moments():
         assert report.fused["add + ReLU"] == (fuse is None)
         functions.reset_dropout()
         np.random.seed(1)
-        steps.append(first_step(*optimizer_of(model, damping=DAMPING), lossfun, x, target))
-    assert_step(*steps)
+        steps.append(references.first_step(*references.optimizer_of(model, damping=DAMPING), lossfun, x, target))
+    references.assert_step(*steps)

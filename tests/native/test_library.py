@@ -47,10 +47,7 @@ def compiled(monkeypatch):
 
 @pytest.mark.parametrize(
     ("switch", "called"),
-    [
-        ("1", ["use_best", 3, KEPT]),
-        *((name, [f"use_{name}", 3, KEPT]) for name in ("avx2", "avx512", "avx512bf16")),
-    ],
+    [("1", ["use_best", 3, KEPT]), *((name, [f"use_{name}", 3, KEPT]) for name in ("avx2", "avx512", "avx512bf16"))],
 )
 def test_it_is_loaded(compiled, monkeypatch, switch, called):
     monkeypatch.setenv(library.SWITCH, switch)
@@ -89,11 +86,7 @@ def test_the_digest_is_that_of_all_sources(monkeypatch, tmp_path, name):
     [
         (ImportError("this processor has no AVX2 or FMA"), "x86_64", "this processor has no AVX2 or FMA"),
         (ModuleNotFoundError("x"), "aarch64", "it is for x86-64, not for aarch64"),
-        (
-            ModuleNotFoundError("x"),
-            "x86_64",
-            f"it was not compiled; to compile it, or to see why that fails: {BUILD}",
-        ),
+        (ModuleNotFoundError("x"), "x86_64", f"it was not compiled; to compile it, or to see why that fails: {BUILD}"),
     ],
 )
 def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, machine, said):

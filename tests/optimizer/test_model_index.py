@@ -240,12 +240,7 @@ def _another_first_layer(link):
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "change"),
-    [
-        (Filtered, _unfreeze),
-        (Elsewhere, _another_layer),
-        (Elsewhere, _another_first_layer),
-    ],
+    ("kind", "change"), [(Filtered, _unfreeze), (Elsewhere, _another_layer), (Elsewhere, _another_first_layer)]
 )
 def test_links_with_walks_of_their_own(kind, change, inside):
     """Whatever they do, wherever they are."""

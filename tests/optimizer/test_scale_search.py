@@ -99,12 +99,7 @@ def assert_same_run(sides):
         np.testing.assert_array_equal(states[0][name], expected, err_msg=name)
 
 
-PROGRAMS = [
-    (Net, "float16", 30.0),
-    (Images, "float16", 300.0),
-    (Net, "bfloat16", 1e33),
-    (Images, None, 3e34),
-]
+PROGRAMS = [(Net, "float16", 30.0), (Images, "float16", 300.0), (Net, "bfloat16", 1e33), (Images, None, 3e34)]
 
 
 @pytest.mark.parametrize(("kind", "compute", "gain"), first(3, PROGRAMS))

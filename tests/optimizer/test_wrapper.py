@@ -322,10 +322,7 @@ _TWO_PASSES = [_unscaled, _scaled], [_scaled, _unscaled]
 
 @pytest.mark.parametrize(
     ("compute", "passes"),
-    [
-        ("float16", [_unscaled]),
-        *((compute, passes) for compute in ("float16", "float32") for passes in _TWO_PASSES),
-    ],
+    [("float16", [_unscaled]), *((compute, passes) for compute in ("float16", "float32") for passes in _TWO_PASSES)],
 )
 def test_a_backward_pass_that_was_not_scaled_is_an_error(compute, passes):
     """Promise 8: it names the parameter and what to call, nothing changes, and the loop can go on after it."""

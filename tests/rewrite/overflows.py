@@ -169,8 +169,7 @@ CASES = {
         lambda x, y, W: F.bilinear(x, y, W), (wave(3, 8), full(3, 1, value=1.0), full(8, 1, 2, value=1.0))
     ),
     "sparse_matmul": Case(
-        lambda x, y: F.sparse_matmul(utils.to_coo(x.array, requires_grad=True), y),
-        (wave(3, 8), full(8, 2, value=1.0)),
+        lambda x, y: F.sparse_matmul(utils.to_coo(x.array, requires_grad=True), y), (wave(3, 8), full(8, 2, value=1.0))
     ),
     "simplified_dropconnect": _product(
         lambda x, W: F.simplified_dropconnect(x, W, ratio=0.5, mask=np.ones((3, 5, 8), bool)) * 0.5, (3, 8), (5, 8)
@@ -235,9 +234,7 @@ CASES = {
         lambda x, b: F.scatter_add(x, np.zeros(4, int), b), (full(3, value=1.0), full(4, value=40000.0))
     ),
     "spatial_transformer_grid": Case(
-        lambda theta: F.spatial_transformer_grid(theta, (8, 8)),
-        (full(1, 2, 3, value=1.0),),
-        wave,
+        lambda theta: F.spatial_transformer_grid(theta, (8, 8)), (full(1, 2, 3, value=1.0),), wave
     ),
     "spatial_transformer_sampler": Case(
         lambda x, g: F.spatial_transformer_sampler(x, g), (full(1, 2, 8, 8), full(1, 2, 4, 4, value=0.0)), wave

@@ -209,10 +209,7 @@ def test_who_looks_inside_of_the_call_sees_right_values(what, time):
     beside(function, calls=3)
 
 
-@pytest.mark.parametrize(
-    ("compute", "layout"),
-    [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw")],
-)
+@pytest.mark.parametrize(("compute", "layout"), [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw")])
 def test_in_every_dtype_and_layout(compute, layout):
     """Rounding apart, results are those of the plain model in float32."""
     plain, converted = new(sum_with_plus), new(sum_with_plus)

@@ -621,10 +621,7 @@ def test_training_evaluation_and_training_again():
         with chainer.using_config("train", call % 3 != 2):
             assert_same(step(converted, images(call)), step(plain, images(call)))
     sites = converted.bn2.__dict__["_mixprec_conversion"].normalization_sites
-    assert {key: each.fused for key, each in sites.items()} == {
-        (True, 0): DUAL,
-        (False, 0): ADD_RELU,
-    }
+    assert {key: each.fused for key, each in sites.items()} == {(True, 0): DUAL, (False, 0): ADD_RELU}
 
 
 # Hooks.
@@ -684,7 +681,7 @@ def test_function_hooks_see_every_function_alone_and_fusion_goes_on_afterwards()
     with _Notes() as hook:
         model(images(0))
     assert [label for label in hook.seen if "batch" in label or label in ("relu", "add")] == [
-        *("batch_normalization", "relu", "batch_normalization", "batch_normalization", "add", "relu"),
+        *("batch_normalization", "relu", "batch_normalization", "batch_normalization", "add", "relu")
     ]
     assert site(model.bn2).fused == DUAL
     node = model(images(0)).creator_node.inputs[0].creator_node
@@ -952,10 +949,7 @@ def test_what_is_fused_is_rounded_once(compute, eps, added):
     assert (abs(seen["y"] - exact) <= eps * abs(exact) + within_fp32 + 2.0**-25).all()
 
 
-@pytest.mark.parametrize(
-    ("compute", "function"),
-    [("float16", projection), ("bfloat16", one_link_in_two_ways)],
-)
+@pytest.mark.parametrize(("compute", "function"), [("float16", projection), ("bfloat16", one_link_in_two_ways)])
 def test_gradients_of_what_is_fused_are_those_of_what_is_not(compute, function):
     eps = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[compute]
     found = {}

@@ -90,10 +90,7 @@ NOT_JOINED = {
         lambda m, x: F.max_pooling_2d(F.relu(normalized(m, x)), 3, 2, return_indices=True)[0],
         {"/bn1": [RELU]},
     ),
-    "no relu": (
-        lambda m, x: F.max_pooling_2d(normalized(m, x), 3, 2),
-        {"/bn1": ["MaxPoolingND follows"]},
-    ),
+    "no relu": (lambda m, x: F.max_pooling_2d(normalized(m, x), 3, 2), {"/bn1": ["MaxPoolingND follows"]}),
     "relu used before": (
         lambda m, x: F.sum(F.tanh(h := F.relu(normalized(m, x)))) + F.sum(F.max_pooling_2d(h, 3, 2)),
         {"/bn1": [RELU]},

@@ -14,15 +14,8 @@ from mixprec.rewrite.fusions import ADD_RELU, DUAL, POOLED, RELU
 from models import MODELS
 from tests.activation_memory.test_offloading_odd import memory  # noqa: F401
 from tests.cases import first, pairs
+from tests.rewrite import test_joined
 from tests.rewrite.test_fusion import calls, normalized, projection
-from tests.rewrite.test_joined import (
-    ALL,
-    NOT_JOINED,
-    assert_equal,
-    branches_after_it,
-    join_nothing,
-    pooled_and_branching,
-)
 from tests.rewrite.twins import assert_same, beside, images, new
 
 
@@ -34,7 +27,7 @@ def _gradients(model, x):
     return {name: param.grad for name, param in model.namedparams() if param.grad is not None} | {"loss": loss.array}
 
 
-@pytest.mark.parametrize("function", [branches_after_it, pooled_and_branching, projection])
+@pytest.mark.parametrize("function", [test_joined.branches_after_it, test_joined.pooled_and_branching, projection])
 def test_what_is_recomputed_or_offloaded_has_the_same_bits(function, memory):  # noqa: F811
     kept, recomputed, offloaded = (new(function) for _ in range(3))
     for model in (kept, recomputed, offloaded):
@@ -42,13 +35,13 @@ def test_what_is_recomputed_or_offloaded_has_the_same_bits(function, memory):  #
     recomputed = mixprec.recompute(recomputed)
     for call in range(4):
         expected = _gradients(kept, images(call))
-        assert_equal(_gradients(recomputed, images(call)), expected)
+        test_joined.assert_equal(_gradients(recomputed, images(call)), expected)
         with memory:
-            assert_equal(_gradients(offloaded, images(call)), expected)
+            test_joined.assert_equal(_gradients(offloaded, images(call)), expected)
     assert memory.plans
 
 
-@pytest.mark.parametrize(("late", "how"), first(4, pairs([0, 3], ALL[::-1])))
+@pytest.mark.parametrize(("late", "how"), first(4, pairs([0, 3], test_joined.ALL[::-1])))
 def test_what_is_looked_at_has_arrays_that_offload_has_moved(how, late, memory):  # noqa: F811
     function, which = how
     look = function(lambda m, h: F.sum(F.tanh(h)), which, "at once")
@@ -58,7 +51,7 @@ def test_what_is_looked_at_has_arrays_that_offload_has_moved(how, late, memory):
     for call in range(6):
         expected = _gradients(kept, images(call))
         with memory:
-            assert_equal(_gradients(offloaded, images(call)), expected)
+            test_joined.assert_equal(_gradients(offloaded, images(call)), expected)
 
 
 # Networks that were not prepared.
@@ -112,10 +105,7 @@ NETWORKS = {
         lambda: chainer.Sequential(_stem(), _SqueezedBlock()),
         {RELU: 0, POOLED: 1, ADD_RELU: 1, DUAL: 0, "": 1},
     ),
-    "densenet": (
-        lambda: chainer.Sequential(_stem(), _DenseBlock()),
-        {RELU: 2, POOLED: 1, ADD_RELU: 0, DUAL: 0, "": 0},
-    ),
+    "densenet": (lambda: chainer.Sequential(_stem(), _DenseBlock()), {RELU: 2, POOLED: 1, ADD_RELU: 0, DUAL: 0, "": 0}),
 }
 
 
@@ -139,12 +129,12 @@ def test_what_is_joined_in_networks(name):
 def test_the_report_says_what_is_apart_and_why():
     _, report = beside(lambda m, x: F.max_pooling_2d(F.relu(normalized(m, x)), 2), example=images(0))
     assert "ReLU, its max pooling apart: windows are 2x2 with stride 2x2, not 3x3 with 2x2" in str(report)
-    _, report = beside(NOT_JOINED["relu used after"][0], example=images(0))
+    _, report = beside(test_joined.NOT_JOINED["relu used after"][0], example=images(0))
     assert "ReLU, its max pooling apart: the ReLU is needed elsewhere" in str(report)
 
 
 def test_gradients_that_accumulate():
-    plain, converted = new(branches_after_it), new(branches_after_it)
+    plain, converted = new(test_joined.branches_after_it), new(test_joined.branches_after_it)
     mixprec.convert(converted, compute="float32")
     found = []
     for model in (plain, converted):
@@ -169,12 +159,12 @@ class _Seen(Observer):
         primitives_of(x).scale_moments(dy, x, *arrays, saved, moments, relu=relu)
 
 
-@pytest.mark.parametrize("function", [branches_after_it, pooled_and_branching])
+@pytest.mark.parametrize("function", [test_joined.branches_after_it, test_joined.pooled_and_branching])
 def test_an_observer_of_gradients_sees_what_it_sees_of_single_ones(function, monkeypatch):
     found = []
     for is_joined in (True, False):
         if not is_joined:
-            join_nothing(monkeypatch)
+            test_joined.join_nothing(monkeypatch)
         model, observer = new(function), _Seen()
         mixprec.convert(model, images(0), compute="float16")
         model.cleargrads()

@@ -10,20 +10,7 @@ from chainer import serializers
 
 import mixprec
 from tests.cases import first, in_turn
-from tests.zoo.pairs import (
-    LARGE_CASES,
-    NOT_FUSED,
-    SMALL,
-    converted,
-    distances,
-    forward,
-    new,
-    reference,
-    run,
-    run_plain,
-    statistics,
-    the_zeros_of_mixprec,
-)
+from tests.zoo import pairs
 
 WAYS = {
     "first call": {},
@@ -37,13 +24,13 @@ ANY_ORDER = 32
 ONE_ROUNDING = 2**-10  # less than a rounding to float16 anywhere would make
 
 
-def _check_float32(case, model, plain, run_converted=run, share=1.0):
+def _check_float32(case, model, plain, run_converted=pairs.run, share=1.0):
     """``share``: how many of the gradients, the most exact ones, have to be within the bound."""
-    expected = reference(case)
+    expected = pairs.reference(case)
     for number, (train, seed, exact) in enumerate(zip(expected.plan, expected.seeds, expected.expected, strict=True)):
         where = f"call {number}, seed {seed}"
-        gradients, results = _split(distances(run_converted(model, case, seed, train=train), exact))
-        of_plain, _ = _split(distances(run_plain(plain, case, seed, train=train), exact))
+        gradients, results = _split(pairs.distances(run_converted(model, case, seed, train=train), exact))
+        of_plain, _ = _split(pairs.distances(pairs.run_plain(plain, case, seed, train=train), exact))
         assert max(results.values()) <= 1e-5, (where, results)
         plain_error = np.quantile(list(of_plain.values()), share)
         assert 8 * plain_error < ONE_ROUNDING, "not a fair case: plain float32 is off itself"
@@ -51,10 +38,10 @@ def _check_float32(case, model, plain, run_converted=run, share=1.0):
         worst = max(gradients, key=gradients.get)
         assert np.quantile(list(gradients.values()), share) <= limit, (where, worst, gradients[worst])
         assert gradients[worst] < 5e-2, (where, worst, gradients[worst])
-    assert all(error <= 1e-5 for error in distances(statistics(model), expected.statistics).values())
+    assert all(error <= 1e-5 for error in pairs.distances(pairs.statistics(model), expected.statistics).values())
     # And once more without a graph; plain and converted are in the same state, each within 1e-5 of the truth.
-    found, expected = (run(each, case, 1000, train=False, backprop=False) for each in (model, plain))
-    assert max(distances(found, expected).values()) <= 2e-5
+    found, expected = (pairs.run(each, case, 1000, train=False, backprop=False) for each in (model, plain))
+    assert max(pairs.distances(found, expected).values()) <= 2e-5
 
 
 def _split(errors):
@@ -62,48 +49,48 @@ def _split(errors):
     return gradients, {key: error for key, error in errors.items() if key not in gradients}
 
 
-@pytest.mark.parametrize(("name", "how"), first(14, in_turn(SMALL, WAYS)))
+@pytest.mark.parametrize(("name", "how"), first(14, in_turn(pairs.SMALL, WAYS)))
 def test_float32_is_exact_to_1e_5(name, how):
     """Results are, and so are gradients where plain Chainer's own are: their bound is 1e-5, or 32 times the largest
     error of plain float32, which is above 1e-5 where contributions cancel."""
-    case, way = SMALL[name], WAYS[how]
+    case, way = pairs.SMALL[name], WAYS[how]
     # In NCHW dropout is Chainer's own.
-    run_converted = run_plain if way.get("layout") == "nchw" else run
-    _check_float32(case, converted(case, compute="float32", **way), new(case), run_converted)
+    run_converted = pairs.run_plain if way.get("layout") == "nchw" else pairs.run
+    _check_float32(case, pairs.converted(case, compute="float32", **way), pairs.new(case), run_converted)
 
 
-@pytest.mark.parametrize("case", NOT_FUSED.values(), ids=NOT_FUSED)
+@pytest.mark.parametrize("case", pairs.NOT_FUSED.values(), ids=pairs.NOT_FUSED)
 def test_models_that_are_right_without_fusion(case):
-    _check_float32(case, converted(case, compute="float32", fuse=False), new(case))
+    _check_float32(case, pairs.converted(case, compute="float32", fuse=False), pairs.new(case))
 
 
 @pytest.mark.xfail(strict=True, reason="running statistics move with the ReLU, after the model has read them")
-@pytest.mark.parametrize("case", NOT_FUSED.values(), ids=NOT_FUSED)
+@pytest.mark.parametrize("case", pairs.NOT_FUSED.values(), ids=pairs.NOT_FUSED)
 def test_models_that_are_wrong_with_fusion(case):
-    _check_float32(case, converted(case, compute="float32"), new(case))
+    _check_float32(case, pairs.converted(case, compute="float32"), pairs.new(case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE_CASES)
+@pytest.mark.parametrize("case", pairs.LARGE_CASES)
 def test_float32_of_large_models(case):
     """As above, but for half of the gradients, or a quarter without normalizations. Some ReLU or maximum goes the other
     way among so many, in plain float32 as well; that moves the gradients between it and the images by up to a percent.
     """
-    plain = new(case)
-    share = 0.5 if statistics(plain) else 0.25
-    _check_float32(case, converted(case, compute="float32"), plain, share=share)
+    plain = pairs.new(case)
+    share = 0.5 if pairs.statistics(plain) else 0.25
+    _check_float32(case, pairs.converted(case, compute="float32"), plain, share=share)
 
 
-@pytest.mark.parametrize("name", first(12, SMALL))
+@pytest.mark.parametrize("name", first(12, pairs.SMALL))
 def test_initial_values_names_and_files_are_those_of_the_plain_model(name, tmp_path):
     """From the random numbers of the same seed, also where a first call initializes."""
-    case = SMALL[name]
+    case = pairs.SMALL[name]
     plain, model = (_built(case) for _ in range(2))
     names = [path for path, _ in model.namedparams()]
     mixprec.convert(model, compute="float32")
-    with the_zeros_of_mixprec():
-        forward(plain, case, 2)
-    forward(model, case, 2)
+    with pairs.the_zeros_of_mixprec():
+        pairs.forward(plain, case, 2)
+    pairs.forward(model, case, 2)
     assert [path for path, _ in model.namedparams()] == [path for path, _ in plain.namedparams()] == names
     expected = dict(plain.namedparams())
     for path, param in model.namedparams():
@@ -151,6 +138,6 @@ FUSED = {
 
 @pytest.mark.parametrize("name", FUSED)
 def test_what_is_fused(name):
-    model = new(SMALL[name])
-    report = mixprec.convert(model, SMALL[name].inputs(np.random.RandomState(0)), compute="float32")
+    model = pairs.new(pairs.SMALL[name])
+    report = mixprec.convert(model, pairs.SMALL[name].inputs(np.random.RandomState(0)), compute="float32")
     assert tuple(report.fused.values()) == FUSED[name], report

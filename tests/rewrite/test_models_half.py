@@ -13,20 +13,8 @@ import numpy as np
 import pytest
 
 from tests.cases import first
+from tests.zoo import pairs
 from tests.zoo.cases import variables_in
-from tests.zoo.pairs import (
-    LARGE_CASES,
-    SMALL,
-    converted,
-    distances,
-    forward,
-    new,
-    reference,
-    rounding,
-    run,
-    run_plain,
-    statistics,
-)
 
 HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
@@ -47,7 +35,9 @@ IN_BFLOAT16 = [
 
 def _of_results(found, exact):
     """The largest error of a result, a loss, or what the model keeps."""
-    return max(error for key, error in distances(found, exact).items() if not key.startswith(("gradient", "input")))
+    return max(
+        error for key, error in pairs.distances(found, exact).items() if not key.startswith(("gradient", "input"))
+    )
 
 
 def _of_gradients(found, exact):
@@ -58,26 +48,26 @@ def _of_gradients(found, exact):
 
 
 def _check(case, compute):
-    expected = reference(case)
-    model, rounded = converted(case, compute=compute), new(case, np.float64)
+    expected = pairs.reference(case)
+    model, rounded = pairs.converted(case, compute=compute), pairs.new(case, np.float64)
     for param in rounded.params():
         param.array = param.array.astype(HALF[compute]).astype(np.float64)
     for number, (train, seed, exact) in enumerate(zip(expected.plan, expected.seeds, expected.expected, strict=True)):
-        with rounding(HALF[compute]):
-            likely = run_plain(rounded, case, seed, train=train, loss_scale=SCALE, dtype=np.float64)
-        found = run(model, case, seed, train=train, loss_scale=SCALE)
+        with pairs.rounding(HALF[compute]):
+            likely = pairs.run_plain(rounded, case, seed, train=train, loss_scale=SCALE, dtype=np.float64)
+        found = pairs.run(model, case, seed, train=train, loss_scale=SCALE)
         limit = max(8 * EPS[compute], 2 * _of_results(likely, exact))
         assert _of_results(found, exact) <= limit, number
         assert _of_gradients(found, exact) <= 4 * _of_gradients(likely, exact) + 1 / 16, number
-    for key, error in distances(statistics(model), expected.statistics).items():
+    for key, error in pairs.distances(pairs.statistics(model), expected.statistics).items():
         assert error <= 8 * EPS[compute], key
 
 
-@pytest.mark.parametrize("name", first(12, SMALL))
+@pytest.mark.parametrize("name", first(12, pairs.SMALL))
 def test_float16(name):
-    _check(SMALL[name], "float16")
+    _check(pairs.SMALL[name], "float16")
     # Results are float32, and images lie in the order of their axes.
-    _, result, loss = forward(converted(SMALL[name]), SMALL[name], 1)
+    _, result, loss = pairs.forward(pairs.converted(pairs.SMALL[name]), pairs.SMALL[name], 1)
     for variable in [*variables_in(result), loss]:
         assert variable.dtype == np.float32
         assert variable.ndim != 4 or variable.array.flags.c_contiguous
@@ -85,15 +75,15 @@ def test_float16(name):
 
 @pytest.mark.parametrize("name", first(1, IN_BFLOAT16))
 def test_bfloat16(name):
-    _check(SMALL[name], "bfloat16")
+    _check(pairs.SMALL[name], "bfloat16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", LARGE_CASES)
+@pytest.mark.parametrize("case", pairs.LARGE_CASES)
 def test_float16_of_large_models(case):
     """One call, fused. Their ReLUs are open or closed for good, so that errors are those of rounding alone, which grow
     with depth: at most 8 half units in results, 64 in gradients taken together."""
-    expected = reference(case)
-    found = run(converted(case), case, expected.seeds[0], train=expected.plan[0])
+    expected = pairs.reference(case)
+    found = pairs.run(pairs.converted(case), case, expected.seeds[0], train=expected.plan[0])
     assert _of_results(found, expected.expected[0]) <= 8 * EPS["float16"]
     assert _of_gradients(found, expected.expected[0]) <= 64 * EPS["float16"]

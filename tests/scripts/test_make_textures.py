@@ -132,12 +132,7 @@ def test_grating_has_the_direction_and_the_periods_that_were_asked_for(wave, ang
 def test_shape_lies_inside_its_circle_and_fills_its_area(shape):
     """Areas of the unit circle's polygons; the edges are a pixel wide."""
     radius = 80
-    areas = {
-        "disc": math.pi * 0.85**2,
-        "ring": math.pi * (1 - 0.5**2),
-        "triangle": 3 * math.sqrt(3) / 4,
-        "square": 2,
-    }
+    areas = {"disc": math.pi * 0.85**2, "ring": math.pi * (1 - 0.5**2), "triangle": 3 * math.sqrt(3) / 4, "square": 2}
     pixels = np.full((300, 300, 3), -1, np.float32)
     textures._paint(np.random.RandomState(0), pixels, 300, shape, radius, 0, (0, 8, "sine"), 0.5, margin=1.2)
     rows, columns = np.nonzero(pixels[:, :, 0] >= 0)

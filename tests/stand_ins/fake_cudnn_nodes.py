@@ -202,11 +202,7 @@ NODES = {
         _batchnorm_backward,
     ),
     "genstats": Kind(
-        ("input",),
-        (),
-        ("SUM", "SQ_SUM"),
-        lambda dims, attributes, found: [[1, dims["input"][1], 1, 1]] * 2,
-        _genstats,
+        ("input",), (), ("SUM", "SQ_SUM"), lambda dims, attributes, found: [[1, dims["input"][1], 1, 1]] * 2, _genstats
     ),
     "batchnorm_inference": _pointwise("input", *_STATISTICS, "scale", "bias", formula=_batchnorm_inference),
     "relu": _pointwise("input", formula=lambda x: np.maximum(x, 0)),

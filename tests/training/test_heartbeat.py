@@ -223,11 +223,7 @@ class Full:
 
 @pytest.mark.parametrize(
     ("module", "name", "instead"),
-    [
-        (os, "replace", _full),
-        (builtins, "open", lambda *_, **__: Full()),
-        (tempfile, "mkstemp", _full),
-    ],
+    [(os, "replace", _full), (builtins, "open", lambda *_, **__: Full()), (tempfile, "mkstemp", _full)],
     ids=["replace", "write", "mkstemp"],
 )
 def test_on_a_full_disk_there_is_none_and_training_goes_on(run, tmp_path, monkeypatch, capfd, module, name, instead):

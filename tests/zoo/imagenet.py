@@ -305,9 +305,7 @@ class UNet(chainer.Chain):
 
 
 @case(
-    "unet_pixels",
-    lambda random: (images(2, 3, 16, 16)(random), random.randint(-1, 4, (2, 16, 16)).astype("i")),
-    itself,
+    "unet_pixels", lambda random: (images(2, 3, 16, 16)(random), random.randint(-1, 4, (2, 16, 16)).astype("i")), itself
 )
 def unet_pixels():
     """A label for each pixel, some of them -1, that is, unknown."""

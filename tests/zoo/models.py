@@ -11,16 +11,7 @@ import models
 from tests.zoo import blocks, heads, idioms, imagenet, mobile, trunks, user_functions
 from tests.zoo.cases import CASES, case, images
 
-__all__ = [
-    "CASES",
-    "blocks",
-    "heads",
-    "idioms",
-    "imagenet",
-    "mobile",
-    "trunks",
-    "user_functions",
-]
+__all__ = ["CASES", "blocks", "heads", "idioms", "imagenet", "mobile", "trunks", "user_functions"]
 
 
 def _tame(build, ends=()):

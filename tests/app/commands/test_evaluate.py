@@ -142,10 +142,7 @@ BAD = {
     "other classes": (["--set", "data.val=other"], "classes.txt: class 0 is 'a' there, 'b' in "),
     "an unknown key": (["--set", "data.vla=1"], "--set: unknown key 'data.vla'"),
     "no number": (["--images", "0"], "argument --images: found '0'; wanted: a whole number from 1 on"),
-    "a device": (
-        ["--device", "tpu"],
-        "--device: found 'tpu', expected 'auto', 'cpu', 'gpu' or 'gpu:N'",
-    ),
+    "a device": (["--device", "tpu"], "--device: found 'tpu', expected 'auto', 'cpu', 'gpu' or 'gpu:N'"),
     "no JSON": (["--json", "run/model.npz"], "run/model.npz: it exists, and is not named like a JSON file; wanted: a "),
     "its device": (["--set", "training.device=gpu:31"], "--set: training.device: found 'gpu:31', but"),
 }

@@ -70,11 +70,7 @@ def assert_same_bits(path, other):
 
 @pytest.mark.parametrize(
     ("arch", "classes", "tensors"),
-    [
-        ("resnet8", 10, 56),
-        ("resnet10_small", 3, 74),
-        pytest.param("resnext50_32x4d", 7, 320, marks=pytest.mark.long),
-    ],
+    [("resnet8", 10, 56), ("resnet10_small", 3, 74), pytest.param("resnext50_32x4d", 7, 320, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_to_pytorch_and_back_is_exact_and_the_network_is_found(work, arch, classes, tensors, suffix):
@@ -129,10 +125,7 @@ def test_a_network_of_the_users_own(work):
             ("a.npz", "b.safetensors", "--arch", "resnet14"),
             "a.npz: lacks layer1/1/bn1/avg_mean (16,) and 29 more tensors, which CifarResNet here has: weights of",
         ),
-        (
-            ("a.npz", "b.safetensors", "--arch", "resnet"),
-            "--arch is 'resnet'; allowed: resnet8, resnet14, ",
-        ),
+        (("a.npz", "b.safetensors", "--arch", "resnet"), "--arch is 'resnet'; allowed: resnet8, resnet14, "),
         (
             ("a.npz", "b.safetensors", "--arch", "nets_to_convert:no"),
             "--arch is 'nets_to_convert:no': nets_to_convert has no attribute no",

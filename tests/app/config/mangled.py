@@ -21,10 +21,7 @@ _NUMBERS = """
 0 -0 1 -1 2 8 0.5 1e-3 65536 2147483647 2147483648 -2147483649 4294967296 9007199254740993 1e308 1e309 -1e999 5e-324
 1e-400 1e99999999999 .inf -.INF .nan NaN inf 0x10 010 0b1 1_000 1:30 +1 1. .5 . + 1e
 """
-NUMBERS = [
-    *_NUMBERS.split(),
-    *(400 * "9", "-" + 400 * "9", 4301 * "9", 3000 * "1" + "x", f"0.{3000 * '0'}1", "\u0661"),
-]
+NUMBERS = [*_NUMBERS.split(), *(400 * "9", "-" + 400 * "9", 4301 * "9", 3000 * "1" + "x", f"0.{3000 * '0'}1", "\u0661")]
 _TEXTS = """
 null ~ true yes off '' [] {} [1] {a:1} - ? @ ` . .. *a &a %YAML !x 2024-01-01 /dev/zero /proc/self/mem
 auto cpu gpu:1 float16 nhwc synthetic list LARS step

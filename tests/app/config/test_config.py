@@ -257,8 +257,7 @@ def test_off_is_text_with_and_without_quotes(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "mode"),
-    [("true", "auto"), ("false", "off"), ("off", "off"), ("auto", "auto"), ("required", "required")],
+    ("text", "mode"), [("true", "auto"), ("false", "off"), ("off", "off"), ("auto", "auto"), ("required", "required")]
 )
 def test_a_value_in_place_of_the_section_is_its_mode(write, text, mode):
     config = load(write("c.yaml", merged() + f"capture: {text}\n"))

@@ -48,11 +48,7 @@ def test_the_files(exporting):
         onnx.checker.check_model(model, full_check=True)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         assert Preprocessing.read(metadata, name) == Preprocessing(
-            resize=16,
-            size=16,
-            mean=(123.675, 116.28, 103.53),
-            std=(58.395, 57.12, 57.375),
-            classes=("a", "b", "c"),
+            resize=16, size=16, mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375), classes=("a", "b", "c")
         )
         assert model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
         assert model.graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
@@ -124,10 +120,7 @@ def test_a_file_above_its_limit_has_another_name(work, tmp_path, capsys, monkeyp
 
 
 BAD = {
-    "no folder": (
-        ["--run", "nowhere"],
-        r"nowhere: no such folder; wanted: a results folder of mixprec train",
-    ),
+    "no folder": (["--run", "nowhere"], r"nowhere: no such folder; wanted: a results folder of mixprec train"),
     "no run": (["--run", "images"], r"images: no config.yaml in it; wanted: a results folder"),
     "no weights": (None, r"run: no model.npz in it, .*; --weights run/snapshot_best.npz takes a snapshot"),
     "other images": (["--set", "data.val=elsewhere"], r"elsewhere: no such file or folder; --set data.val=\.\.\. says"),

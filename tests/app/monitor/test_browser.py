@@ -20,10 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 WAIT = 120_000  # milliseconds: for processes that import Chainer on a machine that does other work, too
 EVIL = "<script>alert(1)<"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")]
 
 
 @pytest.fixture(scope="module")

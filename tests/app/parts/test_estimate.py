@@ -148,10 +148,7 @@ def test_ranks_share_the_memory_of_the_host(config_of):
 # Time
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (200000, "2 d 7 h")],
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.6, "1 min"), (61, "1 min 1 s"), (200000, "2 d 7 h")])
 def test_times_in_words(seconds, text):
     assert timing.in_words(seconds) == text
 

@@ -47,10 +47,7 @@ def _weights(out):
         return {name: arrays[name].tobytes() for name in arrays}
 
 
-@pytest.mark.parametrize(
-    ("recompute", "budget"),
-    first(0, [("auto", None), ("blocks", "8 GB"), ("none", "8 GB")], 1),
-)
+@pytest.mark.parametrize(("recompute", "budget"), first(0, [("auto", None), ("blocks", "8 GB"), ("none", "8 GB")], 1))
 def test_the_same_weights(work, recompute, budget, capsys):
     assert _main("plain") == 0
     settings = [f"memory.recompute={recompute}", *([] if budget is None else [f"memory.budget={budget}"])]

@@ -84,8 +84,7 @@ def test_a_run_from_weights_of_another_number_of_classes(train, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compute", "layout"),
-    [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw"), ("float32", "nchw")],
+    ("compute", "layout"), [("float16", "nhwc"), ("bfloat16", "nhwc"), ("float16", "nchw"), ("float32", "nchw")]
 )
 def test_masters_and_statistics_are_the_files_bit_for_bit(train, compute, layout):
     """The FP16 parameters are these, rounded. A scale that starts at 0 does not win over the file."""

@@ -88,11 +88,7 @@ def _interrupt():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("then", "call", "code", "state"),
-    [
-        (_exhaust, EVALUATIONS[0], 1, "failed"),
-        (_divide, 5, None, "failed"),
-        (_interrupt, 5, 130, "stopped"),
-    ],
+    [(_exhaust, EVALUATIONS[0], 1, "failed"), (_divide, 5, None, "failed"), (_interrupt, 5, 130, "stopped")],
 )
 def test_a_run_that_ends_by_an_exception(fail, tmp_path, then, call, code, state):  # noqa: F811
     if code is None:

@@ -157,10 +157,7 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
 @pytest.mark.parametrize(
     ("extensions", "message"),
     [
-        (
-            "[hooks:Counter, hooks:Counter]",
-            "'hooks:Counter': the run already has an extension named 'Counter'; give",
-        ),
+        ("[hooks:Counter, hooks:Counter]", "'hooks:Counter': the run already has an extension named 'Counter'; give"),
         ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
         (
             "[hooks:BadTrigger]",
@@ -169,10 +166,7 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
         ("[hooks:BadPriority]", "'hooks:BadPriority': its priority is 'high'; wanted: a number"),
         ("[hooks:BadName]", "'hooks:BadName': its name is 3; wanted: text"),
         ("[hooks.Counter]", "; did you mean '[hooks:Counter]'?"),
-        (
-            "[Counter]",
-            "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package",
-        ),
+        ("[Counter]", "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package"),
         ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of strings that are import paths"),
     ],
 )

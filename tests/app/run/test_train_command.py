@@ -282,11 +282,7 @@ OWN = ("--set", "data.train=images/train")
         _bad("corrupt newest", ["--out", "o", "--resume", "auto"], "; remove it, and --resume auto", _corrupt_newest),
         _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
         _bad("a misspelled auto", ["--resume", "atuo"], "atuo: no such snapshot; did you mean 'auto'?"),
-        _bad(
-            "a folder of snapshots",
-            ["--resume", "."],
-            "not a snapshot; did you mean '--resume auto --out .'?",
-        ),
+        _bad("a folder of snapshots", ["--resume", "."], "not a snapshot; did you mean '--resume auto --out .'?"),
         _bad(
             "a GPU by --set", ["--set", "training.device=@cupy:7"], "error: --set: 'training.device' is 'gpu:7', but "
         ),

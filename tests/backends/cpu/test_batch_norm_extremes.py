@@ -5,16 +5,7 @@ import pytest
 
 from mixprec.backends.cpu.blocks import BLOCK
 from mixprec.backends.geometry import BatchNorm, Saved
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    arrays,
-    assert_close,
-    batch_norm_moments,
-    exact,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import pairs
 
 # --- statistics
@@ -22,14 +13,13 @@ from tests.cases import pairs
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("channels", "mean", "dtype"),
-    [(3, 100, FLOAT16), (1, -1000, FLOAT32), (1, 100, BFLOAT16)],
+    ("channels", "mean", "dtype"), [(3, 100, cases.FLOAT16), (1, -1000, cases.FLOAT32), (1, 100, cases.BFLOAT16)]
 )
 def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
     """3.2 million: as many as each channel of ResNet-50's first convolution has at batch 256."""
     rng = np.random.default_rng(0)
-    x = arrays(rng, (256 * 112 * 112, channels), dtype, 1, mean)
-    expected_mean, expected_variance = x.mean(0, dtype=np.float64), exact(x).var(0)
+    x = cases.arrays(rng, (256 * 112 * 112, channels), dtype, 1, mean)
+    expected_mean, expected_variance = x.mean(0, dtype=np.float64), cases.exact(x).var(0)
     running = np.zeros((2, channels), np.float32)
     _, saved = primitives.batch_norm(
         x, np.ones(channels, np.float32), np.zeros(channels, np.float32), tuple(running), BatchNorm(eps=0.0, decay=0.0)
@@ -40,15 +30,15 @@ def test_statistics_of_millions_of_elements(primitives, channels, mean, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.FLOAT32])
 def test_gradients_of_millions_of_elements(primitives, dtype):
     """Sums of numbers that do not cancel."""
     rng = np.random.default_rng(0)
-    x, dy = arrays(rng, (256 * 112 * 112, 1), dtype, 1, 3), arrays(rng, (256 * 112 * 112, 1), dtype, 0.1, 1)
+    x, dy = cases.arrays(rng, (256 * 112 * 112, 1), dtype, 1, 3), cases.arrays(rng, (256 * 112 * 112, 1), dtype, 0.1, 1)
     gamma, beta, mean, invstd = np.ones((4, 1), np.float32)
     *_, dgamma, dbeta, _ = primitives.batch_norm_backward(dy, x, gamma, beta, Saved(mean, invstd), BatchNorm())
-    np.testing.assert_allclose(dbeta, exact(dy).sum(0), rtol=1e-5)
-    np.testing.assert_allclose(dgamma, (exact(dy) * (exact(x) - 1)).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(dbeta, cases.exact(dy).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(dgamma, (cases.exact(dy) * (cases.exact(x) - 1)).sum(0), rtol=1e-5)
 
 
 def test_statistics_of_blocks_that_differ(anywhere):
@@ -56,8 +46,8 @@ def test_statistics_of_blocks_that_differ(anywhere):
     x = np.concatenate([np.full(BLOCK, 3e4), np.full(BLOCK, -3e4), np.full(BLOCK, 1e-3)]).astype(np.float16)[:, None]
     x[1::2] += np.float16(0.25)
     _, saved = anywhere.batch_norm(x, np.ones(1, np.float32), np.zeros(1, np.float32), None, BatchNorm())
-    np.testing.assert_allclose(saved.mean, exact(x).mean(), atol=3e4 * 1e-5)
-    np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(exact(x).var() + 2e-5), rtol=1e-5)
+    np.testing.assert_allclose(saved.mean, cases.exact(x).mean(), atol=3e4 * 1e-5)
+    np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(cases.exact(x).var() + 2e-5), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +56,9 @@ def test_statistics_of_blocks_that_differ(anywhere):
 )
 def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, outlier):
     """A first row that is far from all others, and all rows at the border of images of some width."""
-    x = arrays(np.random.default_rng(0), shape, np.float32)
+    x = cases.arrays(np.random.default_rng(0), shape, np.float32)
     x[::width] = outlier
-    expected = batch_norm_moments(x, 0, merged=True)
+    expected = cases.batch_norm_moments(x, 0, merged=True)
     variance = primitives._moments(x)[1]
     assert (np.abs(variance - expected.variance) <= expected.variance_bound).all()
 
@@ -76,7 +66,9 @@ def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, ou
 # --- what is extreme
 
 
-@pytest.mark.parametrize(("rows", "value", "dtype"), pairs((3000, 1, 2), (0.0, 65504.0, 100.0, -65504.0), STORAGE))
+@pytest.mark.parametrize(
+    ("rows", "value", "dtype"), pairs((3000, 1, 2), (0.0, 65504.0, 100.0, -65504.0), cases.STORAGE)
+)
 def test_a_channel_of_constants(anywhere, value, rows, dtype):
     """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
     x = np.full((rows, 2), value, dtype)
@@ -84,14 +76,14 @@ def test_a_channel_of_constants(anywhere, value, rows, dtype):
     attributes = BatchNorm(relu=True)
     running = np.zeros(2, np.float32), np.ones(2, np.float32)
     y, saved = anywhere.batch_norm(x, gamma, beta, running, attributes)
-    np.testing.assert_array_equal(saved.mean, exact(x)[0])
+    np.testing.assert_array_equal(saved.mean, cases.exact(x)[0])
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(2e-5), rtol=1e-6)
     np.testing.assert_allclose(running[1], 0.9, rtol=1e-6)
-    assert_close(y, np.broadcast_to(beta, x.shape), dtype, 4 * 2.0**-24 * np.abs(exact(x)) / np.sqrt(2e-5))
+    cases.assert_close(y, np.broadcast_to(beta, x.shape), dtype, 4 * 2.0**-24 * np.abs(cases.exact(x)) / np.sqrt(2e-5))
     dx, dgamma, dbeta, _ = anywhere.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, attributes)
     np.testing.assert_array_equal(dgamma, 0)
     assert np.isfinite(dbeta).all()
-    assert np.isfinite(exact(dx)).all()
+    assert np.isfinite(cases.exact(dx)).all()
 
 
 def test_the_largest_numbers_of_float16(by_any_engine):
@@ -99,13 +91,13 @@ def test_the_largest_numbers_of_float16(by_any_engine):
     x = np.where(rng.random((5000, 3)) < 0.5, 65504, -65504).astype(np.float16)
     gamma, beta = np.ones(3, np.float32), np.zeros(3, np.float32)
     y, saved = by_any_engine.batch_norm(x, gamma, beta, None, BatchNorm())
-    np.testing.assert_allclose(exact(y), np.sign(exact(x)), atol=0.1)
+    np.testing.assert_allclose(cases.exact(y), np.sign(cases.exact(x)), atol=0.1)
     dx, dgamma, _, _ = by_any_engine.batch_norm_backward(y, x, gamma, beta, saved, BatchNorm())
-    assert np.isfinite(exact(dx)).all()
+    assert np.isfinite(cases.exact(dx)).all()
     np.testing.assert_allclose(dgamma, 5000, rtol=0.01)
 
 
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", cases.STORAGE)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.filterwarnings("error")
 def test_what_is_not_finite_stays_in_its_channel(anywhere, dtype, value):
@@ -115,13 +107,13 @@ def test_what_is_not_finite_stays_in_its_channel(anywhere, dtype, value):
     y, saved = anywhere.batch_norm(x, gamma, beta, None, BatchNorm(relu=True))
     assert (y[:, 0] == 1).all()
     assert np.isnan(saved.invstd[1])
-    assert np.isnan(exact(y[:, 1])).all()
+    assert np.isnan(cases.exact(y[:, 1])).all()
     dx, dgamma, _, _ = anywhere.batch_norm_backward(np.ones_like(x), x, gamma, beta, saved, BatchNorm(relu=True))
-    assert np.isfinite(exact(dx[:, 0])).all()
+    assert np.isfinite(cases.exact(dx[:, 0])).all()
     assert np.isfinite(dgamma[0])
 
 
-@pytest.mark.parametrize("dtype", STORAGE)
+@pytest.mark.parametrize("dtype", cases.STORAGE)
 def test_an_infinite_gradient_ends_at_a_closed_relu(anywhere, dtype):
     x = np.array([[-1], [1]], dtype)
     gamma, beta = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -144,5 +136,5 @@ def test_an_empty_batch_is_an_error(anywhere):
     parameters = np.ones((2, 3), np.float32)
     with pytest.raises(ValueError, match=r"empty batch.*\(0, 4, 4, 3\)"):
         anywhere.batch_norm(np.zeros((0, 4, 4, 3), np.float16), *parameters, None, BatchNorm())
-    x = np.zeros((0, 4, 4, 3), BFLOAT16)
+    x = np.zeros((0, 4, 4, 3), cases.BFLOAT16)
     assert anywhere.batch_norm_inference(x, *parameters, *parameters, BatchNorm()).shape == x.shape

@@ -9,22 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu.blocks import BLOCK, narrow, widen
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    arrays,
-    assert_close,
-    channel_counts,
-    exact,
-    positions,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import tries
 
-HALVES = {dtype: np.arange(1 << 16, dtype=np.uint16).view(dtype) for dtype in (FLOAT16, BFLOAT16)}
+HALVES = {dtype: np.arange(1 << 16, dtype=np.uint16).view(dtype) for dtype in (cases.FLOAT16, cases.BFLOAT16)}
 
 
 # --- dtype
@@ -48,27 +36,27 @@ def test_every_number_goes_to_float32_and_back(dtype):
 
 @given(
     shape=st.lists(st.integers(0, 12), max_size=4),
-    source=storage_dtypes,
-    target=storage_dtypes,
+    source=cases.storage_dtypes,
+    target=cases.storage_dtypes,
     spread=st.sampled_from([1e-9, 1e-6, 1.0, 1e6]),
-    seed=seeds,
+    seed=cases.seeds,
 )
 @settings(max_examples=tries(100))
 def test_cast(anywhere, shape, source, target, spread, seed):
     with np.errstate(over="ignore"):
-        x = arrays(np.random.default_rng(seed), tuple(shape), np.float32, spread).astype(source)
+        x = cases.arrays(np.random.default_rng(seed), tuple(shape), np.float32, spread).astype(source)
     y = anywhere.cast(x, target)
-    assert_close(y, exact(x), target)
+    cases.assert_close(y, cases.exact(x), target)
     assert (y is x) == (source == target)
 
 
-@pytest.mark.parametrize("target", STORAGE)
-@pytest.mark.parametrize("source", STORAGE)
+@pytest.mark.parametrize("target", cases.STORAGE)
+@pytest.mark.parametrize("source", cases.STORAGE)
 def test_cast_of_blocks(anywhere, source, target):
-    x = arrays(np.random.default_rng(0), (3, BLOCK // 2 + 7), source)
+    x = cases.arrays(np.random.default_rng(0), (3, BLOCK // 2 + 7), source)
     x[1, 5] = np.nan
     x[2, 7] = np.inf
-    assert_close(anywhere.cast(x, target), exact(x), target)
+    cases.assert_close(anywhere.cast(x, target), cases.exact(x), target)
 
 
 def test_wide_arrays_are_not_copied():
@@ -81,13 +69,13 @@ def test_wide_arrays_are_not_copied():
 
 def test_threads_have_scratch_of_their_own():
     rng = np.random.default_rng(0)
-    inputs = [arrays(rng, 40 * BLOCK, np.float32) for _ in range(2)]
+    inputs = [cases.arrays(rng, 40 * BLOCK, np.float32) for _ in range(2)]
     expected = [x.astype(np.float16) for x in inputs]
     wrong = []
 
     def work(index):
         for _ in range(5):
-            if not np.array_equal(narrow(inputs[index], FLOAT16), expected[index]):
+            if not np.array_equal(narrow(inputs[index], cases.FLOAT16), expected[index]):
                 wrong.append(index)
 
     threads = [threading.Thread(target=work, args=[index]) for index in range(2)]
@@ -107,36 +95,36 @@ def test_threads_have_scratch_of_their_own():
 
 
 @given(
-    position=positions,
-    channels=channel_counts,
+    position=cases.positions,
+    channels=cases.channel_counts,
     more=st.sampled_from([None, -1, 0, 1, 5]),
-    source=storage_dtypes,
-    target=storage_dtypes,
-    seed=seeds,
+    source=cases.storage_dtypes,
+    target=cases.storage_dtypes,
+    seed=cases.seeds,
 )
 @settings(max_examples=tries(80))
 def test_layouts(anywhere, position, channels, more, source, target, seed):
     count, height, width = position
-    x = arrays(np.random.default_rng(seed), (count, channels, height, width), source)
+    x = cases.arrays(np.random.default_rng(seed), (count, channels, height, width), source)
     wanted = None if more is None else channels + more
     y = anywhere.to_nhwc(x, target, wanted)
-    expected = exact(anywhere.cast(x, target)).transpose(0, 2, 3, 1)
+    expected = cases.exact(anywhere.cast(x, target)).transpose(0, 2, 3, 1)
     assert y.dtype == target
     assert y.flags.c_contiguous
     assert y.shape == (*position, max(channels, wanted or 0))
-    np.testing.assert_array_equal(exact(y[..., :channels]), expected)
+    np.testing.assert_array_equal(cases.exact(y[..., :channels]), expected)
     assert not y[..., channels:].any()
 
     back = anywhere.to_nchw(y, source, channels)
     assert back.flags.c_contiguous
     assert back.dtype == source
-    np.testing.assert_array_equal(exact(back), exact(anywhere.cast(anywhere.cast(x, target), source)))
+    np.testing.assert_array_equal(cases.exact(back), cases.exact(anywhere.cast(anywhere.cast(x, target), source)))
     assert anywhere.to_nchw(y, source).shape == (count, y.shape[3], height, width)
     assert anywhere.to_nchw(y, source, channels + 100).shape == (count, y.shape[3], height, width)
 
 
 def test_layouts_are_new_arrays(anywhere):
     """Also where both layouts are the same memory."""
-    x = np.ones((2, 1, 1, 1), FLOAT32)
-    assert not np.shares_memory(anywhere.to_nhwc(x, FLOAT32), x)
-    assert not np.shares_memory(anywhere.to_nchw(x, FLOAT32), x)
+    x = np.ones((2, 1, 1, 1), cases.FLOAT32)
+    assert not np.shares_memory(anywhere.to_nhwc(x, cases.FLOAT32), x)
+    assert not np.shares_memory(anywhere.to_nchw(x, cases.FLOAT32), x)

@@ -5,21 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from mixprec.backends.geometry import LocalResponseNorm
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    arrays,
-    assert_close,
-    channel_counts,
-    exact,
-    local_response_norm,
-    local_response_norms,
-    positions,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import tries
 
 STRONG = LocalResponseNorm(n=5, k=1.0, alpha=0.5, beta=0.75)
@@ -28,50 +14,58 @@ STRONG = LocalResponseNorm(n=5, k=1.0, alpha=0.5, beta=0.75)
 def check(primitives, x, dy, attributes):
     """Asserts that both passes are right, and returns what they gave."""
     found = primitives.local_response_norm(x, attributes), primitives.local_response_norm_backward(dy, x, attributes)
-    for array, (expected, bound) in zip(found, local_response_norm(x, dy, attributes), strict=True):
-        assert_close(array, expected, x.dtype, bound)
+    for array, (expected, bound) in zip(found, cases.local_response_norm(x, dy, attributes), strict=True):
+        cases.assert_close(array, expected, x.dtype, bound)
     return found
 
 
-@given(position=positions, channels=channel_counts, dtype=storage_dtypes, attributes=local_response_norms, seed=seeds)
+@given(
+    position=cases.positions,
+    channels=cases.channel_counts,
+    dtype=cases.storage_dtypes,
+    attributes=cases.local_response_norms,
+    seed=cases.seeds,
+)
 @settings(max_examples=tries(120))
 def test_local_response_norm(on_both, position, channels, dtype, attributes, seed):
     rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, (2, *position, channels), dtype, 3)
+    x, dy = cases.arrays(rng, (2, *position, channels), dtype, 3)
     check(on_both, x, dy, attributes)
 
 
-@pytest.mark.parametrize(("dtype", "scale"), [(FLOAT16, 6000), (BFLOAT16, 1e12), (FLOAT32, 1e12)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(cases.FLOAT16, 6000), (cases.BFLOAT16, 1e12), (cases.FLOAT32, 1e12)], ids=str
+)
 @pytest.mark.parametrize("beta", [0.75, 0.5])
 def test_large_numbers(on_both, dtype, scale, beta):
     """Squares that the storage dtype does not hold are fine."""
     rng = np.random.default_rng(0)
-    x = arrays(rng, (5, 7, 24), dtype, scale)
-    y, dx = check(on_both, x, arrays(rng, x.shape, dtype, scale), LocalResponseNorm(beta=beta))
-    assert np.isfinite(exact(y)).all()
-    assert np.isfinite(exact(dx)).all()
+    x = cases.arrays(rng, (5, 7, 24), dtype, scale)
+    y, dx = check(on_both, x, cases.arrays(rng, x.shape, dtype, scale), LocalResponseNorm(beta=beta))
+    assert np.isfinite(cases.exact(y)).all()
+    assert np.isfinite(cases.exact(dx)).all()
 
 
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [cases.BFLOAT16, cases.FLOAT32], ids=str)
 def test_squares_beyond_float32_give_zeros(on_both, dtype):
     x = np.ones((3, 12), dtype)
     x[1, 4] = 1e30
     y = on_both.local_response_norm(x, STRONG)
     reached = np.zeros(x.shape, bool)
     reached[1, 2:7] = True
-    np.testing.assert_array_equal(exact(y) == 0, reached)
+    np.testing.assert_array_equal(cases.exact(y) == 0, reached)
     dx = on_both.local_response_norm_backward(np.ones_like(x), x, STRONG)
-    for found, (expected, bound) in zip((y, dx), local_response_norm(x, np.ones_like(x), STRONG), strict=True):
-        assert_close(found, expected, dtype, bound + 1e-14)  # what 0 is in place of
+    for found, (expected, bound) in zip((y, dx), cases.local_response_norm(x, np.ones_like(x), STRONG), strict=True):
+        cases.assert_close(found, expected, dtype, bound + 1e-14)  # what 0 is in place of
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("dtype", cases.STORAGE, ids=str)
 @pytest.mark.parametrize("beta", [0.75, 0.5])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_spoils_its_own_row_and_only_as_far_as_windows_reach(on_both, dtype, beta, bad):
     attributes = LocalResponseNorm(5, 1.0, 0.5, beta)
     rng = np.random.default_rng(0)
-    x, dy = arrays(rng, (2, 4, 12), dtype)
+    x, dy = cases.arrays(rng, (2, 4, 12), dtype)
     good, good_dx = check(on_both, x, dy, attributes)
     x[2, 11] = bad
     y = on_both.local_response_norm(x, attributes)
@@ -80,8 +74,8 @@ def test_what_is_not_finite_spoils_its_own_row_and_only_as_far_as_windows_reach(
     np.testing.assert_array_equal(y[distance > 2], good[distance > 2])
     np.testing.assert_array_equal(dx[distance > 4], good_dx[distance > 4])
     spoiled = distance == 0 if bad == np.inf else distance <= 2
-    np.testing.assert_array_equal(np.isnan(exact(y)), spoiled)
-    assert np.isnan(exact(dx)[spoiled]).all()
+    np.testing.assert_array_equal(np.isnan(cases.exact(y)), spoiled)
+    assert np.isnan(cases.exact(dx)[spoiled]).all()
 
 
 def test_a_base_of_zero_is_not_a_number_as_in_chainer(on_both):
@@ -91,20 +85,20 @@ def test_a_base_of_zero_is_not_a_number_as_in_chainer(on_both):
     np.testing.assert_allclose(on_both.local_response_norm(x, attributes)[0], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("dtype", cases.STORAGE, ids=str)
 @pytest.mark.parametrize("shape", [(9000, 3), pytest.param((5, 3, 40_000), marks=pytest.mark.slow), (5000, 1)])
 def test_many_blocks(on_both, dtype, shape):
     """Of many rows, of one that is longer than a block, and a last block that is smaller."""
     rng = np.random.default_rng(0)
-    x, dy = arrays(rng, (2, *shape), dtype)
+    x, dy = cases.arrays(rng, (2, *shape), dtype)
     found = on_both.local_response_norm(x, STRONG), on_both.local_response_norm_backward(dy, x, STRONG)
     for start in range(0, shape[-1], 1000):
         # Elements further away than two windows reach do not matter.
         part = slice(max(start - 4, 0), start + 1004)
         inner = slice(start - part.start, min(start + 1000, shape[-1]) - part.start)
-        expected = local_response_norm(x[..., part], dy[..., part], STRONG)
+        expected = cases.local_response_norm(x[..., part], dy[..., part], STRONG)
         for array, (values, bound) in zip(found, expected, strict=True):
-            assert_close(array[..., part][..., inner], values[..., inner], dtype, bound[..., inner])
+            cases.assert_close(array[..., part][..., inner], values[..., inner], dtype, bound[..., inner])
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 3), (3, 0)])

@@ -262,10 +262,7 @@ def every_primitive(p, put, dtype, size, filters):
     yield "embed", lambda: (p.embed(matrix, t, -1), p.embed(matrix, t))
     yield "embed_backward", lambda: (p.embed_backward(rows, t, filters, -1), p.embed_backward(rows, t, filters))
 
-    yield (
-        "softmax_cross_entropy",
-        lambda: p.softmax_cross_entropy(outputs, t, class_weight=weight, smoothing=0.1)[:2],
-    )
+    yield ("softmax_cross_entropy", lambda: p.softmax_cross_entropy(outputs, t, class_weight=weight, smoothing=0.1)[:2])
     yield (
         "softmax_cross_entropy_backward",
         lambda: (p.softmax_cross_entropy_backward(losses, outputs, t, log_z, class_weight=weight, smoothing=0.1),),

@@ -5,14 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
-from tests.backends.primitive_cases import (
-    FLOAT32,
-    accumulated,
-    arrays,
-    assert_close,
-    channel_counts,
-    exact,
-)
+from tests.backends.primitive_cases import FLOAT32, accumulated, arrays, assert_close, channel_counts, exact
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, assert_same, receive, send
 

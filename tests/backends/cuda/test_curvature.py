@@ -10,16 +10,7 @@ from mixprec.backends.cpu import PRIMITIVES
 from mixprec.backends.cuda import curvature
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import Convolution, Saved
-from tests.backends.primitive_cases import (
-    EPS32,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    accumulated,
-    arrays,
-    assert_close,
-    exact,
-)
+from tests.backends.primitive_cases import EPS32, FLOAT16, FLOAT32, STORAGE, accumulated, arrays, assert_close, exact
 from tests.stand_ins.cuda_sides import both_sides, on_devices
 
 dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)

@@ -7,17 +7,7 @@ from hypothesis import strategies as st
 
 from mixprec.backends.geometry import BatchNorm, Normalized
 from mixprec.backends.primitives import Primitives
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    arrays,
-    batch_norm_shapes,
-    channel_parameters,
-    exact,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import first, tries
 from tests.stand_ins.cuda_on_host import ENGINES, HostCuda, engine, receive, same_or_none, send
 from tests.stand_ins.cuda_sides import both_sides
@@ -29,11 +19,11 @@ def _pair(x, other, relu, with_sums):
     pair = []
     for place, (each, has_sums) in enumerate(zip((x, other), with_sums, strict=True)):
         channels = each.shape[-1]
-        flat = exact(each).reshape(-1, channels)
+        flat = cases.exact(each).reshape(-1, channels)
         sums = np.stack([flat.sum(0), (flat**2).sum(0)]).astype(np.float32) if has_sums else None
         running = tuple(np.full((2, channels), 1.0 + place, np.float32))
         attributes = BatchNorm(eps=1e-5 * (1 + 9 * place), decay=0.9 - 0.2 * place, relu=relu and place == 0)
-        parameters = channel_parameters(np.random.default_rng(place), channels)
+        parameters = cases.channel_parameters(np.random.default_rng(place), channels)
         pair.append(Normalized(each, *parameters, running, attributes, sums))
     return pair
 
@@ -55,12 +45,12 @@ def _check(primitives, put, take, pair, dy, plus):
 
 
 _CASES = [
-    ((2, 3, 3, 16), FLOAT16, True, True, (True, True)),
-    ((300, 267), BFLOAT16, True, False, (True, False)),
-    ((700, 40), FLOAT16, True, False, (True, True)),
-    ((2, 9, 11, 264), FLOAT32, False, True, (False, True)),
-    ((700, 40), BFLOAT16, True, True, (False, False)),
-    ((7, 5), FLOAT16, False, False, (True, True)),
+    ((2, 3, 3, 16), cases.FLOAT16, True, True, (True, True)),
+    ((300, 267), cases.BFLOAT16, True, False, (True, False)),
+    ((700, 40), cases.FLOAT16, True, False, (True, True)),
+    ((2, 9, 11, 264), cases.FLOAT32, False, True, (False, True)),
+    ((700, 40), cases.BFLOAT16, True, True, (False, False)),
+    ((7, 5), cases.FLOAT16, False, False, (True, True)),
 ]
 
 
@@ -68,25 +58,25 @@ _CASES = [
 @pytest.mark.parametrize(("shape", "dtype", "relu", "with_plus", "with_sums"), first(3, _CASES))
 def test_the_bits_of_one_after_the_other_in_many_blocks(side, shape, dtype, relu, with_plus, with_sums):
     rng = np.random.default_rng(0)
-    x, other, dy, plus = arrays(rng, (4, *shape), dtype)
+    x, other, dy, plus = cases.arrays(rng, (4, *shape), dtype)
     pair = _pair(x, other, relu, with_sums)
     _check(side.cuda, side.send, side.receive, pair, dy, plus if with_plus else None)
 
 
 @settings(max_examples=tries(30))
 @given(
-    shape=batch_norm_shapes(),
-    dtype=storage_dtypes,
+    shape=cases.batch_norm_shapes(),
+    dtype=cases.storage_dtypes,
     relu=st.booleans(),
     with_plus=st.booleans(),
     with_sums=st.tuples(st.booleans(), st.booleans()),
     misaligned=st.booleans(),
-    seed=seeds,
+    seed=cases.seeds,
 )
 def test_the_bits_of_one_after_the_other(host, shape, dtype, relu, with_plus, with_sums, misaligned, seed):
     """Whatever numbers come as gradients; also of arrays that 16 bytes at once cannot read."""
     rng = np.random.default_rng(seed)
-    x, other = arrays(rng, (2, *shape), dtype, 1, 2)
+    x, other = cases.arrays(rng, (2, *shape), dtype, 1, 2)
     dy, plus = odd_values(rng, (2, *shape), dtype)
     pair = _pair(x, other, relu, with_sums)
     _check(host.cuda, lambda value: send(value, misaligned), receive, pair, dy, plus if with_plus else None)

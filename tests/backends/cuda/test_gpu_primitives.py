@@ -23,31 +23,9 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.geometry import BatchNorm, Convolution, Pooling
 from mixprec.backends.primitives import NAMES
 from tests.backends import batch_norm_checks
+from tests.backends import primitive_cases as cases
 from tests.backends.cpu.test_convolution import counts, drawn
-from tests.backends.cuda.gpu_cases import (
-    BATCH_NORMS,
-    CONVOLUTIONS,
-    LARGE_BATCH_NORMS,
-    RESNET50,
-    REST,
-    SMALL,
-    every_primitive,
-)
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    EPS32,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    accumulated,
-    arrays,
-    assert_close,
-    batch_norm_moments,
-    convolved_and_normalized,
-    eps_of,
-    exact,
-    tiny_of,
-)
+from tests.backends.cuda import gpu_cases
 from tests.cases import pairs
 from tests.stand_ins.cuda_on_host import ENGINES, engine
 from tests.stand_ins.cuda_sides import both_sides, on_devices
@@ -55,12 +33,14 @@ from tests.stand_ins.kernels_on_host import odd_values
 
 THREE = Convolution((1, 1), (1, 1))
 X, W = (2, 6, 5, 16), (24, 3, 3, 16)
-dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
+dtypes = pytest.mark.parametrize("dtype", cases.STORAGE, ids=str)
 
 
 def primitives_on(side, dtype):
     """Yields names and calls of all primitives; images are large enough on a GPU for engines that need a workspace."""
-    return every_primitive(side.cuda, side.send, dtype, *(((8, 28, 28, 64), 128) if side.is_gpu else (X, W[0])))
+    return gpu_cases.every_primitive(
+        side.cuda, side.send, dtype, *(((8, 28, 28, 64), 128) if side.is_gpu else (X, W[0]))
+    )
 
 
 def same_bits(found, expected, name):
@@ -76,12 +56,12 @@ def same_bits(found, expected, name):
 
 @both_sides
 @pytest.mark.parametrize("shape", [(2, 3, 3, 16), (3, 5, 7, 8), (1, 2, 1, 8)])
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.BFLOAT16], ids=str)
 def test_a_mask_fits_where_it_is_put(side, shape, dtype):
     """CUDNN_MASK_DTYPE has a byte for each element."""
     side.need_cudnn()
     rng = np.random.default_rng(0)
-    x, add = arrays(rng, (2, *shape), dtype)
+    x, add = cases.arrays(rng, (2, *shape), dtype)
     operation = operations.batch_norm(shape, dtype, BatchNorm(relu=True), add=True)
     parameters = tuple(np.ones((4, shape[-1]), np.float32))
     found = []
@@ -98,11 +78,11 @@ def test_a_mask_fits_where_it_is_put(side, shape, dtype):
 
 @both_sides
 @pytest.mark.parametrize("shape", [(2, 1, 1, 8), (2, 2, 3, 16)])
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.FLOAT32], ids=str)
 def test_the_running_variance_of_cudnn_is_unbiased(side, shape, dtype):
     side.need_cudnn()
-    x = arrays(np.random.default_rng(0), shape, dtype, 2.0)
-    moments, count = batch_norm_moments(x, 0.0), math.prod(shape[:-1])
+    x = cases.arrays(np.random.default_rng(0), shape, dtype, 2.0)
+    moments, count = cases.batch_norm_moments(x, 0.0), math.prod(shape[:-1])
     operation = operations.batch_norm(shape, dtype, BatchNorm(eps=1e-3, decay=0.25), add=False)
     parameters = tuple(np.ones((4, shape[-1]), np.float32))
     outputs = side.send((x, *parameters))
@@ -128,11 +108,11 @@ def test_running_statistics_move_once_where_they_lie(side, add):
     side.need_cudnn()
     shape = (256, 56, 56, 64) if side.is_gpu else (2, 3, 3, 16)
     rng = np.random.default_rng(0)
-    x, other = side.send(tuple(arrays(rng, (2, *shape), FLOAT16)))
+    x, other = side.send(tuple(cases.arrays(rng, (2, *shape), cases.FLOAT16)))
     ones, apart, running, saved = (tuple(np.full((2, shape[-1]), 12.0, np.float32)) for _ in range(4))
     ones, apart, running, saved = map(side.send, (ones, apart, running, saved))
-    plan = side.fresh().cudnn.plan(operations.batch_norm(shape, FLOAT16, BatchNorm(relu=add, decay=0.5), add=add))
-    y, mask = side.send((np.zeros(shape, FLOAT16), np.zeros(shape, np.bool_)))
+    plan = side.fresh().cudnn.plan(operations.batch_norm(shape, cases.FLOAT16, BatchNorm(relu=add, decay=0.5), add=add))
+    y, mask = side.send((np.zeros(shape, cases.FLOAT16), np.zeros(shape, np.bool_)))
 
     def run(moved):
         arrays_ = (x, *ones, *running, *[other] * add, y, *saved, *moved, *[mask] * add)
@@ -150,7 +130,7 @@ def test_running_statistics_move_once_where_they_lie(side, add):
 
 @both_sides
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.FLOAT32], ids=str)
 def test_what_is_in_the_workspace_does_not_matter(side, deterministic, dtype):
     """Zeros or 0xFF, NaN and -1: to the bit if an engine always gives the same bits, else but for another order."""
     side.need_cudnn()
@@ -165,10 +145,10 @@ def test_what_is_in_the_workspace_does_not_matter(side, deterministic, dtype):
         if deterministic:
             same_bits(*found, name)
             continue
-        for first, second in zip(*(map(exact, arrays_) for arrays_ in found), strict=True):
-            tolerance = (1e-2 if dtype == FLOAT16 else 1e-4) * np.abs(first).max()
+        for first, second in zip(*(map(cases.exact, arrays_) for arrays_ in found), strict=True):
+            tolerance = (1e-2 if dtype == cases.FLOAT16 else 1e-4) * np.abs(first).max()
             np.testing.assert_allclose(second, first, rtol=0, atol=tolerance, err_msg=name)
-    assert used or (dtype == FLOAT32 and not side.is_gpu), "no plan has a workspace: nothing was tested"
+    assert used or (dtype == cases.FLOAT32 and not side.is_gpu), "no plan has a workspace: nothing was tested"
 
 
 # --- convolutions and linear layers
@@ -176,7 +156,7 @@ def test_what_is_in_the_workspace_does_not_matter(side, deterministic, dtype):
 
 def products(x, w, dy, convolution):
     """Returns (y, dx, dw) by NumPy, in float64."""
-    x, w, dy = map(exact, (x, w, dy))
+    x, w, dy = map(cases.exact, (x, w, dy))
     return (
         PRIMITIVES.conv_fprop(x, w, convolution),
         PRIMITIVES.conv_dgrad(dy, w, convolution, x.shape),
@@ -186,8 +166,8 @@ def products(x, w, dy, convolution):
 
 def product_bounds(x, w, dy, convolution):
     """Returns what accumulation in float32 may add to the errors of these."""
-    sums = products(*(np.abs(exact(array)) for array in (x, w, dy)), convolution)
-    return [accumulated(*pair) for pair in zip(counts(dy.shape, w.shape, convolution), sums, strict=True)]
+    sums = products(*(np.abs(cases.exact(array)) for array in (x, w, dy)), convolution)
+    return [cases.accumulated(*pair) for pair in zip(counts(dy.shape, w.shape, convolution), sums, strict=True)]
 
 
 def check_convolutions(side, cuda, case, dtype):
@@ -203,11 +183,11 @@ def check_convolutions(side, cuda, case, dtype):
     )
     expected, bounds = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
     for ours, theirs, bound in zip(side.receive(found), expected, bounds, strict=True):
-        assert_close(ours, theirs, dtype, bound)
+        cases.assert_close(ours, theirs, dtype, bound)
 
 
 @both_sides
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.BFLOAT16], ids=str)
 @pytest.mark.parametrize("channels", [3, 4])
 def test_first_convolutions_on_folded_images(side, channels, dtype):
     side.need_cudnn()
@@ -224,23 +204,25 @@ def test_first_convolutions_on_folded_images(side, channels, dtype):
     )
     expected, bounds = products(x, w, dy, convolution), product_bounds(x, w, dy, convolution)
     for ours, theirs, bound in zip(side.receive(found), expected, bounds, strict=True):
-        assert_close(ours, theirs, dtype, bound)
+        cases.assert_close(ours, theirs, dtype, bound)
 
 
-@on_devices(SMALL, RESNET50)
+@on_devices(gpu_cases.SMALL, gpu_cases.RESNET50)
 def test_convolutions_of_float16(side, case):
     side.need_cudnn()
-    check_convolutions(side, side.cuda, CONVOLUTIONS[case], FLOAT16)
+    check_convolutions(side, side.cuda, gpu_cases.CONVOLUTIONS[case], cases.FLOAT16)
 
 
-OTHER_DTYPES = {f"{case}, {dtype}": (case, dtype) for case in REST for dtype in (BFLOAT16, FLOAT32)}
+OTHER_DTYPES = {
+    f"{case}, {dtype}": (case, dtype) for case in gpu_cases.REST for dtype in (cases.BFLOAT16, cases.FLOAT32)
+}
 
 
 @on_devices([], OTHER_DTYPES)
 def test_convolutions_of_other_dtypes(side, case):
     side.need_cudnn()
     case, dtype = OTHER_DTYPES[case]
-    check_convolutions(side, side.cuda, CONVOLUTIONS[case], dtype)
+    check_convolutions(side, side.cuda, gpu_cases.CONVOLUTIONS[case], dtype)
 
 
 # --- batch normalization
@@ -255,10 +237,10 @@ _BY = {"cudnn": "cudnn", "own_kernels": "kernels"}
 
 
 def _named(shapes):
-    return {", ".join(map(str, row)): row for row in pairs(*map(list, (shapes, _KINDS, STORAGE, _BY)))}
+    return {", ".join(map(str, row)): row for row in pairs(*map(list, (shapes, _KINDS, cases.STORAGE, _BY)))}
 
 
-_SMALL_NORMS, _LARGE_NORMS = _named(BATCH_NORMS), _named(LARGE_BATCH_NORMS)
+_SMALL_NORMS, _LARGE_NORMS = _named(gpu_cases.BATCH_NORMS), _named(gpu_cases.LARGE_BATCH_NORMS)
 
 
 @on_devices(_SMALL_NORMS, _LARGE_NORMS)
@@ -266,13 +248,15 @@ def test_batch_norm(side, case):
     shape, kind, dtype, by = {**_SMALL_NORMS, **_LARGE_NORMS}[case]
     if by == "cudnn":
         side.need_cudnn()
-    shape = {**BATCH_NORMS, **LARGE_BATCH_NORMS}[shape]
+    shape = {**gpu_cases.BATCH_NORMS, **gpu_cases.LARGE_BATCH_NORMS}[shape]
     with engine(_BY[by]):
         batch_norm_checks.check(side.cuda, side.send, side.receive, shape, dtype, *_KINDS[kind])
 
 
 @both_sides
-@pytest.mark.parametrize(("dtype", "relu"), [(FLOAT16, True), (BFLOAT16, False), (FLOAT32, True)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "relu"), [(cases.FLOAT16, True), (cases.BFLOAT16, False), (cases.FLOAT32, True)], ids=str
+)
 def test_batch_norm_with_factors_of_images(side, dtype, relu):
     for with_plus in (False, True):
         options = {"with_factors": True, "with_plus": with_plus}
@@ -294,21 +278,23 @@ def test_statistics_of_millions_of_elements(side, by, channels):
     x = rng.standard_normal((rows, channels), np.float32)
     x += 100
     x = x.astype(np.float16)
-    expected_mean, expected_variance = (statistic(exact(x), axis=0) for statistic in (np.mean, np.var))
+    expected_mean, expected_variance = (statistic(cases.exact(x), axis=0) for statistic in (np.mean, np.var))
     running = side.send(tuple(np.zeros((2, channels), np.float32)))
     parameters = side.send((np.ones(channels, np.float32), np.zeros(channels, np.float32)))
     with engine(by):
         y, saved = side.cuda.batch_norm(side.send(x), *parameters, running, BatchNorm(eps=1e-12, decay=0.0))
     np.testing.assert_allclose(side.receive(saved.mean), expected_mean, rtol=0, atol=1e-3)
-    np.testing.assert_allclose(1 / exact(side.receive(saved.invstd)) ** 2, expected_variance, rtol=1e-3)
+    np.testing.assert_allclose(1 / cases.exact(side.receive(saved.invstd)) ** 2, expected_variance, rtol=1e-3)
     np.testing.assert_allclose(side.receive(running[1]), expected_variance, rtol=1e-3)
-    normalized = (exact(x[:5000]) - expected_mean) / np.sqrt(expected_variance)
-    assert_close(side.receive(y)[:5000], normalized, FLOAT16, 1e-3 * (1 + np.abs(normalized)))
+    normalized = (cases.exact(x[:5000]) - expected_mean) / np.sqrt(expected_variance)
+    cases.assert_close(side.receive(y)[:5000], normalized, cases.FLOAT16, 1e-3 * (1 + np.abs(normalized)))
 
 
 @both_sides
 @pytest.mark.parametrize("by", ENGINES)
-@pytest.mark.parametrize(("value", "rows", "dtype"), [(0, 1, FLOAT32), (60416, 2, BFLOAT16), (100, 3000, FLOAT16)])
+@pytest.mark.parametrize(
+    ("value", "rows", "dtype"), [(0, 1, cases.FLOAT32), (60416, 2, cases.BFLOAT16), (100, 3000, cases.FLOAT16)]
+)
 def test_a_channel_of_constants_by_own_kernels_and_others(side, value, rows, dtype, by):
     """It has a variance of 0, and its output is beta, as far as float32 knows ``gamma * mean / sqrt(eps)``."""
     if by == "cudnn":
@@ -320,12 +306,12 @@ def test_a_channel_of_constants_by_own_kernels_and_others(side, value, rows, dty
     with engine(by):
         y, saved = side.cuda.batch_norm(*sent, running, BatchNorm(relu=True))
         found = side.cuda.batch_norm_backward(side.send(np.ones_like(x)), *sent, saved, BatchNorm(relu=True))
-    assert all(np.isfinite(exact(array)).all() for array in side.receive((y, *saved[:2], *running, *found[:3])))
+    assert all(np.isfinite(cases.exact(array)).all() for array in side.receive((y, *saved[:2], *running, *found[:3])))
     # The sum of many numbers in float32 is rounded; own kernels and NumPy take sums of differences.
-    slack = (0 if by == "kernels" else rows * EPS32) * value
+    slack = (0 if by == "kernels" else rows * cases.EPS32) * value
     np.testing.assert_allclose(side.receive(saved.mean), value, rtol=0, atol=slack)
-    bound = (4 * EPS32 * value + 2 * slack) / np.sqrt(2e-5)
-    assert_close(side.receive(y), np.broadcast_to(beta, x.shape), dtype, bound)
+    bound = (4 * cases.EPS32 * value + 2 * slack) / np.sqrt(2e-5)
+    cases.assert_close(side.receive(y), np.broadcast_to(beta, x.shape), dtype, bound)
 
 
 @both_sides
@@ -342,8 +328,8 @@ def test_what_is_not_finite_stays_in_its_channel_by_own_kernels(side, dtype):
                 *side.send((np.ones_like(x), x)), *parameters, saved, BatchNorm(relu=True), add=add is not None
             )
         assert (side.receive(y)[:, others] == 1).all()
-        assert np.isnan(exact(side.receive(y))[:, 1]).all()
-        assert np.isfinite(exact(side.receive(dx))[:, others]).all()
+        assert np.isnan(cases.exact(side.receive(y))[:, 1]).all()
+        assert np.isfinite(cases.exact(side.receive(dx))[:, others]).all()
 
 
 # --- each primitive
@@ -366,8 +352,8 @@ _OF_ROUNDED = ("conv_fprop, statistics", "convolution and batch_norm", "recurren
 def test_each_primitive_is_numpys_by_own_kernels(side, case, dtype):
     """Within a rounding of each element, and what sums in another order may differ by."""
     size, filters, misaligned = _SIZES[case]
-    calls = every_primitive(side.cuda, lambda value: side.send(value, misaligned), dtype, size, filters)
-    expected_calls = every_primitive(PRIMITIVES, lambda value: value, dtype, size, filters)
+    calls = gpu_cases.every_primitive(side.cuda, lambda value: side.send(value, misaligned), dtype, size, filters)
+    expected_calls = gpu_cases.every_primitive(PRIMITIVES, lambda value: value, dtype, size, filters)
     for (name, call), (_, expected_call) in zip(calls, expected_calls, strict=True):
         if name.startswith(("conv", "deconv", "linear")) and isinstance(side.cuda.cudnn, WithoutCudnn):
             continue
@@ -377,11 +363,11 @@ def test_each_primitive_is_numpys_by_own_kernels(side, case, dtype):
             found = side.receive(tuple(call()))
         for place, (one, right) in enumerate(zip(found, expected_call(), strict=True)):
             assert (one.dtype, one.shape) == (right.dtype, right.shape), f"{name}, result {place}"
-            rounding = 2 * eps_of(right.dtype) if right.dtype in STORAGE else 0
-            slack = 8 * eps_of(dtype) if name.startswith(_OF_ROUNDED) else 2e-5
-            slack = slack * np.abs(exact(right)).max(initial=0) + tiny_of(FLOAT16)
+            rounding = 2 * cases.eps_of(right.dtype) if right.dtype in cases.STORAGE else 0
+            slack = 8 * cases.eps_of(dtype) if name.startswith(_OF_ROUNDED) else 2e-5
+            slack = slack * np.abs(cases.exact(right)).max(initial=0) + cases.tiny_of(cases.FLOAT16)
             np.testing.assert_allclose(
-                exact(one), exact(right), rtol=rounding, atol=slack, err_msg=f"{name}, result {place}"
+                cases.exact(one), cases.exact(right), rtol=rounding, atol=slack, err_msg=f"{name}, result {place}"
             )
 
 
@@ -396,8 +382,8 @@ def test_odd_values_by_own_kernels(side, dtype):
     calls = [
         lambda p, put: (p.relu(put(x)), p.relu_backward(put(dy), put(x)), *p.max_pool(put(x), pooling)),
         lambda p, put: (p.accuracy(put(x[0, 0]), put(t), top=5),),
-        lambda p, put: tuple(p.cast(put(x), other) for other in STORAGE),
-        lambda p, put: (p.to_nhwc(put(x), dtype, 8), p.to_nchw(put(x), FLOAT32)),
+        lambda p, put: tuple(p.cast(put(x), other) for other in cases.STORAGE),
+        lambda p, put: (p.to_nhwc(put(x), dtype, 8), p.to_nchw(put(x), cases.FLOAT32)),
     ]
     for call in calls:
         with np.errstate(all="ignore"):
@@ -405,7 +391,7 @@ def test_odd_values_by_own_kernels(side, dtype):
         for one, right in zip(side.receive(call(side.cuda, side.send)), expected, strict=True):
             assert (one.dtype, one.shape) == (right.dtype, right.shape)
             with np.errstate(invalid="ignore"):
-                np.testing.assert_array_equal(exact(one), exact(right))
+                np.testing.assert_array_equal(cases.exact(one), cases.exact(right))
 
 
 # --- the same bits every time
@@ -419,7 +405,7 @@ def test_every_primitive_is_called():
             called.add(name)
             return getattr(PRIMITIVES, name)
 
-    for name, call in every_primitive(Spy(), lambda value: value, FLOAT16, X, W[0]):
+    for name, call in gpu_cases.every_primitive(Spy(), lambda value: value, cases.FLOAT16, X, W[0]):
         assert all(isinstance(array, np.ndarray | np.generic) for array in call()), name
     assert called == set(NAMES)
 
@@ -466,10 +452,10 @@ def test_what_is_measured_is_right_and_kept(side, tmp_path, monkeypatch):
 
 
 def check_measured(side, cuda):
-    check_convolutions(side, cuda, (THREE, X, W), FLOAT16)
-    check_convolutions(side, cuda, (THREE, X, W), FLOAT16)  # with what has been chosen
+    check_convolutions(side, cuda, (THREE, X, W), cases.FLOAT16)
+    check_convolutions(side, cuda, (THREE, X, W), cases.FLOAT16)  # with what has been chosen
     with engine("cudnn"):
-        batch_norm_checks.check(cuda, side.send, side.receive, X, FLOAT16, BatchNorm(relu=True), False)
+        batch_norm_checks.check(cuda, side.send, side.receive, X, cases.FLOAT16, BatchNorm(relu=True), False)
 
 
 # --- CUDA graphs
@@ -478,7 +464,7 @@ def check_measured(side, cuda):
 def small_step(p, x, w, head, parameters, running, t):
     """Forward and backward pass of a convolution, batch normalization, ReLU, pooling, a linear layer and the loss."""
     relu, pooling = BatchNorm(relu=True), Pooling((3, 3), (2, 2), (1, 1))
-    z, y, saved = convolved_and_normalized(p, x, w, THREE, *parameters, running, relu)
+    z, y, saved = cases.convolved_and_normalized(p, x, w, THREE, *parameters, running, relu)
     pooled, where = p.max_pool(y, pooling)
     features = p.global_average_pool(pooled)
     logits = p.linear(features, head)
@@ -492,14 +478,14 @@ def small_step(p, x, w, head, parameters, running, t):
 
 
 @both_sides
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.FLOAT32], ids=str)
 def test_a_graph_of_a_step_repeats_its_bits(side, dtype):
     """Also with another input in the same place, and whatever is in its outputs before."""
     side.need_cudnn()
     cudnn.configure(deterministic=True)
     rng = np.random.default_rng(0)
-    inputs = [arrays(rng, X, dtype) for _ in range(2)]
-    w, head = arrays(rng, W, dtype, 0.1), arrays(rng, (10, W[0]), dtype)
+    inputs = [cases.arrays(rng, X, dtype) for _ in range(2)]
+    w, head = cases.arrays(rng, W, dtype, 0.1), cases.arrays(rng, (10, W[0]), dtype)
     x, *weights = side.send((inputs[0], w, head))
     parameters, running = (side.send(tuple(np.ones((2, W[0]), np.float32))) for _ in range(2))
     t = side.send(np.array([3, 7], np.int32))
@@ -532,7 +518,7 @@ def test_a_graph_of_a_step_repeats_its_bits(side, dtype):
 def test_a_first_use_in_a_capture_is_an_error(side):
     side.need_cudnn()
     cudnn.configure(deterministic=True)
-    x, w, _ = side.send(tuple(drawn((THREE, X, W), FLOAT16, 0)))
+    x, w, _ = side.send(tuple(drawn((THREE, X, W), cases.FLOAT16, 0)))
     cuda = side.fresh()
     with pytest.raises(CaptureError, match=r"while a CUDA graph captures.*run the step eagerly first"):
         side.graph_of(cuda, lambda: cuda.conv_fprop(x, w, THREE), warm=False)

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tests.backends.primitive_cases import (
-    FLOAT16,
-)
+from tests.backends.primitive_cases import FLOAT16
 from tests.stand_ins.cuda_on_host import HostCuda, send
 
 sizes = st.sampled_from([1, 2, 3, 8, 17, 64, 129])

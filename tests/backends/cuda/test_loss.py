@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.cpu import PRIMITIVES
-from tests.backends.primitive_cases import (
-    FLOAT32,
-    accumulated,
-    assert_close,
-    exact,
-    labels,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends.primitive_cases import FLOAT32, accumulated, assert_close, exact, labels, seeds, storage_dtypes
 from tests.cases import tries
 from tests.stand_ins.host_launch import HostLauncher
 from tests.stand_ins.kernels_on_host import OwnKernels, odd_values, receive, send

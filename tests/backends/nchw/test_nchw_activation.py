@@ -12,16 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mixprec.backends.nchw.activation import Activations
-from tests.backends.primitive_cases import (
-    FLOAT16,
-    STORAGE,
-    accumulated,
-    arrays,
-    assert_close,
-    exact,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import tries
 from tests.stand_ins.kernels_on_host import odd_values
 
@@ -56,19 +47,19 @@ def device(each_side):
 def forward_of_chainer(x, mode, coef):
     """Returns y in float64, and its bound in float32, in which tanh is right to 2 ulp."""
     function = {"relu": F.relu, "clipped_relu": lambda x: F.clipped_relu(x, coef), "sigmoid": F.sigmoid, "tanh": F.tanh}
-    y = function[mode](exact(x)).array
-    return y, {"sigmoid": accumulated(3, 1), "tanh": accumulated(3, np.abs(y))}.get(mode, 0)
+    y = function[mode](cases.exact(x)).array
+    return y, {"sigmoid": cases.accumulated(3, 1), "tanh": cases.accumulated(3, np.abs(y))}.get(mode, 0)
 
 
 def backward_of_chainer(x, y, dy, mode, coef):
     """Returns dx in float64, and its bound in float32."""
-    x, y, dy = map(exact, (x, y, dy))
+    x, y, dy = map(cases.exact, (x, y, dy))
     if mode in ("relu", "clipped_relu"):
         gradient = ReLUGrad2(y) if mode == "relu" else ClippedReLUGrad2(x, coef)
         return gradient.apply((dy,))[0].array, 0
     gradient = SigmoidGrad((None,)) if mode == "sigmoid" else TanhGrad(None)
     dx = gradient.apply(tuple(map(chainer.as_variable, (y, dy))))[0].array
-    return dx, accumulated(3, np.abs(dx) if mode == "sigmoid" else np.abs(dy) * (1 + y * y))
+    return dx, cases.accumulated(3, np.abs(dx) if mode == "sigmoid" else np.abs(dy) * (1 + y * y))
 
 
 @settings(max_examples=tries(120))
@@ -76,26 +67,26 @@ def backward_of_chainer(x, y, dy, mode, coef):
     shape=shapes,
     mode=st.sampled_from(MODES),
     coef=st.floats(0.0625, 1000, width=16),
-    dtype=storage_dtypes,
+    dtype=cases.storage_dtypes,
     odd=st.booleans(),
     misaligned=st.booleans(),
-    seed=seeds,
+    seed=cases.seeds,
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # a signalling NaN
 def test_activations_are_chainers(device, shape, mode, coef, dtype, odd, misaligned, seed):
     rng = np.random.default_rng(seed)
-    x = odd_values(rng, shape, dtype) if odd else arrays(rng, shape, dtype, 3.0)
+    x = odd_values(rng, shape, dtype) if odd else cases.arrays(rng, shape, dtype, 3.0)
     y = device.forward(x, mode, coef, misaligned=misaligned)
     expected, bound = forward_of_chainer(x, mode, coef)
-    assert_close(y, expected, dtype, bound)
+    cases.assert_close(y, expected, dtype, bound)
 
-    dy = arrays(rng, shape, dtype)
+    dy = cases.arrays(rng, shape, dtype)
     dx = device.backward(x, y, dy, mode, coef, misaligned=misaligned)
     expected, bound = backward_of_chainer(x, y, dy, mode, coef)
-    assert_close(dx, expected, dtype, bound)
+    cases.assert_close(dx, expected, dtype, bound)
 
 
-@pytest.mark.parametrize("dtype", STORAGE, ids=str)
+@pytest.mark.parametrize("dtype", cases.STORAGE, ids=str)
 def test_at_the_edges(device, dtype):
     """Where a function has a kink it has no slope; there are no infinite numbers times 0."""
     x = np.array([-np.inf, -1, -0.0, 0, 0.5, 6, 7, np.inf, np.nan], dtype)
@@ -103,7 +94,7 @@ def test_at_the_edges(device, dtype):
 
     def both(mode):
         y = device.forward(x, mode, 6.0)
-        return exact(y), exact(device.backward(x, y, dy, mode, 6.0))
+        return cases.exact(y), cases.exact(device.backward(x, y, dy, mode, 6.0))
 
     inf, nan = np.inf, np.nan
     y, dx = both("relu")
@@ -118,7 +109,7 @@ def test_at_the_edges(device, dtype):
 
 @modes
 def test_only_what_is_needed_is_read(device, mode):
-    x = arrays(np.random.default_rng(0), (3, 5), FLOAT16)
+    x = cases.arrays(np.random.default_rng(0), (3, 5), cases.FLOAT16)
     y = device.forward(x, mode, 0.5)
     expected = device.backward(x, y, x, mode, 0.5)
     needed = (x, None) if mode == "clipped_relu" else (None, y)

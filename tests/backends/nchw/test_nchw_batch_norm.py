@@ -9,27 +9,11 @@ from hypothesis import strategies as st
 
 from mixprec.backends.nchw import planes
 from mixprec.backends.nchw.batch_norm import PlaneBatchNorms
-from tests.backends.primitive_cases import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    STORAGE,
-    accumulated,
-    arrays,
-    assert_close,
-    batch_norm_gradients,
-    batch_norm_moments,
-    batch_norm_output,
-    channel_parameters,
-    exact,
-    given_moments,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import pairs, tries
 from tests.stand_ins.cuda_sides import both_sides
 
-dtypes = pytest.mark.parametrize("dtype", STORAGE, ids=str)
+dtypes = pytest.mark.parametrize("dtype", cases.STORAGE, ids=str)
 # (N, C, *spatial), with planes of whole units of 16 bytes, of nearly whole ones, and shorter than one.
 shapes = st.tuples(
     st.integers(1, 5),
@@ -67,32 +51,32 @@ def reduced_axes(x):
 
 def chainers(dy, x, gamma, beta, eps):
     """Returns y, dx, dgamma and dbeta of Chainer in float64."""
-    variables = [chainer.Variable(exact(array)) for array in (x, gamma, beta)]
+    variables = [chainer.Variable(cases.exact(array)) for array in (x, gamma, beta)]
     y = F.batch_normalization(*variables, eps=eps, axis=reduced_axes(x))
-    y.grad = exact(dy)
+    y.grad = cases.exact(dy)
     y.backward()
     return y.array, *(variable.grad for variable in variables)
 
 
 def check_output(y, expected, x, parameters, moments):
     """``expected``: (N, C, *spatial), or ``None`` if only the formula says it."""
-    value, bound = batch_norm_output(channels_last(x), *parameters, moments)
+    value, bound = cases.batch_norm_output(channels_last(x), *parameters, moments)
     value, bound = (np.moveaxis(array, -1, 1) for array in (value, bound))
     if expected is not None:
         np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9)
-    assert_close(y, value, x.dtype, bound)
+    cases.assert_close(y, value, x.dtype, bound)
 
 
 def check_forward(side, x, gamma, beta, eps, decay, misaligned):
     """Returns mean and invstd, as they are on the device."""
     rng = np.random.default_rng(0)
-    running = arrays(rng, gamma.shape, FLOAT32), np.exp(arrays(rng, gamma.shape, FLOAT32))
+    running = cases.arrays(rng, gamma.shape, cases.FLOAT32), np.exp(cases.arrays(rng, gamma.shape, cases.FLOAT32))
     moved = side.send(running)
     y, *saved = norms_of(side).batch_norm(side.send(x, misaligned), *side.send((gamma, beta)), moved, eps, decay)
     mean, invstd = side.receive(tuple(saved))
-    moments = batch_norm_moments(channels_last(x), eps, merged=True)
-    assert_close(mean, moments.mean, FLOAT32, moments.mean_bound)
-    assert_close(invstd, moments.invstd, FLOAT32, moments.invstd_bound)
+    moments = cases.batch_norm_moments(channels_last(x), eps, merged=True)
+    cases.assert_close(mean, moments.mean, cases.FLOAT32, moments.mean_bound)
+    cases.assert_close(invstd, moments.invstd, cases.FLOAT32, moments.invstd_bound)
     check_output(side.receive(y), chainers(x, x, gamma, beta, eps)[0], x, (gamma, beta), moments)
     unbiased = moments.count / max(moments.count - 1, 1)
     for found, old, value, bound in zip(
@@ -102,8 +86,10 @@ def check_forward(side, x, gamma, beta, eps, decay, misaligned):
         (moments.mean_bound, moments.variance_bound * unbiased),
         strict=True,
     ):
-        kept, added = decay * exact(old), (1 - decay) * value
-        assert_close(found, kept + added, FLOAT32, bound + accumulated(3, np.abs(kept) + np.abs(added)))
+        kept, added = decay * cases.exact(old), (1 - decay) * value
+        cases.assert_close(
+            found, kept + added, cases.FLOAT32, bound + cases.accumulated(3, np.abs(kept) + np.abs(added))
+        )
     return saved
 
 
@@ -111,17 +97,17 @@ def check_backward(side, dy, x, gamma, saved, misaligned):
     sent = side.send((dy, x), misaligned)
     found = side.receive(norms_of(side).batch_norm_backward(*sent, side.send(gamma), *saved))
     mean, invstd = side.receive(tuple(saved))
-    gradients = batch_norm_gradients(*map(channels_last, (dy, x)), gamma, mean, invstd)
+    gradients = cases.batch_norm_gradients(*map(channels_last, (dy, x)), gamma, mean, invstd)
     (dx, dx_bound), *of_channels = gradients.values()
-    assert_close(found[0], np.moveaxis(dx, -1, 1), x.dtype, np.moveaxis(dx_bound, -1, 1))
+    cases.assert_close(found[0], np.moveaxis(dx, -1, 1), x.dtype, np.moveaxis(dx_bound, -1, 1))
     for array, (value, bound) in zip(found[1:], of_channels, strict=True):
-        assert_close(array, value, FLOAT32, bound)
+        cases.assert_close(array, value, cases.FLOAT32, bound)
 
 
 def check(side, shape, dtype, misaligned=False, eps=2e-5, decay=0.9, spread=2.0, mean=0.0, seed=0):
     rng = np.random.default_rng(seed)
-    x, dy = arrays(rng, shape, dtype, spread, mean), arrays(rng, shape, dtype, mean=0.25)
-    gamma, beta = channel_parameters(rng, shape[1])
+    x, dy = cases.arrays(rng, shape, dtype, spread, mean), cases.arrays(rng, shape, dtype, mean=0.25)
+    gamma, beta = cases.channel_parameters(rng, shape[1])
     saved = check_forward(side, x, gamma, beta, eps, decay, misaligned)
     check_backward(side, dy, x, gamma, saved, misaligned)
 
@@ -133,12 +119,12 @@ def check(side, shape, dtype, misaligned=False, eps=2e-5, decay=0.9, spread=2.0,
 @settings(max_examples=tries(80))
 @given(
     shape=shapes,
-    dtype=storage_dtypes,
+    dtype=cases.storage_dtypes,
     misaligned=st.booleans(),
     eps=epsilons,
     decay=decays,
     mean=st.sampled_from([0.0, 3.0]),
-    seed=seeds,
+    seed=cases.seeds,
 )
 def test_forward_and_backward(host, shape, dtype, misaligned, eps, decay, mean, seed):
     check(host, shape, dtype, misaligned, eps, decay, mean=mean, seed=seed)
@@ -146,7 +132,7 @@ def test_forward_and_backward(host, shape, dtype, misaligned, eps, decay, mean, 
 
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
 @both_sides
-@pytest.mark.parametrize(("case", "misaligned", "dtype"), pairs(list(SHAPES), (False, True), STORAGE), ids=str)
+@pytest.mark.parametrize(("case", "misaligned", "dtype"), pairs(list(SHAPES), (False, True), cases.STORAGE), ids=str)
 def test_shapes_by_own_kernels(side, case, dtype, misaligned):
     check(side, SHAPES[case], dtype, misaligned, mean=1.0)
 
@@ -160,46 +146,53 @@ def test_large_arrays(gpu, shape, dtype):
 
 @pytest.mark.parametrize(
     ("mean", "dtype", "pixels"),
-    [(100, FLOAT16, (60, 80)), (-1000, FLOAT32, (59, 79)), (3e5, FLOAT32, (60, 80)), (100, BFLOAT16, (59, 79))],
+    [
+        (100, cases.FLOAT16, (60, 80)),
+        (-1000, cases.FLOAT32, (59, 79)),
+        (3e5, cases.FLOAT32, (60, 80)),
+        (100, cases.BFLOAT16, (59, 79)),
+    ],
 )
 def test_large_means_beside_small_variances(host, mean, dtype, pixels):
-    x = arrays(np.random.default_rng(0), (3, 8, *pixels), dtype, 1, mean)
+    x = cases.arrays(np.random.default_rng(0), (3, 8, *pixels), dtype, 1, mean)
     x[:, :, ::7] = mean
     parameters = np.ones(8, np.float32), np.zeros(8, np.float32)
     running = host.send((np.zeros(8, np.float32), np.zeros(8, np.float32)))
     y, *saved = norms_of(host).batch_norm(host.send(x), *host.send(parameters), running, 0.0, 0.0)
     found_mean, invstd = host.receive(tuple(saved))
     axes = reduced_axes(x)
-    np.testing.assert_allclose(found_mean, exact(x).mean(axes), rtol=2**-23)
-    np.testing.assert_allclose(invstd, 1 / exact(x).std(axes), rtol=1e-5)
-    np.testing.assert_allclose(host.receive(running[1]), exact(x).var(axes, ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(found_mean, cases.exact(x).mean(axes), rtol=2**-23)
+    np.testing.assert_allclose(invstd, 1 / cases.exact(x).std(axes), rtol=1e-5)
+    np.testing.assert_allclose(host.receive(running[1]), cases.exact(x).var(axes, ddof=1), rtol=1e-5)
     # Of the difference no digit is lost but those that the mean lacks.
-    mean, invstd = (exact(array)[:, None, None] for array in (found_mean, invstd))
-    expected = (exact(x) - mean) * invstd
-    assert_close(host.receive(y), expected, dtype, 4 * 2.0**-24 * np.abs(expected))
+    mean, invstd = (cases.exact(array)[:, None, None] for array in (found_mean, invstd))
+    expected = (cases.exact(x) - mean) * invstd
+    cases.assert_close(host.receive(y), expected, dtype, 4 * 2.0**-24 * np.abs(expected))
 
 
 # --- inference
 
 
 @settings(max_examples=tries(60))
-@given(shape=shapes, dtype=storage_dtypes, misaligned=st.booleans(), eps=epsilons, seed=seeds)
+@given(shape=shapes, dtype=cases.storage_dtypes, misaligned=st.booleans(), eps=epsilons, seed=cases.seeds)
 def test_inference(host, shape, dtype, misaligned, eps, seed):
     rng = np.random.default_rng(seed)
-    x = arrays(rng, shape, dtype)
-    gamma, beta = channel_parameters(rng, shape[1])
-    mean, variance = arrays(rng, shape[1], FLOAT32), np.exp(arrays(rng, shape[1], FLOAT32))
+    x = cases.arrays(rng, shape, dtype)
+    gamma, beta = cases.channel_parameters(rng, shape[1])
+    mean, variance = cases.arrays(rng, shape[1], cases.FLOAT32), np.exp(cases.arrays(rng, shape[1], cases.FLOAT32))
     y = norms_of(host).batch_norm_inference(host.send(x, misaligned), *host.send((gamma, beta, mean, variance)), eps)
-    parameters = map(exact, (x, gamma, beta, mean, variance))
+    parameters = map(cases.exact, (x, gamma, beta, mean, variance))
     expected = F.fixed_batch_normalization(*parameters, eps=eps, axis=reduced_axes(x)).array
-    moments = given_moments(mean, 1 / np.sqrt(exact(variance) + eps))
+    moments = cases.given_moments(mean, 1 / np.sqrt(cases.exact(variance) + eps))
     check_output(host.receive(y), expected, x, (gamma, beta), moments)
 
 
 # --- what is extreme
 
 
-@pytest.mark.parametrize(("value", "pixels", "dtype"), pairs((0.0, 100.0, 65504.0, -65504.0), (1, 49, 64), STORAGE))
+@pytest.mark.parametrize(
+    ("value", "pixels", "dtype"), pairs((0.0, 100.0, 65504.0, -65504.0), (1, 49, 64), cases.STORAGE)
+)
 def test_a_channel_of_constants(host, value, pixels, dtype):
     """It has a variance of 0, its output is beta, and its gradients are finite."""
     x = np.full((16, 8, pixels), value, dtype)
@@ -208,19 +201,19 @@ def test_a_channel_of_constants(host, value, pixels, dtype):
     norms = norms_of(host)
     y, *saved = norms.batch_norm(*host.send((x, gamma, beta)), running, 2e-5, 0.9)
     mean, invstd = host.receive(tuple(saved))
-    np.testing.assert_array_equal(mean, exact(x)[0, :, 0])
+    np.testing.assert_array_equal(mean, cases.exact(x)[0, :, 0])
     np.testing.assert_allclose(invstd, 1 / np.sqrt(2e-5), rtol=1e-6)
     np.testing.assert_allclose(host.receive(running[1]), 0.9, rtol=1e-6)
-    np.testing.assert_array_equal(exact(host.receive(y)), np.broadcast_to(beta[:, None], x.shape))
+    np.testing.assert_array_equal(cases.exact(host.receive(y)), np.broadcast_to(beta[:, None], x.shape))
     dx, dgamma, dbeta = host.receive(norms.batch_norm_backward(*host.send((np.ones_like(x), x, gamma)), *saved))
-    assert np.isfinite(exact(dx)).all()
+    assert np.isfinite(cases.exact(dx)).all()
     np.testing.assert_array_equal(dgamma, 0)
     np.testing.assert_array_equal(dbeta, 16 * pixels)
 
 
 @pytest.mark.parametrize(
     ("pixels", "place", "value", "dtype"),
-    pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), STORAGE),
+    pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), cases.STORAGE),
 )
 def test_what_is_not_finite_stays_in_its_channel(host, value, pixels, place, dtype):
     """Also if it shares 16 bytes with the next channel."""
@@ -232,10 +225,10 @@ def test_what_is_not_finite_stays_in_its_channel(host, value, pixels, place, dty
     found = host.receive(norms.batch_norm_backward(*host.send((np.ones_like(x), x)), parameters[0], *saved))
     others = np.arange(9) != 4
     y, invstd = host.receive((y, saved[1]))
-    assert (exact(y)[:, others] == 1).all()
+    assert (cases.exact(y)[:, others] == 1).all()
     np.testing.assert_array_equal(np.isnan(invstd), ~others)
-    assert np.isnan(exact(y)[:, 4]).all()
-    assert np.isfinite(exact(found[0])[:, others]).all()
+    assert np.isnan(cases.exact(y)[:, 4]).all()
+    assert np.isfinite(cases.exact(found[0])[:, others]).all()
     for array in found[1:]:
         assert np.isfinite(array[others]).all()
 
@@ -273,7 +266,7 @@ def test_there_are_three_launches_each_way(host):
 @dtypes
 @pytest.mark.parametrize("case", ["7x7", "one channel, many parts", "single pixels"])
 def test_bits_repeat_by_own_kernels(side, case, dtype):
-    x, dy = arrays(np.random.default_rng(0), (2, *SHAPES[case]), dtype)
+    x, dy = cases.arrays(np.random.default_rng(0), (2, *SHAPES[case]), dtype)
     parameters = np.ones((2, x.shape[1]), np.float32)
     first = None
     for _ in range(3):

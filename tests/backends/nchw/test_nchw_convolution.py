@@ -11,16 +11,7 @@ from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import Convolution
 from mixprec.backends.nchw import Nchw
-from tests.backends.primitive_cases import (
-    FLOAT16,
-    FLOAT32,
-    accumulated,
-    arrays,
-    assert_close,
-    exact,
-    seeds,
-    storage_dtypes,
-)
+from tests.backends import primitive_cases as cases
 from tests.cases import tries
 from tests.stand_ins import fake_cudnn_limits
 from tests.stand_ins.cuda_on_host import HostCuda, receive, send
@@ -67,22 +58,22 @@ def drawn(case, dtype, seed):
     convolution, shape, w_shape = case
     rng = np.random.default_rng(seed)
     y_shape = (shape[0], w_shape[0], *convolution.out_size(shape[2:], w_shape[2:]))
-    return [arrays(rng, some, dtype) for some in (shape, w_shape, y_shape)]
+    return [cases.arrays(rng, some, dtype) for some in (shape, w_shape, y_shape)]
 
 
 def chainers(x, w, dy, convolution):
     """Returns (y, dx, dw) in float64, by Chainer."""
-    x, w = chainer.Variable(exact(x)), chainer.Variable(exact(w))
+    x, w = chainer.Variable(cases.exact(x)), chainer.Variable(cases.exact(w))
     options = {"dilate": convolution.dilation, "groups": convolution.groups}
     y = F.convolution_nd(x, w, None, convolution.stride, convolution.pad, **options)
-    return [each.array for each in (y, *chainer.grad([y], [x, w], [chainer.Variable(exact(dy))]))]
+    return [each.array for each in (y, *chainer.grad([y], [x, w], [chainer.Variable(cases.exact(dy))]))]
 
 
 def bounds(x, w, dy, convolution):
     sums = chainers(*map(np.abs, (x, w, dy)), convolution)
     window = int(np.prod(w.shape[2:]))
     counts = window * w.shape[1], window * w.shape[0] // convolution.groups, dy.size // dy.shape[1]
-    return [accumulated(*pair) for pair in zip(counts, sums, strict=True)]
+    return [cases.accumulated(*pair) for pair in zip(counts, sums, strict=True)]
 
 
 def unwritten(shape, dtype):
@@ -108,28 +99,28 @@ def checked(nchw, case, dtype, seed, **options):
     x, w, dy = drawn(case, dtype, seed)
     found = run(nchw, x, w, dy, convolution, **options)
     for ours, theirs, bound in zip(found, chainers(x, w, dy, convolution), bounds(x, w, dy, convolution), strict=True):
-        assert_close(ours, theirs, dtype, bound)
+        cases.assert_close(ours, theirs, dtype, bound)
 
 
 @settings(max_examples=tries(60))
-@given(case=convolutions(), dtype=storage_dtypes, seed=seeds, misaligned=st.booleans())
+@given(case=convolutions(), dtype=cases.storage_dtypes, seed=cases.seeds, misaligned=st.booleans())
 def test_against_float64(nchw, case, dtype, seed, misaligned):
     checked(nchw, case, dtype, seed, misaligned=misaligned)
 
 
 @settings(max_examples=tries(25))
-@given(case=convolutions(most=2), dtype=storage_dtypes, seed=seeds)
+@given(case=convolutions(most=2), dtype=cases.storage_dtypes, seed=cases.seeds)
 def test_channels_last(nchw, case, dtype, seed):
     checked(nchw, case, dtype, seed, layout="NHWC")
 
 
 def biases(case, dtype):
     rng = np.random.default_rng(1)
-    return arrays(rng, case[2][0], dtype, scale=3), arrays(rng, case[1][1], dtype, scale=3)
+    return cases.arrays(rng, case[2][0], dtype, scale=3), cases.arrays(rng, case[1][1], dtype, scale=3)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("dtype", [cases.FLOAT16, cases.FLOAT32], ids=str)
 def test_biases(nchw, dtype, layout):
     """That of the result is added before the rounding, that of the transposed convolution after it."""
     convolution = CASE[0]
@@ -138,26 +129,26 @@ def test_biases(nchw, dtype, layout):
     y, dx, _ = run(nchw, x, w, dy, convolution, b, b_of_x, layout)
     expected_y, expected_dx, _ = chainers(x, w, dy, convolution)
     bound_y, bound_dx, _ = bounds(x, w, dy, convolution)
-    b, b_of_x = (exact(each)[:, None, None] for each in (b, b_of_x))
-    assert_close(y, expected_y + b, dtype, bound_y + accumulated(1, np.abs(b)))
+    b, b_of_x = (cases.exact(each)[:, None, None] for each in (b, b_of_x))
+    cases.assert_close(y, expected_y + b, dtype, bound_y + cases.accumulated(1, np.abs(b)))
     rounding = np.finfo(dtype).eps * np.abs(expected_dx)
-    assert_close(dx, expected_dx + b_of_x, dtype, bound_dx + rounding + accumulated(1, np.abs(b_of_x)))
+    cases.assert_close(dx, expected_dx + b_of_x, dtype, bound_dx + rounding + cases.accumulated(1, np.abs(b_of_x)))
 
 
-@pytest.mark.parametrize("b_dtype", [FLOAT16, FLOAT32], ids=str)
+@pytest.mark.parametrize("b_dtype", [cases.FLOAT16, cases.FLOAT32], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_bias_that_cudnn_does_not_fuse(fresh, monkeypatch, layout, b_dtype):
     monkeypatch.setitem(fake_cudnn_limits._RULES, "a test", lambda nodes, kinds, storage: "bias" in kinds)
-    x, w, dy = drawn(CASE, FLOAT32, 0)
+    x, w, dy = drawn(CASE, cases.FLOAT32, 0)
     b, _ = biases(CASE, b_dtype)
     y, _, _ = run(fresh, x, w, dy, CASE[0], b, None, layout)
     bound = bounds(x, w, dy, CASE[0])[0]
-    expected = chainers(x, w, dy, CASE[0])[0] + exact(b)[:, None, None]
-    assert_close(y, expected, FLOAT32, 2 * bound + accumulated(2, np.abs(expected)))
+    expected = chainers(x, w, dy, CASE[0])[0] + cases.exact(b)[:, None, None]
+    cases.assert_close(y, expected, cases.FLOAT32, 2 * bound + cases.accumulated(2, np.abs(expected)))
 
 
 def test_each_is_one_plan(nchw):
-    x, w, dy = drawn(CASE, FLOAT32, 0)
+    x, w, dy = drawn(CASE, cases.FLOAT32, 0)
     run(nchw, x, w, dy, CASE[0])
     before = len(nchw.cudnn.plans())
     launched = len(nchw.launcher.launches)
@@ -168,7 +159,7 @@ def test_each_is_one_plan(nchw):
 
 def test_layouts_are_different_plans(fresh):
     for layout in LAYOUTS:
-        checked(fresh, CASE, FLOAT32, 0, layout=layout)
+        checked(fresh, CASE, cases.FLOAT32, 0, layout=layout)
     texts = {str(plan.operation) for plan in fresh.cudnn.plans()}
     assert len(texts) == 6
     assert sum("float32 NCHW 2x16x6x5" in text for text in texts) == 3
@@ -176,8 +167,8 @@ def test_layouts_are_different_plans(fresh):
 
 def test_autotune_measures_both_ways_with_a_bias(fresh, tmp_path):
     cudnn.configure(autotune="measure", cache=str(tmp_path))
-    b, _ = biases(CASE, FLOAT32)
-    x, w, dy = drawn(CASE, FLOAT32, 0)
+    b, _ = biases(CASE, cases.FLOAT32)
+    x, w, dy = drawn(CASE, cases.FLOAT32, 0)
     run(fresh, x, w, dy, CASE[0], b)
     text = "".join(path.read_text() for path in tmp_path.glob("*.json"))
     assert "plain conv_fprop" in text
@@ -187,11 +178,11 @@ def test_autotune_measures_both_ways_with_a_bias(fresh, tmp_path):
 def test_what_cudnn_has_no_engine_for(fresh, monkeypatch):
     """One error with everything in it, and nothing written."""
     monkeypatch.setitem(fake_cudnn_limits._RULES, "not on Sundays", lambda nodes, kinds, storage: True)
-    x, w, dy = map(send, drawn(CASE, FLOAT32, 0))
-    y = unwritten(dy.shape, FLOAT32)
+    x, w, dy = map(send, drawn(CASE, cases.FLOAT32, 0))
+    y = unwritten(dy.shape, cases.FLOAT32)
     for _ in range(2):
         with pytest.raises(NoEngine, match=r"conv_fprop\(x float32 NCHW 2x16x6x5, .*layout NCHW: .*not on"):
-            fresh.conv_fprop(x, w, send(biases(CASE, FLOAT32)[0]), y, CASE[0])
+            fresh.conv_fprop(x, w, send(biases(CASE, cases.FLOAT32)[0]), y, CASE[0])
     with pytest.raises(NoEngine, match="conv_dgrad"):
         fresh.conv_dgrad(dy, w, None, x, CASE[0])
     with pytest.raises(NoEngine, match="conv_wgrad"):
@@ -200,8 +191,8 @@ def test_what_cudnn_has_no_engine_for(fresh, monkeypatch):
 
 
 def test_no_images(fresh):
-    x, w, dy = (np.empty(shape, FLOAT32) for shape in ((0, 16, 6, 5), (24, 16, 3, 3), (0, 24, 6, 5)))
-    y, dx, dw = run(fresh, x, w, dy, CASE[0], np.ones(24, FLOAT32))
+    x, w, dy = (np.empty(shape, cases.FLOAT32) for shape in ((0, 16, 6, 5), (24, 16, 3, 3), (0, 24, 6, 5)))
+    y, dx, dw = run(fresh, x, w, dy, CASE[0], np.ones(24, cases.FLOAT32))
     assert (y.shape, dx.shape) == (dy.shape, x.shape)
     np.testing.assert_array_equal(dw, np.zeros_like(w))
     assert not fresh.cudnn.plans()

@@ -255,11 +255,7 @@ def _other_rule(make):
         ),
         (_unknown_hook, "one by one: the hook mine is unknown", 2),
         (_rule_hook(_ignore, "mine", "post"), "one by one: the hook mine runs after the update", 2),
-        (
-            _rule_hook(optimizer_hooks.GradientLARS()),
-            "one by one: the hook GradientLARS needs whole parameters",
-            2,
-        ),
+        (_rule_hook(optimizer_hooks.GradientLARS()), "one by one: the hook GradientLARS needs whole parameters", 2),
         (
             lambda o: setattr(o.target.a, "array", np.zeros(6, np.float16)[::2]),
             "one by one: its array is not dense in memory",

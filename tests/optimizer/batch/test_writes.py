@@ -344,8 +344,7 @@ def test_gradients_in_odd_layouts(odd, shape, dtype, hooks, batched):
 
 @BATCHED
 @pytest.mark.parametrize(
-    ("param", "gradient"),
-    [(np.float16, np.float32), (np.float32, "f8"), (np.float16, BFLOAT16), (BFLOAT16, "f8")],
+    ("param", "gradient"), [(np.float16, np.float32), (np.float32, "f8"), (np.float16, BFLOAT16), (BFLOAT16, "f8")]
 )
 def test_a_gradient_in_another_float_dtype(param, gradient, batched):
     """Chainer's setter refuses it, users' backward passes may leave it; no bit is lost before FP32."""

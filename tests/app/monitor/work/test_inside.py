@@ -54,7 +54,7 @@ def test_top_is_what_plain_chainer_says(found, work):
 def test_layers_come_in_their_order(found):
     names = [each["name"] for each in found["layers"]]
     assert names[:6] == [
-        *("conv1", "bn1", "after bn1: ReLU", "layer1/0/conv1", "layer1/0/bn1", "after layer1/0/bn1: ReLU"),
+        *("conv1", "bn1", "after bn1: ReLU", "layer1/0/conv1", "layer1/0/bn1", "after layer1/0/bn1: ReLU")
     ]
     assert names[-1] == "fc"
     assert len(set(names)) == len(names)
