@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 
-from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
+from mixprec.app.commands.command_line import failed, not_installed, one_line, parser_of
 from mixprec.app.monitor import access_token
 from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
@@ -33,8 +33,8 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="mixprec monitor", description="Shows runs in a browser.", allow_abbrev=False)
-    parser.add_argument("results", metavar="RESULTS", type=path("a folder"), help="folder with the results of runs")
+    parser = parser_of("monitor", "Shows runs in a browser.")
+    parser.add_path("results", "RESULTS", "folder with the results of runs")
     parser.add_argument("--port", metavar="N", type=int, default=8080, help="port of this machine; default: 8080")
     parser.add_argument("--allow-jobs", action="store_true", help="let users with the token start and stop runs")
     arguments = parser.parse_args(argv)
