@@ -23,7 +23,7 @@ class Pending(sums.Lazy):
     Args:
         param: the parameter.
         uses: number of functions that use it in this backward pass, infinity if that is not known.
-        kind: ``(function, *options)``: ``function(primitives, *arrays, *options)`` computes the gradient.
+        kind: ``(name, *options)``: the primitive of this name computes the gradient of ``(*arrays, *options)``.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         arrays: tuple of arrays of as many rows.
 
@@ -68,11 +68,11 @@ class Pending(sums.Lazy):
         self._before = gradient if self._before is None else sums.added(self._before, gradient)
 
     def _of_rows(self):
-        (function, *options), primitives = self._compute, self._primitives
+        (name, *options), primitives = self._compute, self._primitives
         columns, self._rows, self._bytes = zip(*self._rows, strict=True), [], 0
         with chainer.using_device(chainer.backend.get_device_from_array(self._param.array)):
             arrays = [each[0] if len(each) == 1 else primitives.concat_rows(each) for each in columns]
-            gradient = function(primitives, *arrays, *options)
+            gradient = getattr(primitives, name)(*arrays, *options)
         return chainer.Variable._init_unchecked(gradient, requires_grad=False, is_chainerx_array=False)
 
 
@@ -85,7 +85,7 @@ def product(primitives, node, x, dy):
         x: (B, C), which nothing may write to until the backward pass is over.
         dy: (B, K), the gradient of the product; as ``x``.
     """
-    return _gradient(primitives, node, (x, dy), dy.dtype, _product)
+    return _gradient(primitives, node, (x, dy), dy.dtype, "linear_wgrad")
 
 
 def total(primitives, node, dy, dtype):
@@ -97,7 +97,7 @@ def total(primitives, node, dy, dtype):
         dy: (..., K), which nothing may write to until the backward pass is over.
         dtype: of the bias.
     """
-    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, _total, dtype)
+    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, "bias_grad", dtype)
 
 
 def segments(primitives, node, t, dy, rows, ignore_label):
@@ -111,7 +111,7 @@ def segments(primitives, node, t, dy, rows, ignore_label):
         rows: V.
         ignore_label: label that does not count, or ``None``.
     """
-    return _gradient(primitives, node, (t, dy), dy.dtype, _segments, rows, ignore_label)
+    return _gradient(primitives, node, (dy, t), dy.dtype, "embed_backward", rows, ignore_label)
 
 
 def _gradient(primitives, node, arrays, dtype, *kind):
@@ -119,17 +119,5 @@ def _gradient(primitives, node, arrays, dtype, *kind):
     is_kept = uses > 1 and isinstance(param, chainer.Parameter) and param.dtype == dtype
     if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
         return Pending(param, uses, kind, primitives, arrays)
-    function, *options = kind
-    return function(primitives, *arrays, *options)
-
-
-def _product(primitives, x, dy):
-    return primitives.linear_wgrad(x, dy)
-
-
-def _total(primitives, dy, dtype):
-    return primitives.bias_grad(dy, dtype)
-
-
-def _segments(primitives, t, dy, rows, ignore_label):
-    return primitives.embed_backward(dy, t, rows, ignore_label)
+    name, *options = kind
+    return getattr(primitives, name)(*arrays, *options)

@@ -37,6 +37,11 @@ class _Now(threading.local):
 now = _Now()
 
 
+# Attributes of a variable without a gradient.
+_OF_VARIABLE = dict.fromkeys(("_device", "_layout", "_grad", "_grad_var", "_loss_scale")) | {"_grad_valid": True}
+_OF_VARIABLE |= {"_has_chainerx_array": False, "_requires_grad": False}
+
+
 class Lazy(chainer.Variable):
     """A gradient that is computed when it is read, and is a plain variable from then on.
 
@@ -46,17 +51,7 @@ class Lazy(chainer.Variable):
 
     def __init__(self, **state):
         # Chainer's constructor is not called, as it needs an array: _data and _node are made when they are read.
-        self.__dict__.update(
-            _device=None,
-            _layout=None,
-            _grad=None,
-            _grad_valid=True,
-            _grad_var=None,
-            _has_chainerx_array=False,
-            _loss_scale=None,
-            _requires_grad=False,
-            **state,
-        )
+        self.__dict__.update(_OF_VARIABLE, **state)
 
     def compute(self):
         """Returns the gradient as a plain variable."""

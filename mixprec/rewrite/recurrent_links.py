@@ -19,16 +19,8 @@ from mixprec.precision.weight_copies import as_computed
 from mixprec.rewrite.outside import COMPUTED
 
 _WHEN = "mixprec.convert"
-KINDS = {
-    L.NStepLSTM.rnn: "lstm",
-    L.NStepBiLSTM.rnn: "lstm",
-    L.NStepGRU.rnn: "gru",
-    L.NStepBiGRU.rnn: "gru",
-    L.NStepRNNTanh.rnn: "tanh",
-    L.NStepBiRNNTanh.rnn: "tanh",
-    L.NStepRNNReLU.rnn: "relu",
-    L.NStepBiRNNReLU.rnn: "relu",
-}
+_KINDS = {"LSTM": "lstm", "GRU": "gru", "RNNTanh": "tanh", "RNNReLU": "relu"}
+KINDS = {getattr(L, f"NStep{bi}{name}").rnn: kind for name, kind in _KINDS.items() for bi in ("", "Bi")}
 
 
 @patch_around("chainer.links.rnn.n_step_rnn:NStepRNNBase._call", when=_WHEN)
