@@ -71,32 +71,32 @@ def test_named_device(machine, wanted, device):
     assert gpus.resolve_device(wanted)[0] == device
 
 
-@pytest.mark.parametrize(
-    ("count", "wanted", "devices"),
-    [
-        (4, "auto", ["@cupy:0", "@cupy:1", "@cupy:2"]),
-        (4, "gpu", ["@cupy:0", "@cupy:1", "@cupy:2"]),
-        (4, "gpu:3", ["@cupy:3"] * 3),
-        (2, "auto", ["@cupy:0", "@cupy:1", "@cupy:0"]),  # too many: the training command refuses the third
-        (1, "auto", ["@cupy:0"] * 3),  # by CUDA_VISIBLE_DEVICES: each process sees its own GPU as the first
-        (0, "auto", ["@numpy"] * 3),
-    ],
-)
+COUNTS = [
+    (4, "auto", ["@cupy:0", "@cupy:1", "@cupy:2"]),
+    (4, "gpu", ["@cupy:0", "@cupy:1", "@cupy:2"]),
+    (4, "gpu:3", ["@cupy:3"] * 3),
+    (2, "auto", ["@cupy:0", "@cupy:1", "@cupy:0"]),  # too many: the training command refuses the third
+    (1, "auto", ["@cupy:0"] * 3),  # by CUDA_VISIBLE_DEVICES: each process sees its own GPU as the first
+    (0, "auto", ["@numpy"] * 3),
+]
+
+
+@pytest.mark.parametrize(("count", "wanted", "devices"), COUNTS)
 def test_processes_of_a_machine_take_one_gpu_after_the_other(machine, count, wanted, devices):
     machine(stub_cupy(count))
     assert [gpus.resolve_device(wanted, rank)[0] for rank in range(3)] == devices
     assert count < 2 or gpus.address_of("@cupy:1") == "0000:11:00.0"
 
 
-@pytest.mark.parametrize(
-    ("cupy", "reason"),
-    [
-        (None, "CuPy"),
-        (stub_cupy(0), "the CUDA runtime sees no GPU"),
-        (stub_cupy(FakeError("no CUDA-capable device")), "no GPU is usable, FakeError: no CUDA-capable device"),
-        (stub_cupy(FakeError("insufficient driver"), driver=0), "no NVIDIA driver is installed"),
-    ],
-)
+REASONS = [
+    (None, "CuPy"),
+    (stub_cupy(0), "the CUDA runtime sees no GPU"),
+    (stub_cupy(FakeError("no CUDA-capable device")), "no GPU is usable, FakeError: no CUDA-capable device"),
+    (stub_cupy(FakeError("insufficient driver"), driver=0), "no NVIDIA driver is installed"),
+]
+
+
+@pytest.mark.parametrize(("cupy", "reason"), REASONS)
 def test_without_a_gpu_auto_takes_the_cpu_and_gpu_is_an_error_that_says_why(machine, monkeypatch, cupy, reason):
     machine(cupy)
     monkeypatch.setattr(gpus, "is_without_gpu", lambda: False)
@@ -194,16 +194,17 @@ def test_cudnn_is_asked_through_its_frontend(monkeypatch, loaded, state):
     assert (row.version == "9.19.0") if state == "ok" else ("ZeroDivisionError" in row.note)
 
 
+NCCL = [
+    (True, {"get_version": lambda: 23203}, "", ("ok", "2.32.3", "")),
+    (True, {"available": False}, "2.32.3", ("broken", "2.32.3", "CuPy cannot load it")),
+    (True, {"available": False}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
+    (False, {}, "2.32.3", ("ok", "2.32.3", "installed, and unused without CuPy")),
+    (False, {}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
+]
+
+
 @pytest.mark.parametrize(
-    ("cupy", "library", "version", "row"),
-    [
-        (True, {"get_version": lambda: 23203}, "", ("ok", "2.32.3", "")),
-        (True, {"available": False}, "2.32.3", ("broken", "2.32.3", "CuPy cannot load it")),
-        (True, {"available": False}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
-        (False, {}, "2.32.3", ("ok", "2.32.3", "installed, and unused without CuPy")),
-        (False, {}, "", ("missing", "", 'for several GPUs: pip install -e ".[cuda13]"')),
-    ],
-    ids=["loads", "does not load", "no package", "no CuPy", "nothing"],
+    ("cupy", "library", "version", "row"), NCCL, ids=["loads", "does not load", "no package", "no CuPy", "nothing"]
 )
 def test_nccl_is_asked_through_cupy(monkeypatch, cupy, library, version, row):
     monkeypatch.setitem(sys.modules, "cupy", stub_cupy(1) if cupy else None)

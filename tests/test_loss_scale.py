@@ -92,14 +92,14 @@ def test_the_sequence_is_exact_at_floor_and_cap_and_with_hysteresis(overflows, i
         assert (scale.value, scale.overflows_in_row) == (reference.step(overflow), in_row)
 
 
-@pytest.mark.parametrize(
-    "new",
-    [
-        functools.partial(DynamicLossScale, init=2.0**8, interval=3, hysteresis=2, patience=4),
-        functools.partial(NoLossScale, patience=4),
-        functools.partial(StaticLossScale, 8.0, patience=4),
-    ],
-)
+NEW_STATES = [
+    functools.partial(DynamicLossScale, init=2.0**8, interval=3, hysteresis=2, patience=4),
+    functools.partial(NoLossScale, patience=4),
+    functools.partial(StaticLossScale, 8.0, patience=4),
+]
+
+
+@pytest.mark.parametrize("new", NEW_STATES)
 @given(before=st.lists(st.booleans(), max_size=30), after=st.lists(st.booleans(), max_size=30))
 def test_every_field_of_the_state_survives_a_snapshot(new, before, after):
     original, restored = new(), new()
@@ -115,23 +115,23 @@ def test_every_field_of_the_state_survives_a_snapshot(new, before, after):
         assert (restored.value, restored.exhausted) == (original.value, original.exhausted)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"init": 3.0}, "init must be a positive power of two from .*; found 3.0"),
-        ({"init": math.inf}, "init must be"),
-        ({"growth": 1}, "growth must be greater than 1"),
-        ({"growth": 3}, "growth must be a positive power of two"),
-        ({"backoff": 1.0}, "backoff must be between 0 and 1"),
-        ({"interval": 0}, "interval must be a whole number from 1 to 2147483647; found 0"),
-        ({"hysteresis": 0}, "hysteresis must be"),
-        ({"patience": 0}, "patience must be"),
-        ({"floor": 2.0**17}, "floor must not be greater than init"),
-        ({"cap": 2.0**15}, "cap must not be less than init"),
-        ({"floor": 0.3}, "floor must be a positive power of two"),
-        ({"cap": -1}, "cap must be a positive power of two"),
-    ],
-)
+IMPOSSIBLE = [
+    ({"init": 3.0}, "init must be a positive power of two from .*; found 3.0"),
+    ({"init": math.inf}, "init must be"),
+    ({"growth": 1}, "growth must be greater than 1"),
+    ({"growth": 3}, "growth must be a positive power of two"),
+    ({"backoff": 1.0}, "backoff must be between 0 and 1"),
+    ({"interval": 0}, "interval must be a whole number from 1 to 2147483647; found 0"),
+    ({"hysteresis": 0}, "hysteresis must be"),
+    ({"patience": 0}, "patience must be"),
+    ({"floor": 2.0**17}, "floor must not be greater than init"),
+    ({"cap": 2.0**15}, "cap must not be less than init"),
+    ({"floor": 0.3}, "floor must be a positive power of two"),
+    ({"cap": -1}, "cap must be a positive power of two"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), IMPOSSIBLE)
 def test_impossible_settings_are_errors_that_name_the_argument(arguments, message):
     with pytest.raises(ValueError, match=message):
         DynamicLossScale(**arguments)

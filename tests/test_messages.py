@@ -60,16 +60,16 @@ def test_an_exception_whose_text_raises_has_none(kind):
     assert one_line(Speechless()) == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "near"),
-    [
-        ("modle.npz", "model.npz"),
-        ("./modle.npz", "./model.npz"),
-        ("digit/", "digits"),
-        ("other", None),
-        ("no/model", None),
-    ],
-)
+SIMILAR = [
+    ("modle.npz", "model.npz"),
+    ("./modle.npz", "./model.npz"),
+    ("digit/", "digits"),
+    ("other", None),
+    ("no/model", None),
+]
+
+
+@pytest.mark.parametrize(("name", "near"), SIMILAR)
 def test_a_missing_file_is_answered_with_a_similar_name(tmp_path, monkeypatch, name, near):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.npz").touch()

@@ -192,11 +192,11 @@ def test_models_do_not_import_mixprec():
     assert found == ["    from mixprec.functions import stochastic_depth"]  # within a function
 
 
-@pytest.mark.parametrize(
-    ("module", "is_library"),
-    [("mixprec", True), ("mixprec.functions.relu", True), ("mixprec.recipes", True), ("chainer.links", True)]
-    + [("mixprec.recipes.models.resnet", False), ("mixprecision", False), ("models.resnet", False), ("", False)],
-)
+MODULES = [("mixprec", True), ("mixprec.functions.relu", True), ("mixprec.recipes", True), ("chainer.links", True)]
+MODULES += [("mixprec.recipes.models.resnet", False), ("mixprecision", False), ("models.resnet", False), ("", False)]
+
+
+@pytest.mark.parametrize(("module", "is_library"), MODULES)
 def test_networks_that_come_with_mixprec_count_as_the_users_code(module, is_library):
     """Messages name the innermost line of the user's code, which may lie in such a network."""
     assert is_of(module, {"mixprec", "chainer"}) == is_library

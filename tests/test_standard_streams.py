@@ -178,14 +178,14 @@ def _lost(kind):
     return number
 
 
-@pytest.mark.parametrize(
-    ("attribute", "other", "kind", "number"),
-    [
-        ("stdout", "err", "full", errno.ENOSPC),
-        ("stderr", "out", "unread", errno.EPIPE),
-        ("stdout", "err", "hung up", errno.EIO),
-    ],
-)
+STREAMS = [
+    ("stdout", "err", "full", errno.ENOSPC),
+    ("stderr", "out", "unread", errno.EPIPE),
+    ("stdout", "err", "hung up", errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("attribute", "other", "kind", "number"), STREAMS)
 def test_in_a_view_work_goes_on_and_the_other_stream_says_so_once(put, capsys, attribute, other, kind, number):
     stream = put(attribute, _lost(kind))
     with standard_streams.view("it goes on"):

@@ -257,10 +257,10 @@ def test_a_copy_that_is_trained_as_it_is_says_so(caplog):
 # --- copyparams and addgrads
 
 
-@pytest.mark.parametrize(
-    ("source", "compute", "inputs"),
-    pairs(["plain", "float16", "bfloat16", "copy"], ["float16", "bfloat16"], [3, None])[:5],
-)
+SOURCES = pairs(["plain", "float16", "bfloat16", "copy"], ["float16", "bfloat16"], [3, None])[:5]
+
+
+@pytest.mark.parametrize(("source", "compute", "inputs"), SOURCES)
 def test_copyparams_takes_and_gives_float32_bits(source, compute, inputs):
     """Into a plain model, a copy, and masters, also of parameters that have no shape yet."""
     given = _small(1, "float16" if source in ("plain", "copy") else source)[0]
@@ -315,10 +315,10 @@ def test_gradients_of_a_copy_are_added_to_those_of_its_source():
 # --- with an optimizer, and others that keep 16 bits
 
 
-@pytest.mark.parametrize(
-    ("copied", "turned", "mode"),
-    [(copy.deepcopy, False, MODES[0]), (_pickled, True, MODES[1]), (copy.deepcopy, True, MODES[2])],
-)
+WRAPPED = [(copy.deepcopy, False, MODES[0]), (_pickled, True, MODES[1]), (copy.deepcopy, True, MODES[2])]
+
+
+@pytest.mark.parametrize(("copied", "turned", "mode"), WRAPPED)
 def test_what_comes_with_a_wrapper_is_as_before(copied, turned, mode):
     model, optimizer = _converted(*mode)
     model.fc.W.array[0, 0] = 3  # not in its master yet

@@ -42,24 +42,24 @@ def test_all_is_kept():
     assert schedule(["keep"] * 3, ROUND, 24, Bus(1, 1)) is None
 
 
-@pytest.mark.parametrize(
-    ("bus", "budget", "expected"),
-    [
-        # The copy out takes 1 s, from 1 s on; there is memory for A again at event 4, and the copy back is done at 6.
-        (Bus(10, 10), 20, (9.0, 0.0, 20, 2, 4)),
-        # Copied back from 5 s to 9; event 5 would begin at 7.
-        (Bus(10, 2.5), 20, (11.0, 2.0, 20, 2, 4)),
-        # Copied out from 1 s to 5; event 2 would begin at 2, and needs the memory.
-        (Bus(2.5, 10), 20, (12.0, 3.0, 20, 2, 4)),
-        (Bus(2.5, 2.5), 20, (14.0, 5.0, 20, 2, 4)),
-        # Out until 5.5; back from 8.5 to 13 instead of 10.5.
-        (Bus(2.5, 2.5, 0.5), 20, (15.0, 6.0, 20, 2, 4)),
-        # With memory for all there is no need to wait: it is given back when event 4 begins.
-        (Bus(2.5, 10), 25, (9.0, 0.0, 25, 4, 4)),
-        # Back at once.
-        (Bus(10, 10), None, (9.0, 0.0, 25, 2, 2)),
-    ],
-)
+SWAPPED = [
+    # The copy out takes 1 s, from 1 s on; there is memory for A again at event 4, and the copy back is done at 6.
+    (Bus(10, 10), 20, (9.0, 0.0, 20, 2, 4)),
+    # Copied back from 5 s to 9; event 5 would begin at 7.
+    (Bus(10, 2.5), 20, (11.0, 2.0, 20, 2, 4)),
+    # Copied out from 1 s to 5; event 2 would begin at 2, and needs the memory.
+    (Bus(2.5, 10), 20, (12.0, 3.0, 20, 2, 4)),
+    (Bus(2.5, 2.5), 20, (14.0, 5.0, 20, 2, 4)),
+    # Out until 5.5; back from 8.5 to 13 instead of 10.5.
+    (Bus(2.5, 2.5, 0.5), 20, (15.0, 6.0, 20, 2, 4)),
+    # With memory for all there is no need to wait: it is given back when event 4 begins.
+    (Bus(2.5, 10), 25, (9.0, 0.0, 25, 4, 4)),
+    # Back at once.
+    (Bus(10, 10), None, (9.0, 0.0, 25, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("bus", "budget", "expected"), SWAPPED)
 def test_one_is_swapped(bus, budget, expected):
     found = schedule(["swap", "keep", "keep"], ROUND, budget, bus)
     assert of(found) == pytest.approx(expected)

@@ -79,16 +79,17 @@ def test_all_arrays_of_one_memory_have_one_root(copies):
     assert copies.root_of(parts[3]) is copies.root_of(images)
 
 
+UNMOVABLE = [
+    np.empty((0, 3)),
+    np.array([None, 1]),
+    np.frombuffer(bytearray(8), np.float32),
+    np.ma.masked_array(np.ones(3), [0, 1, 0]).copy(),
+    np.lib.stride_tricks.as_strided(np.frombuffer(bytes(8)), (3,), (0,)),
+]
+
+
 @pytest.mark.parametrize(
-    "array",
-    [
-        np.empty((0, 3)),
-        np.array([None, 1]),
-        np.frombuffer(bytearray(8), np.float32),
-        np.ma.masked_array(np.ones(3), [0, 1, 0]).copy(),
-        np.lib.stride_tricks.as_strided(np.frombuffer(bytes(8)), (3,), (0,)),
-    ],
-    ids=["empty", "objects", "memory of another", "a class of its own", "no memory of its own"],
+    "array", UNMOVABLE, ids=["empty", "objects", "memory of another", "a class of its own", "no memory of its own"]
 )
 def test_what_cannot_be_moved(copies, array):
     assert copies.root_of(array) is None

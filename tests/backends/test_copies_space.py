@@ -107,15 +107,15 @@ def test_a_full_disk(tmp_path):
     copies.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("missing", "No such file or directory"),
-        ("file", "Not a directory|No such file or directory"),
-        ("/proc", ".+"),
-        ("a\nb", "No such"),
-    ],
-)
+FOLDERS = [
+    ("missing", "No such file or directory"),
+    ("file", "Not a directory|No such file or directory"),
+    ("/proc", ".+"),
+    ("a\nb", "No such"),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), FOLDERS)
 def test_folders_that_cannot_be_used(tmp_path, name, said):
     (tmp_path / "file").write_text("")
     with pytest.raises(OneLineError, match=rf"^cannot offload to the folder '.*': ({said}).*$") as error:

@@ -51,17 +51,17 @@ def test_table_and_the_same_numbers_as_json_and_chart(tmp_path, capsys):
         assert fourth == {**third, "name": fourth["name"], "note": note}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("bars", "--block-steps", "x"), "--block-steps"),
-        (("bars", "--peer", "tensorflow"), "tensorflow"),
-        (("bars", "--task", "lm", "--arch", "resnet18"), "--arch: only for images, not with --task lm"),
-        (("bars", "--rows", "fp64.yaml"), "--rows 'fp64.yaml': no such row; there are 'plain Chainer FP32"),
-        (("profile", "--config", "no.yaml"), "no.yaml"),
-        (("page", "--results", "no"), "--results: no is no folder"),
-    ],
-)
+BAD_ARGUMENTS = [
+    (("bars", "--block-steps", "x"), "--block-steps"),
+    (("bars", "--peer", "tensorflow"), "tensorflow"),
+    (("bars", "--task", "lm", "--arch", "resnet18"), "--arch: only for images, not with --task lm"),
+    (("bars", "--rows", "fp64.yaml"), "--rows 'fp64.yaml': no such row; there are 'plain Chainer FP32"),
+    (("profile", "--config", "no.yaml"), "no.yaml"),
+    (("page", "--results", "no"), "--results: no is no folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS)
 def test_bad_arguments_end_with_exit_code_2(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

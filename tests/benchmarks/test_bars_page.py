@@ -34,17 +34,17 @@ def test_what_is_written_can_be_read(tmp_path, monkeypatch):
     assert examples.MADE.items() <= read.items()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file or directory"),
-        (b"{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (b'{"a": "\xe4"}', "not JSON: 'utf-8' codec can't decode byte 0xe4 in position 7"),
-        (b"[" * 100_000, "not JSON: "),
-        (b"[]", "no record with the format 'mixprec bars 1' and all of its keys"),
-        (b'{"format": "mixprec bars 1"}', "no record with the format 'mixprec bars 1' and all of its keys"),
-    ],
-)
+NO_RECORDS = [
+    (None, "No such file or directory"),
+    (b"{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    (b'{"a": "\xe4"}', "not JSON: 'utf-8' codec can't decode byte 0xe4 in position 7"),
+    (b"[" * 100_000, "not JSON: "),
+    (b"[]", "no record with the format 'mixprec bars 1' and all of its keys"),
+    (b'{"format": "mixprec bars 1"}', "no record with the format 'mixprec bars 1' and all of its keys"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), NO_RECORDS)
 def test_a_file_that_is_no_record_leaves_everything_as_it_was(content, message, tmp_path):
     path, out = tmp_path / "x-bars.json", tmp_path / "results.md"
     out.write_text("old")
@@ -84,15 +84,15 @@ def test_table_of_the_console():
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "group", "is_ours"),
-    [
-        ("fp32.yaml", "config", True),
-        ("static_graph.yaml, no graph", "ablation", False),
-        ("static_graph.yaml, no autotuning", "ablation", True),
-        ("plain Chainer FP32", "plain", False),
-    ],
-)
+ROW_NAMES = [
+    ("fp32.yaml", "config", True),
+    ("static_graph.yaml, no graph", "ablation", False),
+    ("static_graph.yaml, no autotuning", "ablation", True),
+    ("plain Chainer FP32", "plain", False),
+]
+
+
+@pytest.mark.parametrize(("name", "group", "is_ours"), ROW_NAMES)
 def test_our_best_row_has_nothing_switched_off(name, group, is_ours):
     peer = examples.measured(8, "PyTorch", "peer", 4.0)
     rows = [examples.measured(8, name, group, 8.0), peer, examples.failed(8, "static_graph.yaml", "config", "no")]

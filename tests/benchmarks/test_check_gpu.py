@@ -89,17 +89,17 @@ def test_a_second_call_goes_on(finished, tmp_path):
     assert f"in the check of {record_in(former)['date']}" in (out / "summary.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--stage", "tset"], "--stage: found 'tset', expected one of environment, smoke, captured-256, "),
-        (["--out", "{used}"], "--out {used}: check.tgz of another check is there; go on with it by --resume"),
-        (["--resume", "{used}/no.tgz"], "--resume {used}/no.tgz: "),
-        (["--resume", "{used}/other.tgz"], "--resume {used}/other.tgz: no archive of a check: it has no summary.json"),
-        (["--resume", "{used}/odd.tgz"], "--resume {used}/odd.tgz: no summary of a check: "),
-        (["--resume", "{used}/damaged.tgz"], "--resume {used}/damaged.tgz: no archive of a check: error: Error -3 "),
-    ],
-)
+BAD_ARGUMENTS = [
+    (["--stage", "tset"], "--stage: found 'tset', expected one of environment, smoke, captured-256, "),
+    (["--out", "{used}"], "--out {used}: check.tgz of another check is there; go on with it by --resume"),
+    (["--resume", "{used}/no.tgz"], "--resume {used}/no.tgz: "),
+    (["--resume", "{used}/other.tgz"], "--resume {used}/other.tgz: no archive of a check: it has no summary.json"),
+    (["--resume", "{used}/odd.tgz"], "--resume {used}/odd.tgz: no summary of a check: "),
+    (["--resume", "{used}/damaged.tgz"], "--resume {used}/damaged.tgz: no archive of a check: error: Error -3 "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), BAD_ARGUMENTS)
 def test_bad_arguments_are_one_line(tmp_path, arguments, error, capsys):
     for name, text in {"file": "", "summary.json": "[]", "check.tgz": ""}.items():
         (tmp_path / name).write_text(text)

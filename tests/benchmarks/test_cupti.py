@@ -16,17 +16,17 @@ pytestmark = pytest.mark.slow
 SOURCE = ROOT / "tests" / "stand_ins" / "fake_cupti.c"
 
 
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        ("cuLaunchKernel cuLaunchKernelEx_ptsz cuLaunchCooperativeKernelMultiDevice", "launches"),
-        ("cuGraphLaunch_ptsz", "graph_launches"),
-        ("cuCtxSynchronize_v2 cuStreamSynchronize_ptsz", "syncs"),
-        ("cuMemcpyHtoD_v2_ptds cuMemcpyDtoH_v2 cuMemcpy3D_v2 cuMemcpy", "syncs"),
-        ("cuMemcpyHtoDAsync_v2_ptsz cuMemcpyDtoHAsync_v2 cuMemcpyDtoD_v2 cuMemcpy3DPeer_ptds", None),
-        ("cuLaunchHostFunc_v2 cuGraphAddMemcpyNode cuGraphKernelNodeSetParams_v2 cuEventQuery cuMemFree_v2", None),
-    ],
-)
+KIND_NAMES = [
+    ("cuLaunchKernel cuLaunchKernelEx_ptsz cuLaunchCooperativeKernelMultiDevice", "launches"),
+    ("cuGraphLaunch_ptsz", "graph_launches"),
+    ("cuCtxSynchronize_v2 cuStreamSynchronize_ptsz", "syncs"),
+    ("cuMemcpyHtoD_v2_ptds cuMemcpyDtoH_v2 cuMemcpy3D_v2 cuMemcpy", "syncs"),
+    ("cuMemcpyHtoDAsync_v2_ptsz cuMemcpyDtoHAsync_v2 cuMemcpyDtoD_v2 cuMemcpy3DPeer_ptds", None),
+    ("cuLaunchHostFunc_v2 cuGraphAddMemcpyNode cuGraphKernelNodeSetParams_v2 cuEventQuery cuMemFree_v2", None),
+]
+
+
+@pytest.mark.parametrize(("names", "kind"), KIND_NAMES)
 def test_kinds(names, kind):
     assert {cupti.kind_of(name) for name in names.split()} == {kind}
 

@@ -98,15 +98,15 @@ def test_bytes_of_a_primitive():
     assert floors.moved((x, w, Convolution(), result)) == 4 * (16 * 2 + 3 * 2 + 16 * 3)
 
 
-@pytest.mark.parametrize(
-    ("moved", "operations", "dtype", "expected"),
-    [
-        (3e6, 0, "", (3.0, "bytes")),
-        (3e6, 4e6, "float32", (3.0, "bytes")),
-        (3e6, 8e6, "float32", (4.0, "operations")),
-        (3e6, 8e6, "float16", (3.0, "bytes")),
-    ],
-)
+TIMES = [
+    (3e6, 0, "", (3.0, "bytes")),
+    (3e6, 4e6, "float32", (3.0, "bytes")),
+    (3e6, 8e6, "float32", (4.0, "operations")),
+    (3e6, 8e6, "float16", (3.0, "bytes")),
+]
+
+
+@pytest.mark.parametrize(("moved", "operations", "dtype", "expected"), TIMES)
 def test_the_floor_is_the_longer_of_two_times(moved, operations, dtype, expected):
     assert floors.floor(moved, operations, dtype, RATES) == expected
 

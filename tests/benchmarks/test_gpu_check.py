@@ -117,15 +117,15 @@ def test_stages_survive_each_other(run, tmp_path):
     assert [stage["state"] for stage in record["stages"]] == [result.state for result in results.values()]
 
 
-@pytest.mark.parametrize(
-    ("device", "state", "others", "note"),
-    [
-        (FOUND, "ok", "ok", ""),
-        (f"echo no driver; exit {stages.NO_GPU}", "no device", "no device", "no driver"),
-        ("kill -SEGV $$", "failed", "skipped", "ended by SIGSEGV; no output"),
-        (shell("device", STUBBORN, 0.5), "timed out", "skipped", "after 0.5 s; last line: no output"),  # it hangs
-    ],
-)
+DEVICES = [
+    (FOUND, "ok", "ok", ""),
+    (f"echo no driver; exit {stages.NO_GPU}", "no device", "no device", "no driver"),
+    ("kill -SEGV $$", "failed", "skipped", "ended by SIGSEGV; no output"),
+    (shell("device", STUBBORN, 0.5), "timed out", "skipped", "after 0.5 s; last line: no output"),  # it hangs
+]
+
+
+@pytest.mark.parametrize(("device", "state", "others", "note"), DEVICES)
 def test_a_device_is_asked_for_once(run, device, state, others, note):
     results, _ = run(shell("cpu", "true"), shell("gpu", "true", needs_device=True), device=device)
     assert states(results) == {"device": state, "cpu": "ok", "gpu": others}
@@ -216,19 +216,15 @@ def test_what_cannot_be_written_is_said_once_and_printed(run, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    ("logs", "found", "kept"),
-    first(
-        0,
-        [
-            (2, 1, (1024, True, True)),
-            (2, 10, (1024, True, False)),
-            (20, 10, (128, True, False)),
-            (20, 20, (16, False, False)),
-        ],
-        2,
-    ),
-)
+LOGS = [
+    (2, 1, (1024, True, True)),
+    (2, 10, (1024, True, False)),
+    (20, 10, (128, True, False)),
+    (20, 20, (16, False, False)),
+]
+
+
+@pytest.mark.parametrize(("logs", "found", "kept"), first(0, LOGS, 2))
 def test_an_archive_is_always_small_enough(tmp_path, logs, found, kept):
     """First what is cached is left out, then the middle of logs, in the end all but logs and summaries."""
     texts = {summary.JSON: b"{}", summary.TEXT: b"text"}

@@ -37,13 +37,13 @@ def test_table_and_the_same_numbers_as_json(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [tmp_path / "loader.json"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--images", "4", "--batch", "5"), "benchmark: --batch 5: must be at most 4, the number of images"),
-        (("--data", "nowhere"), "nowhere: no such file or folder"),
-    ],
-)
+BAD_ARGUMENTS = [
+    (("--images", "4", "--batch", "5"), "benchmark: --batch 5: must be at most 4, the number of images"),
+    (("--data", "nowhere"), "nowhere: no such file or folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD_ARGUMENTS)
 def test_bad_arguments_end_with_exit_code_2(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

@@ -46,38 +46,38 @@ def _has_engine(operation):
     return next(engines.usable(), None) is not None
 
 
-@pytest.mark.parametrize(
-    ("ours", "real"),
-    [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, Graph)],
-)
+CLASSES = [(null_device.Launcher, CupyLauncher), (null_device.Graphs, CupyGraphs), (null_device.Graph, Graph)]
+
+
+@pytest.mark.parametrize(("ours", "real"), CLASSES)
 def test_they_can_what_those_of_cupy_can(ours, real):
     for name, value in vars(real).items():
         if not name.startswith("_") and inspect.isfunction(value):
             assert inspect.signature(getattr(ours, name)) == inspect.signature(value), name
 
 
-@pytest.mark.parametrize(
-    ("do", "expected"),
-    [
-        (lambda x: x.transpose(0, 2, 1).astype("f4", copy=False)[0, 1, 2], []),
-        (lambda x: [np.empty_like(x), x.ravel(), *np.split(x, 2)], []),
-        (lambda x: x.sum(), ["array"]),
-        (lambda x: np.concatenate([x, x]), ["array"]),
-        (lambda x: x.__setitem__(0, 1), ["array"]),
-        (lambda x: x.__iadd__(np.float32(1)), ["array"]),
-        (lambda x: bool((x > 0).all()), ["array", "array", "read"]),
-        (lambda x: x.T.reshape(-1), ["array"]),
-        (lambda x: x[:, [0, 2]], ["upload", "array"]),
-        (lambda x: x[x > 0], ["array", "read", "array"]),
-        (lambda x: np.copyto(x, 0), ["array"]),
-        (lambda x: np.add.at(x, 0, 1), ["array"]),
-        (lambda x: np.sum(x, out=null_device.array(np.zeros(()))), ["upload", "array"]),
-        (lambda x: np.add(x, 1, out=np.ones((2, 3, 4))), ["read", "array"]),
-        (lambda x: np.array_equal(x, x), ["read"]),
-        (lambda x: x + np.ones(4), ["upload", "array"]),
-        (lambda x: x.__setitem__((0, 0), [1, 2, 3, 4]), ["upload"]),
-    ],
-)
+NOTED = [
+    (lambda x: x.transpose(0, 2, 1).astype("f4", copy=False)[0, 1, 2], []),
+    (lambda x: [np.empty_like(x), x.ravel(), *np.split(x, 2)], []),
+    (lambda x: x.sum(), ["array"]),
+    (lambda x: np.concatenate([x, x]), ["array"]),
+    (lambda x: x.__setitem__(0, 1), ["array"]),
+    (lambda x: x.__iadd__(np.float32(1)), ["array"]),
+    (lambda x: bool((x > 0).all()), ["array", "array", "read"]),
+    (lambda x: x.T.reshape(-1), ["array"]),
+    (lambda x: x[:, [0, 2]], ["upload", "array"]),
+    (lambda x: x[x > 0], ["array", "read", "array"]),
+    (lambda x: np.copyto(x, 0), ["array"]),
+    (lambda x: np.add.at(x, 0, 1), ["array"]),
+    (lambda x: np.sum(x, out=null_device.array(np.zeros(()))), ["upload", "array"]),
+    (lambda x: np.add(x, 1, out=np.ones((2, 3, 4))), ["read", "array"]),
+    (lambda x: np.array_equal(x, x), ["read"]),
+    (lambda x: x + np.ones(4), ["upload", "array"]),
+    (lambda x: x.__setitem__((0, 0), [1, 2, 3, 4]), ["upload"]),
+]
+
+
+@pytest.mark.parametrize(("do", "expected"), NOTED)
 def test_what_a_device_would_launch_or_hand_over_is_noted(do, expected):
     x = null_device.array(np.ones((2, 3, 4), np.float32))
     with recording() as notes:
@@ -131,14 +131,14 @@ def test_a_graph_repeats_what_was_noted_with_memory_of_its_own():
     assert notes[1].arguments[-2] == y.ctypes.data
 
 
-@pytest.mark.parametrize(
-    ("do", "text"),
-    [
-        (lambda x: float(x.sum()), "the current stream is capturing, so D2H transfers are disallowed"),
-        (lambda x: x + np.ones(3), "the current stream is capturing, so H2D transfers are disallowed"),
-        (lambda x: null_device.Launcher().upload(np.ones(1, np.uint8), x), "H2D transfers are disallowed"),
-    ],
-)
+NOT_CAPTURED = [
+    (lambda x: float(x.sum()), "the current stream is capturing, so D2H transfers are disallowed"),
+    (lambda x: x + np.ones(3), "the current stream is capturing, so H2D transfers are disallowed"),
+    (lambda x: null_device.Launcher().upload(np.ones(1, np.uint8), x), "H2D transfers are disallowed"),
+]
+
+
+@pytest.mark.parametrize(("do", "text"), NOT_CAPTURED)
 def test_a_capture_ends_with_what_cuda_cannot_capture(do, text):
     x = null_device.array(np.ones(3))
     with pytest.raises(RuntimeError, match=text):

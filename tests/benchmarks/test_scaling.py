@@ -38,14 +38,14 @@ def _die_on_rank_1():
     MPI.COMM_WORLD.barrier()
 
 
+FAILING = [
+    (_fail_on_rank_1, r"^rank 1 of 2: ValueError: as planned$"),
+    (_die_on_rank_1, r"^rank \d of 2 died: the last words$"),
+]
+
+
 @needs_mpi
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (_fail_on_rank_1, r"^rank 1 of 2: ValueError: as planned$"),
-        (_die_on_rank_1, r"^rank \d of 2 died: the last words$"),
-    ],
-)
+@pytest.mark.parametrize(("function", "message"), FAILING)
 def test_a_rank_that_fails_ends_all(function, message):
     """The rank that waits in MPI does not keep them."""
     with pytest.raises(RankError, match=message), Ranks(2) as ranks:

@@ -73,17 +73,17 @@ def test_folding_is_apart_from_the_first_convolution(found):
     assert found.seconds(folding, BATCH) == pytest.approx(FIXED + 1e5 / BANDWIDTH)
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [
-        (kinds.BN_FORWARD, 0.5),  # of the passes that it made: x twice, as no convolution had taken its sums
-        (kinds.BN_BACKWARD, 0.8),  # x and dy twice
-        (kinds.UPDATE, 0.5),
-        (kinds.GRADIENT_SUM, 1),
-        (kinds.LOSS, 1),
-        (kinds.POOLING, 1),  # no row
-    ],
-)
+SHARES = [
+    (kinds.BN_FORWARD, 0.5),  # of the passes that it made: x twice, as no convolution had taken its sums
+    (kinds.BN_BACKWARD, 0.8),  # x and dy twice
+    (kinds.UPDATE, 0.5),
+    (kinds.GRADIENT_SUM, 1),
+    (kinds.LOSS, 1),
+    (kinds.POOLING, 1),  # no row
+]
+
+
+@pytest.mark.parametrize(("kind", "share"), SHARES)
 def test_other_launches_have_the_share_of_their_kind(found, kind, share):
     launch = Launch(kind, "it", bytes=2 * IMAGE, fixed=500.0)
     assert found.seconds(launch, FEWER) == pytest.approx(FIXED + (2 * IMAGE * FEWER + 500) / BANDWIDTH / share)

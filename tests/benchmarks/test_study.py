@@ -57,22 +57,22 @@ def test_interval_is_scipys_paired_t(pairs):
     assert found.high == pytest.approx(expected.high, rel=1e-7, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("differences", "margin", "verdict"),
-    [
-        ([0.1, -0.1, 0.2, 0.0], 1, "within the margin"),
-        ([1.0, 1.0], 1, "within the margin"),
-        ([1.5, -1.5, 0.0], 1, "not decided"),  # a mean of 0 is not enough
-        ([-1.1, -9.0], 1, "not decided"),
-        ([-30.0, -31.0], 1, "worse by more than the margin"),
-        ([3.0, 3.1, 2.9], 1, "better by more than the margin"),
-        ([0.0, 0.0, 0.0], 0, "no difference seen"),
-        ([3.0, -1.0, 4.0, 5.0, -0.5], 0, "no difference seen"),  # the mean alone is not enough
-        ([1.0, 2.0, 3.0, 2.0, 1.0], 0, "better"),
-        ([-1.0, -2.0, -3.0, -2.0, -1.0], 0, "worse"),
-        ([5.0], 0, "one seed: no interval"),
-    ],
-)
+VERDICTS = [
+    ([0.1, -0.1, 0.2, 0.0], 1, "within the margin"),
+    ([1.0, 1.0], 1, "within the margin"),
+    ([1.5, -1.5, 0.0], 1, "not decided"),  # a mean of 0 is not enough
+    ([-1.1, -9.0], 1, "not decided"),
+    ([-30.0, -31.0], 1, "worse by more than the margin"),
+    ([3.0, 3.1, 2.9], 1, "better by more than the margin"),
+    ([0.0, 0.0, 0.0], 0, "no difference seen"),
+    ([3.0, -1.0, 4.0, 5.0, -0.5], 0, "no difference seen"),  # the mean alone is not enough
+    ([1.0, 2.0, 3.0, 2.0, 1.0], 0, "better"),
+    ([-1.0, -2.0, -3.0, -2.0, -1.0], 0, "worse"),
+    ([5.0], 0, "one seed: no interval"),
+]
+
+
+@pytest.mark.parametrize(("differences", "margin", "verdict"), VERDICTS)
 def test_verdict_goes_by_the_whole_interval(differences, margin, verdict):
     assert compare([70 + each for each in differences], [70.0] * len(differences), margin).verdict == verdict
 
@@ -263,18 +263,18 @@ def test_controls_have_as_many_seeds_as_they_need(folder, trained):
     assert seeds == {"fp32": 7, "fp16": 7, "small-scale": 5, "low-lr": 5}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("ablation", "--data", "cats"), "error: argument --data: invalid choice: 'cats'"),
-        (("ablation", "--arms", "mixup,magic"), "benchmark: --arms magic: no such arm; allowed: baseline, "),
-        (("ablation", "--arms", "progressive"), "benchmark: --arms progressive: no such arm; allowed: "),  # of textures
-        (("parity", "--seeds", "0"), "error: argument --seeds: found '0'; wanted: a whole number from 1 on"),
-        (("parity", "--set", "model.arch=resnet9"), "benchmark: --set: "),
-        (("parity", "--config", "missing.yaml"), "benchmark: missing.yaml: "),
-        (("ablation", "--set", "training.epochs=2", "--data", "textures"), "benchmark: arm progressive: "),
-    ],
-)
+BAD_ARGUMENTS = [
+    (("ablation", "--data", "cats"), "error: argument --data: invalid choice: 'cats'"),
+    (("ablation", "--arms", "mixup,magic"), "benchmark: --arms magic: no such arm; allowed: baseline, "),
+    (("ablation", "--arms", "progressive"), "benchmark: --arms progressive: no such arm; allowed: "),  # of textures
+    (("parity", "--seeds", "0"), "error: argument --seeds: found '0'; wanted: a whole number from 1 on"),
+    (("parity", "--set", "model.arch=resnet9"), "benchmark: --set: "),
+    (("parity", "--config", "missing.yaml"), "benchmark: missing.yaml: "),
+    (("ablation", "--set", "training.epochs=2", "--data", "textures"), "benchmark: arm progressive: "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), BAD_ARGUMENTS)
 @pytest.mark.usefixtures("folder")
 def test_bad_arguments_end_with_one_line(arguments, error, trained, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -294,13 +294,13 @@ def test_missing_images_are_named_with_the_command_that_makes_them(name, tmp_pat
         STUDIES[name].checked_epochs(MODELS)
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "message"),
-    [
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from the last snapshots in runs"),
-        (StudyError("ema-0 ended with code 1"), 1, "ema-0 ended with code 1"),
-    ],
-)
+ENDS = [
+    (KeyboardInterrupt(), 130, "interrupted; the same command goes on from the last snapshots in runs"),
+    (StudyError("ema-0 ended with code 1"), 1, "ema-0 ended with code 1"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "message"), ENDS)
 @pytest.mark.usefixtures("folder")
 def test_study_that_does_not_end_says_so(error, status, message, capsys, monkeypatch):
     def run_all(study, todo, **_):

@@ -93,17 +93,16 @@ def test_a_layout_that_is_not_there():
         functions.convolution_forward(x, w, None, y, *GEOMETRY, **SWITCHES, w_layout=1)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {}),
-        ({"auto_tune": True}, {"autotune": "measure"}),
-        ({"deterministic": True}, {"deterministic": True}),
-        ({"tensor_core": "never"}, {"tensor_cores": False}),
-        ({"tensor_core": "always"}, {"tf32": True}),
-    ],
-    ids=str,
-)
+SAID = [
+    ({}, {}),
+    ({"auto_tune": True}, {"autotune": "measure"}),
+    ({"deterministic": True}, {"deterministic": True}),
+    ({"tensor_core": "never"}, {"tensor_cores": False}),
+    ({"tensor_core": "always"}, {"tf32": True}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), SAID, ids=str)
 def test_what_is_said_about_engines_counts(monkeypatch, given, expected):
     seen = []
     for name in ("conv_fprop", "conv_dgrad", "conv_wgrad"):
@@ -240,14 +239,14 @@ def test_float64_is_chainers_own(said, name):
         np.testing.assert_allclose(host(found), host(expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda x: functions.activation_forward(x, 9), "mode: found 9, expected one of 1, 0, 2, 3"),
-        (lambda x: functions.softmax_forward(x, 1, 9), "mode: found 9, expected one of 0, 1, 2"),
-        (lambda x: functions.pooling_backward(x, x, x, (1, 1), (1, 1), (0, 0), 9), "mode: found 9, expected one of"),
-    ],
-)
+MODES = [
+    (lambda x: functions.activation_forward(x, 9), "mode: found 9, expected one of 1, 0, 2, 3"),
+    (lambda x: functions.softmax_forward(x, 1, 9), "mode: found 9, expected one of 0, 1, 2"),
+    (lambda x: functions.pooling_backward(x, x, x, (1, 1), (1, 1), (0, 0), 9), "mode: found 9, expected one of"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MODES)
 def test_modes_that_are_not_there(call, message):
     with pytest.raises(ValueError, match=message):
         call(drawn((2, 3, 4, 5))[0])

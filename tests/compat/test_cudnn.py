@@ -63,25 +63,21 @@ def test_the_bridge_is_in_the_list_of_what_is_replaced_and_can_be_taken_back(tmp
     assert python(code, machine(tmp_path)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("frontend", "named"),
-    first(
-        2,
-        [
-            (NO_FRONTEND, 'nvidia-cudnn-frontend (the Python module cudnn) is missing: pip install -e ".[cuda13]"'),
-            (
-                {"cudnn.py": "def backend_version(): raise RuntimeError('Unable to find symbol')"},
-                'nvidia-cudnn-cu13 (libcudnn.so.9) is missing: pip install -e ".[cuda13]"',
-            ),
-            (
-                {"cuda/pathfinder.py": "def load_nvidia_dynamic_lib(name): raise RuntimeError('no ' + name)"},
-                'libcudart.so of CUDA is missing: pip install -e ".[cuda13]"',
-            ),
-            ({"cudnn.py": "raise AttributeError('half installed\\nand more')"}, "AttributeError: half installed"),
-        ],
+MISSING = [
+    (NO_FRONTEND, 'nvidia-cudnn-frontend (the Python module cudnn) is missing: pip install -e ".[cuda13]"'),
+    (
+        {"cudnn.py": "def backend_version(): raise RuntimeError('Unable to find symbol')"},
+        'nvidia-cudnn-cu13 (libcudnn.so.9) is missing: pip install -e ".[cuda13]"',
     ),
-    ids=["frontend", "cudnn", "cudart", "broken"],
-)
+    (
+        {"cuda/pathfinder.py": "def load_nvidia_dynamic_lib(name): raise RuntimeError('no ' + name)"},
+        'libcudart.so of CUDA is missing: pip install -e ".[cuda13]"',
+    ),
+    ({"cudnn.py": "raise AttributeError('half installed\\nand more')"}, "AttributeError: half installed"),
+]
+
+
+@pytest.mark.parametrize(("frontend", "named"), first(2, MISSING), ids=["frontend", "cudnn", "cudart", "broken"])
 def test_what_is_missing_is_named_once(tmp_path, frontend, named):
     code = SEEN + "\n    import chainer.functions, chainer.links, chainermn, importlib; importlib.reload(chainermn)"
     found, said = python(code, machine(tmp_path, frontend={**FRONTEND, **frontend}))

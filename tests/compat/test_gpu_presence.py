@@ -71,11 +71,11 @@ def test_without_nvml_the_driver_and_a_device_file_are_looked_for(machine, libra
     assert gpu_presence.gpu_is_there() == (driver and file)
 
 
-@pytest.mark.parametrize(
-    ("value", "there"),
-    [("", False), (" ", False), ("-1,0", False), ("NoDevFiles", False), (",0", False)]
-    + [("1,0", True), ("GPU-8932f937", True), ("0,-1", True)],
-)
+HIDDEN = [("", False), (" ", False), ("-1,0", False), ("NoDevFiles", False), (",0", False)]
+HIDDEN += [("1,0", True), ("GPU-8932f937", True), ("0,-1", True)]
+
+
+@pytest.mark.parametrize(("value", "there"), HIDDEN)
 def test_hidden_gpus_are_not_there(machine, monkeypatch, value, there):
     library = nvml(1)
     machine({"libnvidia-ml.so.1": library})

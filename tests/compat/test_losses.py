@@ -73,15 +73,15 @@ def test_second_derivative_of_mean_squared_error_in_float16():
     np.testing.assert_array_equal(ggx.array, np.full(4, 0.5, "float16"))
 
 
-@pytest.mark.parametrize(
-    ("labels", "error", "message"),
-    [
-        (np.zeros(4, "float32"), TypeError, r"labels must be signed integers; found float32, shape \(4,\); floating "),
-        (np.zeros(4, "uint8"), TypeError, r"labels must be signed integers; found uint8, shape \(4,\)$"),
-        (np.zeros((4, 1), "int32"), ValueError, r"t must have the shape of x without .*; found \(4, 1\) and \(4, 3\)$"),
-        (np.zeros(3, "int32"), ValueError, r"t must have the shape of x without .*; found \(3,\) and \(4, 3\)$"),
-    ],
-)
+UNFIT = [
+    (np.zeros(4, "float32"), TypeError, r"labels must be signed integers; found float32, shape \(4,\); floating "),
+    (np.zeros(4, "uint8"), TypeError, r"labels must be signed integers; found uint8, shape \(4,\)$"),
+    (np.zeros((4, 1), "int32"), ValueError, r"t must have the shape of x without .*; found \(4, 1\) and \(4, 3\)$"),
+    (np.zeros(3, "int32"), ValueError, r"t must have the shape of x without .*; found \(3,\) and \(4, 3\)$"),
+]
+
+
+@pytest.mark.parametrize(("labels", "error", "message"), UNFIT)
 def test_labels_that_do_not_fit_are_one_line(labels, error, message):
     with pytest.raises(error, match=f"^softmax_cross_entropy: {message}"):
         F.softmax_cross_entropy(np.zeros((4, 3), "float32"), labels)

@@ -40,10 +40,10 @@ _TWO_BRANCHES = """
 """
 
 
-@pytest.mark.parametrize(
-    ("dtype", "own_loop", "tolerance"),
-    [("float16", False, 2e-3), pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.slow)],
-)
+BRANCHES = [("float16", False, 2e-3), pytest.param("bfloat16", True, 2e-2, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("dtype", "own_loop", "tolerance"), BRANCHES)
 def test_a_branch_that_one_process_uses(dtype, own_loop, tolerance):
     """Its gradient is zeros on the other one, as plain Chainer's is: they have the loss scale as well."""
     code = f"""

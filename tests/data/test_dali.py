@@ -280,15 +280,15 @@ def images_of(batches):
     return [image for images, _ in batches for image in images]
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "last_batch", "counts"),
-    [
-        (4, "partial", ([4, 4, 2], [4, 4, 3])),
-        (5, "partial", ([5, 5, 0], [5, 5, 1])),
-        (5, "drop", ([5, 5], [5, 5])),
-        (5, "pad", ([5, 5, 0], [5, 5, 1])),
-    ],
-)
+BATCHES = [
+    (4, "partial", ([4, 4, 2], [4, 4, 3])),
+    (5, "partial", ([5, 5, 0], [5, 5, 1])),
+    (5, "drop", ([5, 5], [5, 5])),
+    (5, "pad", ([5, 5, 0], [5, 5, 1])),
+]
+
+
+@pytest.mark.parametrize(("batch_size", "last_batch", "counts"), BATCHES)
 def test_two_shards_over_three_epochs(make, flat, batch_size, last_batch, counts):
     shards = [
         epochs_of(iterator)
@@ -376,16 +376,16 @@ def test_float32_snapshot_with_a_fourth_channel_goes_on_in_float16_without(make,
     assert_same([(x.astype(np.float16), *rest) for x, *rest in take(wide, 7)], take(half, 7))
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"batch_size": 5}, "batch_size is 5 here, 4 in the snapshot"),
-        ({"crop_area": (0.5, 1)}, "crop_area is [0.5, 1.0] here, [0.08, 1.0] in the snapshot"),
-        ({"num_shards": 2, "shard": 1}, "shard is 1 here, 0 in the snapshot"),
-        ({"mean": (0, 0, 0), "seed": 3}, "seed is 3 here, 1 in the snapshot"),
-        ({"train": False}, "train is False here, True in the snapshot"),
-    ],
-)
+OTHER_SETTINGS = [
+    ({"batch_size": 5}, "batch_size is 5 here, 4 in the snapshot"),
+    ({"crop_area": (0.5, 1)}, "crop_area is [0.5, 1.0] here, [0.08, 1.0] in the snapshot"),
+    ({"num_shards": 2, "shard": 1}, "shard is 1 here, 0 in the snapshot"),
+    ({"mean": (0, 0, 0), "seed": 3}, "seed is 3 here, 1 in the snapshot"),
+    ({"train": False}, "train is False here, True in the snapshot"),
+]
+
+
+@pytest.mark.parametrize(("changed", "named"), OTHER_SETTINGS)
 def test_snapshot_with_other_settings_is_refused_and_named(make, noise, changed, named):
     saved = serializers.npz.serialize(make(noise))
     with pytest.raises(DataError) as caught:
@@ -470,33 +470,33 @@ def test_finalized_iterator_keeps_its_position(make, noise):
     assert_same(take(other, 5), take(iterator, 5))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"batch_size": 0}, "batch_size 0: must be 1 to 21"),
-        ({"batch_size": 22}, "batch_size 22: must be 1 to 21"),
-        ({"size": 0}, "size 0: "),
-        ({"resize": 20}, "resize 20: only for validation"),
-        ({"train": False, "resize": 8}, "resize 8: must be at least size, 16"),
-        ({"train": False, "flip": True}, "flip: only for training"),
-        ({"crop_area": (0, 1)}, "crop_area (0.0, 1.0): "),
-        ({"crop_area": (0.5, 0.4)}, "crop_area (0.5, 0.4): "),
-        ({"aspect": (2, 1)}, "aspect (2.0, 1.0): "),
-        ({"mean": (1, 2)}, "mean (1.0, 2.0): "),
-        ({"std": (1, 0, 1)}, "std (1.0, 0.0, 1.0): "),
-        ({"dtype": "float64"}, "dtype 'float64': "),
-        ({"seed": -1}, "seed -1: "),
-        ({"seed": 2**32}, "seed 4294967296: "),
-        ({"prefetch": 0}, "prefetch 0: "),
-        ({"shuffle_window": 0}, "shuffle_window 0: "),
-        ({"last_batch": "repeat"}, "last_batch 'repeat': must be one of partial, drop, pad"),
-        ({"num_shards": 0}, "num_shards 0: "),
-        ({"shard": 2, "num_shards": 2}, "shard 2: must be 0 to num_shards - 1, 1"),
-        ({"shard": -1}, "shard -1: "),
-        ({"batch_size": 11, "num_shards": 2}, "batch_size 11: must be 1 to 10, the number of images in the smallest"),
-        ({"threads": 0}, "threads 0: "),
-    ],
-)
+IMPOSSIBLE = [
+    ({"batch_size": 0}, "batch_size 0: must be 1 to 21"),
+    ({"batch_size": 22}, "batch_size 22: must be 1 to 21"),
+    ({"size": 0}, "size 0: "),
+    ({"resize": 20}, "resize 20: only for validation"),
+    ({"train": False, "resize": 8}, "resize 8: must be at least size, 16"),
+    ({"train": False, "flip": True}, "flip: only for training"),
+    ({"crop_area": (0, 1)}, "crop_area (0.0, 1.0): "),
+    ({"crop_area": (0.5, 0.4)}, "crop_area (0.5, 0.4): "),
+    ({"aspect": (2, 1)}, "aspect (2.0, 1.0): "),
+    ({"mean": (1, 2)}, "mean (1.0, 2.0): "),
+    ({"std": (1, 0, 1)}, "std (1.0, 0.0, 1.0): "),
+    ({"dtype": "float64"}, "dtype 'float64': "),
+    ({"seed": -1}, "seed -1: "),
+    ({"seed": 2**32}, "seed 4294967296: "),
+    ({"prefetch": 0}, "prefetch 0: "),
+    ({"shuffle_window": 0}, "shuffle_window 0: "),
+    ({"last_batch": "repeat"}, "last_batch 'repeat': must be one of partial, drop, pad"),
+    ({"num_shards": 0}, "num_shards 0: "),
+    ({"shard": 2, "num_shards": 2}, "shard 2: must be 0 to num_shards - 1, 1"),
+    ({"shard": -1}, "shard -1: "),
+    ({"batch_size": 11, "num_shards": 2}, "batch_size 11: must be 1 to 10, the number of images in the smallest"),
+    ({"threads": 0}, "threads 0: "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), IMPOSSIBLE)
 def test_impossible_argument_is_named(make, flat, arguments, message):
     with pytest.raises(DataError) as caught:
         make(flat, **arguments)

@@ -62,10 +62,10 @@ ADDED = {"preallocate_width_hint", "preallocate_height_hint", "device_memory_pad
 ADDED |= {"hw_decoder_load"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind"),
-    [({"train": True}, "decoders__ImageRandomCrop"), ({"train": False, "resize": 20}, "decoders__Image")],
-)
+DECODERS = [({"train": True}, "decoders__ImageRandomCrop"), ({"train": False, "resize": 20}, "decoders__Image")]
+
+
+@pytest.mark.parametrize(("settings", "kind"), DECODERS)
 def test_the_gpu_decodes_and_does_the_rest(monkeypatch, flat, settings, kind):  # noqa: F811
     graph = Graph(monkeypatch, flat, DaliDevice(device_id=0), **settings)
     assert (graph.kind("decode"), graph.device("decode")) == (kind, "mixed")
@@ -129,10 +129,10 @@ def test_labels_of_webdataset_stay_on_the_host(monkeypatch):
     assert Graph(monkeypatch, images, DaliDevice(device_id=0)).devices == ["gpu", "cpu"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"device_id": -1}, "device_id -1: "), ({"decode": "mixed"}, "decode 'mixed': must be 'gpu' or 'cpu'")],
-)
+IMPOSSIBLE = [({"device_id": -1}, "device_id -1: "), ({"decode": "mixed"}, "decode 'mixed': must be 'gpu' or 'cpu'")]
+
+
+@pytest.mark.parametrize(("arguments", "message"), IMPOSSIBLE)
 def test_impossible_argument_is_named(arguments, message):
     with pytest.raises(DataError) as caught:
         DaliDevice(**arguments).validate()

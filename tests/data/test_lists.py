@@ -185,18 +185,18 @@ def test_open_images_opens_shards(root):
     assert refused(open_images, folder, "tfrecord") == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("gone",), "{root}/gone: no such file or folder"),
-        (("cat", "zip"), "format 'zip': must be one of 'auto', 'folders', 'list', 'tfrecord', 'webdataset'"),
-        (("cat", "auto", "/x"), "root /x: only for lists, but {root}/cat is a folder"),
-        (("cat", "list"), "{root}/cat: cannot be read as a list of images (Is a directory)"),
-        (("list.txt", "folders"), "{root}/list.txt: cannot be read as a folder of images (Not a directory)"),
-        (("cat",), "{root}/cat: no class folders; images must lie in {root}/cat/<class>/"),
-        (("list.txt", "list", None, "ignore"), "on_error 'ignore': must be 'stop' or 'skip'"),
-    ],
-)
+WRONG = [
+    (("gone",), "{root}/gone: no such file or folder"),
+    (("cat", "zip"), "format 'zip': must be one of 'auto', 'folders', 'list', 'tfrecord', 'webdataset'"),
+    (("cat", "auto", "/x"), "root /x: only for lists, but {root}/cat is a folder"),
+    (("cat", "list"), "{root}/cat: cannot be read as a list of images (Is a directory)"),
+    (("list.txt", "folders"), "{root}/list.txt: cannot be read as a folder of images (Not a directory)"),
+    (("cat",), "{root}/cat: no class folders; images must lie in {root}/cat/<class>/"),
+    (("list.txt", "list", None, "ignore"), "on_error 'ignore': must be 'stop' or 'skip'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG)
 def test_open_images_says_what_is_wrong(root, arguments, expected):
     write(root, "a.jpg 0")
     name, *rest = arguments

@@ -94,17 +94,17 @@ def test_numbers_follow_from_seed_rank_and_batch():
     assert first != drawn(seed=1, rank=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"mixup": 0.2}, "Mixup (alpha 0.2)"),
-        ({"cutmix": 1, "probability": 0.75}, "CutMix (alpha 1); 25% of the batches are not mixed"),
-        (
-            {"mixup": 0.2, "cutmix": 1, "cutmix_probability": 0.3},
-            "CutMix (alpha 1) in 30% of the batches, Mixup (alpha 0.2) in the others",
-        ),
-    ],
-)
+TEXTS = [
+    ({"mixup": 0.2}, "Mixup (alpha 0.2)"),
+    ({"cutmix": 1, "probability": 0.75}, "CutMix (alpha 1); 25% of the batches are not mixed"),
+    (
+        {"mixup": 0.2, "cutmix": 1, "cutmix_probability": 0.3},
+        "CutMix (alpha 1) in 30% of the batches, Mixup (alpha 0.2) in the others",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), TEXTS)
 def test_text(arguments, text):
     assert str(Mixing(**arguments)) == text
 
@@ -116,17 +116,17 @@ def test_what_is_left_alone_may_be_infinite():
     assert (y.ravel().tolist(), share) == ([1, np.inf], 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({}, ValueError, "mixup or cutmix must be above 0; found 0 for both"),
-        ({"mixup": -1}, ValueError, "mixup must be a finite number, 0 or more; found -1"),
-        ({"cutmix": "1"}, ValueError, "cutmix must be a finite number, 0 or more; found '1'"),
-        ({"mixup": 1, "probability": 2}, ValueError, "probability must be from 0 to 1; found 2.0"),
-        ({"mixup": 1, "seed": 2**32}, ValueError, "seed must be from 0 to 2^32 - 1; found 4294967296"),
-        ({"mixup": 1, "seed": 0.5}, ValueError, "seed must be a whole number, 0 or more; found 0.5"),
-    ],
-)
+MESSAGES = [
+    ({}, ValueError, "mixup or cutmix must be above 0; found 0 for both"),
+    ({"mixup": -1}, ValueError, "mixup must be a finite number, 0 or more; found -1"),
+    ({"cutmix": "1"}, ValueError, "cutmix must be a finite number, 0 or more; found '1'"),
+    ({"mixup": 1, "probability": 2}, ValueError, "probability must be from 0 to 1; found 2.0"),
+    ({"mixup": 1, "seed": 2**32}, ValueError, "seed must be from 0 to 2^32 - 1; found 4294967296"),
+    ({"mixup": 1, "seed": 0.5}, ValueError, "seed must be a whole number, 0 or more; found 0.5"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), MESSAGES)
 def test_messages(arguments, error, message):
     with pytest.raises(error) as caught:
         Mixing(**arguments)

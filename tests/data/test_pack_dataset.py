@@ -264,14 +264,14 @@ def test_folder_in_the_source_is_refused(source):
     assert not os.path.exists(out)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"form": "zip"}, "format 'zip': must be one of tfrecord, webdataset"),
-        ({"shard_mib": float("nan")}, "shard_mib nan: must be above 0 and at most 1048576"),
-        ({"seed": 2**32}, "seed 4294967296: must be 0 to 2^32 - 1"),
-    ],
-)
+IMPOSSIBLE = [
+    ({"form": "zip"}, "format 'zip': must be one of tfrecord, webdataset"),
+    ({"shard_mib": float("nan")}, "shard_mib nan: must be above 0 and at most 1048576"),
+    ({"seed": 2**32}, "seed 4294967296: must be 0 to 2^32 - 1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), IMPOSSIBLE)
 def test_impossible_arguments(source, tmp_path, options, message):
     assert refused(pack, source, tmp_path / "out", **{"form": "tfrecord", **options}) == message
     assert not (tmp_path / "out").exists()

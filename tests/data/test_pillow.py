@@ -92,10 +92,10 @@ def test_decoded_pixels_are_those_of_dali(make, make_dali, kinds, size):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1 if is_cmyk else 0, err_msg=kinds.name(index))
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "resize", "size"),
-    [(53, 37, 20, 15), (37, 53, 70, 61), (500, 375, 24, 16), (333, 501, 70, 61), (60, 60, 20, 15)],
-)
+RESIZED = [(53, 37, 20, 15), (37, 53, 70, 61), (500, 375, 24, 16), (333, 501, 70, 61), (60, 60, 20, 15)]
+
+
+@pytest.mark.parametrize(("width", "height", "resize", "size"), RESIZED)
 def test_resized_pixels_are_those_of_dali(make, make_dali, tmp_path, width, height, resize, size):
     """Also where the longer side has to be rounded. Pillow rounds between its two passes, too: two levels at most."""
     (tmp_path / "0").mkdir()
@@ -166,14 +166,14 @@ def test_a_random_crop_is_at_each_place_equally_often():
     assert found == [(left, top, left + 5, top + 5) for left in range(6) for top in range(6)]
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "area", "box"),
-    [
-        (1000, 100, (0.9, 1), (433, 0, 566, 100)),  # 4:3 and 3:4 are the ends
-        (100, 1000, (0.9, 1), (0, 433, 100, 566)),
-        (1000, 100, (0.0332, 0.0333), (466, 25, 533, 75)),  # a quarter of it, that being too large
-    ],
-)
+CENTRES = [
+    (1000, 100, (0.9, 1), (433, 0, 566, 100)),  # 4:3 and 3:4 are the ends
+    (100, 1000, (0.9, 1), (0, 433, 100, 566)),
+    (1000, 100, (0.0332, 0.0333), (466, 25, 533, 75)),  # a quarter of it, that being too large
+]
+
+
+@pytest.mark.parametrize(("width", "height", "area", "box"), CENTRES)
 def test_without_a_fitting_attempt_the_centre_is_taken(width, height, area, box):
     attempts = [0, 0, 0, 0] * 10 if area[0] > 0.5 else []
     assert random_crop(width, height, area, (3 / 4, 4 / 3), attempts) == box

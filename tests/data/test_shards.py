@@ -417,10 +417,10 @@ def test_damage_between_two_samples_is_not_taken_for_the_end(folder, form):
     assert refused(scan_shards, folder, "skip").startswith(f"{shard}: damaged at byte {start}: ")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [(b"", "the file is empty"), (b"x" * 600, "not an "), (b"\x1f\x8b\x08" + bytes(range(200)), "not an ")],
-)
+NO_SHARDS = [(b"", "the file is empty"), (b"x" * 600, "not an "), (b"\x1f\x8b\x08" + bytes(range(200)), "not an ")]
+
+
+@pytest.mark.parametrize(("content", "reason"), NO_SHARDS)
 def test_shard_that_is_none(folder, content, reason):
     shard = first_shard(folder)
     shard.write_bytes(content)
@@ -488,21 +488,21 @@ def tar_of(path, members):
             archive.addfile(info, io.BytesIO(content))
 
 
-@pytest.mark.parametrize(
-    ("members", "reason"),
-    [
-        ([("a.jpg", IMAGES[1])], "a sample of 1 image and 0 labels (.cls); must be one of each"),
-        (
-            [("a.jpg", IMAGES[1]), ("a.png", IMAGES[0]), ("a.cls", b"1")],
-            "a sample of 2 images and 1 label (.cls); must be one of each",
-        ),
-        ([("a.jpg", IMAGES[1]), ("a.cls", b"cat")], "its label (.cls) is 'cat'; must be a number"),
-        ([("a.jpg", IMAGES[1]), ("a.cls", b"-1")], "label -1: must be 0 to 999999"),
-        ([("a.jpg", IMAGES[1]), ("a.cls", b"9" * 32)], f"label {'9' * 32}: must be 0 to 999999"),
-        ([("a.jpg", b""), ("a.cls", b"2")], "the file is empty"),
-        ([("a.jpg", b"text"), ("a.cls", b"2")], "not an image in a known format"),
-    ],
-)
+BAD_SAMPLES = [
+    ([("a.jpg", IMAGES[1])], "a sample of 1 image and 0 labels (.cls); must be one of each"),
+    (
+        [("a.jpg", IMAGES[1]), ("a.png", IMAGES[0]), ("a.cls", b"1")],
+        "a sample of 2 images and 1 label (.cls); must be one of each",
+    ),
+    ([("a.jpg", IMAGES[1]), ("a.cls", b"cat")], "its label (.cls) is 'cat'; must be a number"),
+    ([("a.jpg", IMAGES[1]), ("a.cls", b"-1")], "label -1: must be 0 to 999999"),
+    ([("a.jpg", IMAGES[1]), ("a.cls", b"9" * 32)], f"label {'9' * 32}: must be 0 to 999999"),
+    ([("a.jpg", b""), ("a.cls", b"2")], "the file is empty"),
+    ([("a.jpg", b"text"), ("a.cls", b"2")], "not an image in a known format"),
+]
+
+
+@pytest.mark.parametrize(("members", "reason"), BAD_SAMPLES)
 def test_bad_sample_of_an_archive(tmp_path, members, reason):
     tar_of(tmp_path / "x.tar", [*members, ("b.jpg", IMAGES[2]), ("b.cls", b"2")])
     message = refused(scan_shards, tmp_path)
@@ -515,17 +515,17 @@ def test_bad_sample_of_an_archive(tmp_path, members, reason):
     assert len(images.skipped) == 1
 
 
-@pytest.mark.parametrize(
-    ("features", "reason"),
-    [
-        ({"image/class/label": [1]}, "no feature image/encoded"),
-        ({"image/encoded": [IMAGES[1]]}, "no feature image/class/label"),
-        ({"image/encoded": [IMAGES[1], IMAGES[2]], "image/class/label": [1]}, "holds 2 images"),
-        ({"image/encoded": [IMAGES[1]], "image/class/label": [1, 2]}, "2 labels"),
-        ({"image/encoded": [IMAGES[1]], "image/class/label": [b"1"]}, "no feature image/class/label"),
-        ({"image/encoded": [IMAGES[1][:50]], "image/class/label": [2]}, "Truncated File Read"),
-    ],
-)
+BAD_RECORDS = [
+    ({"image/class/label": [1]}, "no feature image/encoded"),
+    ({"image/encoded": [IMAGES[1]]}, "no feature image/class/label"),
+    ({"image/encoded": [IMAGES[1], IMAGES[2]], "image/class/label": [1]}, "holds 2 images"),
+    ({"image/encoded": [IMAGES[1]], "image/class/label": [1, 2]}, "2 labels"),
+    ({"image/encoded": [IMAGES[1]], "image/class/label": [b"1"]}, "no feature image/class/label"),
+    ({"image/encoded": [IMAGES[1][:50]], "image/class/label": [2]}, "Truncated File Read"),
+]
+
+
+@pytest.mark.parametrize(("features", "reason"), BAD_RECORDS)
 def test_bad_record(tmp_path, features, reason):
     example = Example()
     for key, values in features.items():

@@ -22,17 +22,16 @@ def test_all_rules(rule, compute):
     assert_same_runs(train, compute, lambda: new_optimizer(rule))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"batched": False},
-        {"zero_gradients": True},
-        {"no_decay": "ndim <= 1"},
-        {"loss_scale": None},
-        {"loss_scale": 128.0},
-    ],
-    ids=str,
-)
+SETTINGS = [
+    {"batched": False},
+    {"zero_gradients": True},
+    {"no_decay": "ndim <= 1"},
+    {"loss_scale": None},
+    {"loss_scale": 128.0},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_all_settings(settings):
     assert_same_runs(train, "float16", lambda: new_optimizer("Adam, decay"), **settings)
 

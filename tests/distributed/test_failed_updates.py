@@ -80,16 +80,13 @@ def test_an_update_that_fails_on_one_rank_only_is_found_in_the_next(twins):
     assert optimizer.t == 1
 
 
-@pytest.mark.parametrize(
-    ("bad", "end"),
-    [
-        (np.nan, "; on rank 0: the batch itself holds 0 inf, 1 NaN of 648"),
-        (
-            0,
-            "; on rank 0: every activation is finite, so that the overflow is in the backward pass, or on another rank",
-        ),
-    ],
-)
+ENDS = [
+    (np.nan, "; on rank 0: the batch itself holds 0 inf, 1 NaN of 648"),
+    (0, "; on rank 0: every activation is finite, so that the overflow is in the backward pass, or on another rank"),
+]
+
+
+@pytest.mark.parametrize(("bad", "end"), ENDS)
 def test_training_that_has_diverged_is_described_as_seen_from_this_rank(bad, end, twins):
     """Gradients are the mean over ranks, activations those of one."""
     twins.other = lambda array: np.full_like(array, np.nan) if array.dtype == np.float32 else array

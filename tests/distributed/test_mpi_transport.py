@@ -35,10 +35,10 @@ _SETTING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("processes", "sizes"),
-    [(2, [0, 1, 2, 3, 1000, 100_000]), pytest.param(3, [1, 7, 2049, 70_001, 300_001], marks=pytest.mark.long)],
-)
+SUMS = [(2, [0, 1, 2, 3, 1000, 100_000]), pytest.param(3, [1, 7, 2049, 70_001, 300_001], marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize(("processes", "sizes"), SUMS)
 def test_sums(processes, sizes):
     code = f"""
         sums({sizes})

@@ -84,16 +84,16 @@ def test_a_watch_that_looks_late_names_the_rank_that_ended_first(first, tied, mo
 OTHER = {"pid": 1, "host": "node7"}
 
 
-@pytest.mark.parametrize(
-    ("lock", "status", "left", "state"),
-    [
-        ({}, {}, {"status.json", "log.jsonl"}, "failed"),
-        ({}, {"state": "done"}, {"status.json", "log.jsonl"}, "done"),
-        (OTHER, OTHER, {"status.json", "log.jsonl", "run.lock", ".tmp-x"}, "training"),  # of a run that took it over
-        ({}, OTHER, {"status.json", "log.jsonl"}, "training"),
-        (None, {}, {"status.json", "log.jsonl", ".tmp-x"}, "training"),
-    ],
-)
+LEFT = [
+    ({}, {}, {"status.json", "log.jsonl"}, "failed"),
+    ({}, {"state": "done"}, {"status.json", "log.jsonl"}, "done"),
+    (OTHER, OTHER, {"status.json", "log.jsonl", "run.lock", ".tmp-x"}, "training"),  # of a run that took it over
+    ({}, OTHER, {"status.json", "log.jsonl"}, "training"),
+    (None, {}, {"status.json", "log.jsonl", ".tmp-x"}, "training"),
+]
+
+
+@pytest.mark.parametrize(("lock", "status", "left", "state"), LEFT)
 def test_the_folder_of_a_rank_0_that_was_killed_says_so(tmp_path, lock, status, left, state):
     here = {"pid": 4711, "host": os.uname().nodename}
     if lock is not None:

@@ -221,17 +221,14 @@ def test_your_own_backward_wants_them_before():
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"communicator": "naive"}, r"communicator must be one of chainermn.create_communicator\(...\), or None"),
-        (
-            {"allreduce_dtype": "float16"},
-            "allreduce_dtype is the dtype of sums over processes, and needs a communicator",
-        ),
-        ({"communicator": COMMUNICATOR, "allreduce_dtype": "int8"}, "allreduce_dtype must be one of float16, bfloat16"),
-    ],
-)
+WRONG = [
+    ({"communicator": "naive"}, r"communicator must be one of chainermn.create_communicator\(...\), or None"),
+    ({"allreduce_dtype": "float16"}, "allreduce_dtype is the dtype of sums over processes, and needs a communicator"),
+    ({"communicator": COMMUNICATOR, "allreduce_dtype": "int8"}, "allreduce_dtype must be one of float16, bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG)
 def test_arguments(settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         mixprec.MixedPrecisionOptimizer(optimizers.SGD(), **settings)

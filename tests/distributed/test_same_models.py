@@ -40,17 +40,17 @@ def test_another_number_of_updates_has_another_fingerprint():
         check_updates([7, 7, 8])
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ([("/W", parameter((3, 2)))], r"the shape of /W is \(2, 3\) on rank 0, \(3, 2\) on rank 2: all need the same"),
-        ([("/W", parameter(dtype="e"))], "the dtype of /W is float32 on rank 0, float16 on rank 2"),
-        ([("/W", parameter(order="F"))], r"axes in memory of /W is \(0, 1\) on rank 0, \(1, 0\) on rank 2"),
-        ([("/W", parameter(None))], r"the shape of /W is \(2, 3\) on rank 0, none yet on rank 2"),
-        ([], "rank 0 has a parameter /W, rank 2 has not"),
-        ([("/V", parameter()), ("/W", parameter())], "rank 2 has a parameter /V, rank 0 has not"),
-    ],
-)
+DIFFERENCES = [
+    ([("/W", parameter((3, 2)))], r"the shape of /W is \(2, 3\) on rank 0, \(3, 2\) on rank 2: all need the same"),
+    ([("/W", parameter(dtype="e"))], "the dtype of /W is float32 on rank 0, float16 on rank 2"),
+    ([("/W", parameter(order="F"))], r"axes in memory of /W is \(0, 1\) on rank 0, \(1, 0\) on rank 2"),
+    ([("/W", parameter(None))], r"the shape of /W is \(2, 3\) on rank 0, none yet on rank 2"),
+    ([], "rank 0 has a parameter /W, rank 2 has not"),
+    ([("/V", parameter()), ("/W", parameter())], "rank 2 has a parameter /V, rank 0 has not"),
+]
+
+
+@pytest.mark.parametrize(("other", "message"), DIFFERENCES)
 def test_each_difference_has_another_fingerprint_and_a_message(other, message):
     mine, same, others = Members([("/W", parameter())]), Members([("/W", parameter())]), Members(other)
     assert all(_agree([mine.fingerprint(), same.fingerprint()]))

@@ -34,15 +34,15 @@ def test_each_fourth_image_is_held_out_wherever_batches_end(size):
     assert (parts.count, parts.held_out_count) == (10, 2)
 
 
-@pytest.mark.parametrize(
-    ("batches", "message"),
-    [
-        (numbered(7), "found 7 images, needs at least 8"),
-        ([], "found 0 images, needs at least 8"),
-        ([*numbered(8), np.array([[np.nan]], np.float32)], "a value of image 8 is not finite"),
-        ([*numbered(8), np.array([[0], [np.inf]], np.float32)], "a value of image 9 is not finite"),
-    ],
-)
+BAD_BATCHES = [
+    (numbered(7), "found 7 images, needs at least 8"),
+    ([], "found 0 images, needs at least 8"),
+    ([*numbered(8), np.array([[np.nan]], np.float32)], "a value of image 8 is not finite"),
+    ([*numbered(8), np.array([[0], [np.inf]], np.float32)], "a value of image 9 is not finite"),
+]
+
+
+@pytest.mark.parametrize(("batches", "message"), BAD_BATCHES)
 def test_images_that_do_not_do(batches, message):
     with pytest.raises(OneLineError, match=f"^calibration: {message}$"):
         list(Images(batches).calibration())

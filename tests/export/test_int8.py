@@ -20,11 +20,10 @@ from mixprec.export.sessions import session
 from tests.export.graphs import GraphMaker, images, residual, shape_of, unet
 from tests.export.quantized import NETWORKS, run
 
+FLAGS = [("sse avx2 avx512_vnni", True), ("avx2 avx_vnni", True), ("avx2 avx512f", False), ("avx_vnni_int", False)]
 
-@pytest.mark.parametrize(
-    ("flags", "there"),
-    [("sse avx2 avx512_vnni", True), ("avx2 avx_vnni", True), ("avx2 avx512f", False), ("avx_vnni_int", False)],
-)
+
+@pytest.mark.parametrize(("flags", "there"), FLAGS)
 def test_vnni_is_read_from_the_flags(tmp_path, flags, there):
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nmodel name\t: avx_vnni\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")

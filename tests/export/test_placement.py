@@ -71,21 +71,21 @@ def test_branch_whose_convolution_has_other_takers_is_no_epilogue():
     assert placement.tensors == ()
 
 
-@pytest.mark.parametrize(
-    ("shape", "group", "first", "known"),
-    [
-        ((16, 16, 5, 5), 1, False, True),
-        ((16, 3, 3, 3), 1, True, True),
-        ((8, 3, 3, 3), 1, True, True),
-        ((12, 3, 3, 3), 1, True, False),
-        ((8, 8, 3, 3), 1, False, False),
-        ((2, 64, 1, 1), 1, False, True),
-        ((16, 3, 3, 1), 1, True, False),
-        ((16, 1, 3, 3), 16, False, True),
-        ((12, 1, 3, 3), 12, False, False),
-        ((32, 4, 1, 1), 8, False, False),
-    ],
-)
+LEFT_OUT = [
+    ((16, 16, 5, 5), 1, False, True),
+    ((16, 3, 3, 3), 1, True, True),
+    ((8, 3, 3, 3), 1, True, True),
+    ((12, 3, 3, 3), 1, True, False),
+    ((8, 8, 3, 3), 1, False, False),
+    ((2, 64, 1, 1), 1, False, True),
+    ((16, 3, 3, 1), 1, True, False),
+    ((16, 1, 3, 3), 16, False, True),
+    ((12, 1, 3, 3), 12, False, False),
+    ((32, 4, 1, 1), 8, False, False),
+]
+
+
+@pytest.mark.parametrize(("shape", "group", "first", "known"), LEFT_OUT)
 def test_convolutions_without_a_kernel_in_tensorrt_are_left_out(shape, group, first, known):
     make = GraphMaker(shape[1] * group, 8, 8)
     x = "images" if first else make.relu("images")
@@ -97,10 +97,10 @@ def test_convolutions_without_a_kernel_in_tensorrt_are_left_out(shape, group, fi
     assert placed(model, "cpu")[0].layers
 
 
-@pytest.mark.parametrize(
-    ("bounds", "quantized"),
-    [((0, 6), True), ((-1, 1), True), ((None, 6), True), ((0, None), True), ((1, 6), False), ((-6, -1), False)],
-)
+BOUNDS = [((0, 6), True), ((-1, 1), True), ((None, 6), True), ((0, None), True), ((1, 6), False), ((-6, -1), False)]
+
+
+@pytest.mark.parametrize(("bounds", "quantized"), BOUNDS)
 def test_clip_is_quantized_only_around_zero(bounds, quantized):
     make = GraphMaker(16, 8, 8)
     names = ["" if bound is None else make.constant(np.float32(bound), f"bound{bound}") for bound in bounds]

@@ -63,20 +63,20 @@ class Net(chainer.Chain):
 ROWS = np.random.RandomState(0).randint(0, WORDS, (4, 5)).astype(np.int32)
 
 
+NETWORKS = [
+    ("NStepLSTM", stacked, 2, "LSTM"),
+    ("NStepBiLSTM", twice, 2, "LSTM"),
+    ("NStepGRU", twice, 1, "GRU"),
+    ("NStepBiGRU", joined, 2, "GRU"),
+    ("NStepRNNTanh", joined, 1, "RNN"),
+    ("NStepBiRNNReLU", stacked, 1, "RNN"),
+    ("LSTM", steps, 0, None),
+    ("GRU", steps, 0, None),
+]
+
+
 @pytest.mark.parametrize("converted", [False, True])
-@pytest.mark.parametrize(
-    ("link", "program", "layers", "operator"),
-    [
-        ("NStepLSTM", stacked, 2, "LSTM"),
-        ("NStepBiLSTM", twice, 2, "LSTM"),
-        ("NStepGRU", twice, 1, "GRU"),
-        ("NStepBiGRU", joined, 2, "GRU"),
-        ("NStepRNNTanh", joined, 1, "RNN"),
-        ("NStepBiRNNReLU", stacked, 1, "RNN"),
-        ("LSTM", steps, 0, None),
-        ("GRU", steps, 0, None),
-    ],
-)
+@pytest.mark.parametrize(("link", "program", "layers", "operator"), NETWORKS)
 def test_numbers_and_operators(link, program, layers, operator, converted):
     plain = Net(link, program, *([layers, COLUMNS, UNITS, 0.5] if layers else [COLUMNS, UNITS]))
     model = copy.deepcopy(plain)

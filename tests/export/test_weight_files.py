@@ -158,16 +158,16 @@ def test_a_head_without_a_shape_is_known_by_its_bias(work):
     assert (other[0].W.shape, other[1].W.array, other[1].b.shape) == ((2, 4), None, (3,))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32)}),  # and not its bias
-        lambda arrays: arrays.update({"1/W": np.zeros((5, 3), np.float32), "1/b": np.zeros(5, np.float32)}),
-        lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32), "1/b": np.zeros(6, np.float32)}),
-        lambda arrays: arrays.update({"1/W": np.zeros((), np.float32), "1/b": np.zeros((), np.float32)}),
-        lambda arrays: arrays.update({"0/W": np.zeros((3, 4), np.float32), "0/b": np.zeros(3, np.float32)}),
-    ],
-)
+NO_HEADS = [
+    lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32)}),  # and not its bias
+    lambda arrays: arrays.update({"1/W": np.zeros((5, 3), np.float32), "1/b": np.zeros(5, np.float32)}),
+    lambda arrays: arrays.update({"1/W": np.zeros((5, 2), np.float32), "1/b": np.zeros(6, np.float32)}),
+    lambda arrays: arrays.update({"1/W": np.zeros((), np.float32), "1/b": np.zeros((), np.float32)}),
+    lambda arrays: arrays.update({"0/W": np.zeros((3, 4), np.float32), "0/b": np.zeros(3, np.float32)}),
+]
+
+
+@pytest.mark.parametrize("change", NO_HEADS)
 def test_other_shapes_are_no_head(work, change):
     arrays = contents(net())
     change(arrays)
@@ -257,13 +257,13 @@ def test_tensors_of_safetensors_in_eight_bits(work):
     assert refusal("a.safetensors") == "3.bias is F8_E4M3; wanted: one of F64, F32, F16, BF16, I64, I32"
 
 
-@pytest.mark.parametrize(
-    ("suffix", "package", "extra", "to_read", "to_write"),
-    [
-        (".safetensors", "safetensors", "export", "", ""),
-        (".pt", "torch", "torch", "save it as .safetensors where torch is", "write .safetensors, which"),
-    ],
-)
+PACKAGES = [
+    (".safetensors", "safetensors", "export", "", ""),
+    (".pt", "torch", "torch", "save it as .safetensors where torch is", "write .safetensors, which"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "package", "extra", "to_read", "to_write"), PACKAGES)
 def test_a_package_that_is_missing(work, monkeypatch, suffix, package, extra, to_read, to_write):
     (work / f"a{suffix}").write_bytes(b"content")
     monkeypatch.setitem(sys.modules, package, None)

@@ -52,17 +52,17 @@ def test_the_largest_few(top):
     assert functions.accuracy(y, t, top=top).array == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((np.zeros((2, 3)), np.zeros(2, "i")), {}, "accuracy: y must be float16, bfloat16 or float32; found float64"),
-        ((np.zeros((2, 3), "f"), np.zeros(2, "u4")), {}, "accuracy: t must be signed integers; found uint32"),
-        ((np.zeros((2, 3), "f"), np.zeros(3, "i")), {}, "accuracy: y must be (N, K) and t (N,); found (2, 3) and (3,)"),
-        ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"top": 0}, "accuracy: top must be"),
-        (([1.0], np.zeros(2, "i")), {}, "accuracy: y must be"),
-        ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"loss": 1.0}, "accuracy: loss must be a chainer.Variable; found"),
-    ],
-)
+UNFIT = [
+    ((np.zeros((2, 3)), np.zeros(2, "i")), {}, "accuracy: y must be float16, bfloat16 or float32; found float64"),
+    ((np.zeros((2, 3), "f"), np.zeros(2, "u4")), {}, "accuracy: t must be signed integers; found uint32"),
+    ((np.zeros((2, 3), "f"), np.zeros(3, "i")), {}, "accuracy: y must be (N, K) and t (N,); found (2, 3) and (3,)"),
+    ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"top": 0}, "accuracy: top must be"),
+    (([1.0], np.zeros(2, "i")), {}, "accuracy: y must be"),
+    ((np.zeros((2, 3), "f"), np.zeros(2, "i")), {"loss": 1.0}, "accuracy: loss must be a chainer.Variable; found"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "keywords", "message"), UNFIT)
 def test_what_does_not_fit(arguments, keywords, message):
     with pytest.raises((TypeError, ValueError), match="^" + re.escape(message)):
         functions.accuracy(*arguments, **keywords)

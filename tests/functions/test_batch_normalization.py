@@ -133,42 +133,42 @@ def _zeros(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: F.batch_normalization(_zeros(2, 7, 5, 5), _zeros(7), _zeros(7)),
-            ValueError,
-            "batch_normalization: x must be (N, H, W, 7); found shape (2, 7, 5, 5), which looks like (N, C, H, W): "
-            "use to_nhwc()",
-        ),
-        (
-            lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(6), _zeros(6)),
-            ValueError,
-            "batch_normalization: gamma must have shape (7,); found (6,)",
-        ),
-        (
-            lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), add=_zeros(2, 5, 7, 5)),
-            ValueError,
-            "batch_normalization: add must have the shape of x, (2, 5, 5, 7); found (2, 5, 7, 5)",
-        ),
-        (
-            lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), running_mean=_zeros(7)),
-            ValueError,
-            "batch_normalization: running_mean and running_var go together; found only one of them",
-        ),
-        (
-            lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), sums=_zeros(7)),
-            ValueError,
-            "batch_normalization: sums must be (2, 7) float32; found (7,) float32",
-        ),
-        (
-            lambda: F.fixed_batch_normalization(_zeros(2, 7), _zeros(7), _zeros(7), _zeros(7), _zeros(6)),
-            ValueError,
-            "fixed_batch_normalization: variance must have shape (7,); found (6,)",
-        ),
-    ],
-)
+MESSAGES = [
+    (
+        lambda: F.batch_normalization(_zeros(2, 7, 5, 5), _zeros(7), _zeros(7)),
+        ValueError,
+        "batch_normalization: x must be (N, H, W, 7); found shape (2, 7, 5, 5), which looks like (N, C, H, W): "
+        "use to_nhwc()",
+    ),
+    (
+        lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(6), _zeros(6)),
+        ValueError,
+        "batch_normalization: gamma must have shape (7,); found (6,)",
+    ),
+    (
+        lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), add=_zeros(2, 5, 7, 5)),
+        ValueError,
+        "batch_normalization: add must have the shape of x, (2, 5, 5, 7); found (2, 5, 7, 5)",
+    ),
+    (
+        lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), running_mean=_zeros(7)),
+        ValueError,
+        "batch_normalization: running_mean and running_var go together; found only one of them",
+    ),
+    (
+        lambda: F.batch_normalization(_zeros(2, 5, 5, 7), _zeros(7), _zeros(7), sums=_zeros(7)),
+        ValueError,
+        "batch_normalization: sums must be (2, 7) float32; found (7,) float32",
+    ),
+    (
+        lambda: F.fixed_batch_normalization(_zeros(2, 7), _zeros(7), _zeros(7), _zeros(7), _zeros(6)),
+        ValueError,
+        "fixed_batch_normalization: variance must have shape (7,); found (6,)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call()

@@ -181,16 +181,16 @@ class _Recorder:
         return lambda *args, **kwargs: self.calls.append(name) or method(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "calls"),
-    [
-        ("x", ["conv_fprop", "conv_dgrad"]),
-        ("W", ["conv_fprop", "conv_wgrad"]),
-        ("b", ["conv_fprop", "bias_grad"]),
-        ("xW", ["conv_fprop", "conv_wgrad", "conv_dgrad"]),
-        ("xWb", ["conv_fprop", "conv_wgrad", "conv_dgrad", "bias_grad"]),
-    ],
-)
+WANTED = [
+    ("x", ["conv_fprop", "conv_dgrad"]),
+    ("W", ["conv_fprop", "conv_wgrad"]),
+    ("b", ["conv_fprop", "bias_grad"]),
+    ("xW", ["conv_fprop", "conv_wgrad", "conv_dgrad"]),
+    ("xWb", ["conv_fprop", "conv_wgrad", "conv_dgrad", "bias_grad"]),
+]
+
+
+@pytest.mark.parametrize(("wanted", "calls"), WANTED)
 def test_only_what_is_asked_for_is_computed(monkeypatch, wanted, calls):
     recorder = _Recorder(backends.primitives_of(normal(0, 1)))
     monkeypatch.setattr(backends, "_on_numpy", lambda: recorder)
@@ -213,63 +213,63 @@ def _filters(*shape, dtype=np.float32):
     return np.zeros(shape, dtype)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda x: F.convolution_2d(x((2, 16, 8, 8)), _filters(4, 16, 3, 3)),
-            ValueError,
-            "convolution_2d: x must be (N, H, W, 16); found shape (2, 16, 8, 8), which looks like (N, C, H, W): "
-            "use to_nhwc()",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 9, 9, 12)), _filters(4, 4, 3, 3), groups=2),
-            ValueError,
-            "convolution_2d: x must be (N, H, W, 8); found shape (2, 9, 9, 12)",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 8)), _filters(3, 4, 3, 3), groups=2),
-            ValueError,
-            "convolution_2d: 2 groups do not divide the 3 filters of W (3, 4, 3, 3)",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4)),
-            ValueError,
-            "convolution_2d: W must be (K, C / groups, R, S); found shape (3, 4)",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 4, 4, 3)), _filters(4, 3, 7, 7), pad=1),
-            ValueError,
-            "convolution_2d: x (2, 4, 4, 3) with pad (1, 1) is smaller than the filters, W (4, 3, 7, 7)",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3, dtype=np.float16)),
-            TypeError,
-            "convolution_2d: W must have the dtype of x, float32; found float16: use cast()",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 4), np.float64), _filters(3, 4, 3, 3)),
-            TypeError,
-            "convolution_2d: x must be float16, bfloat16 or float32; found float64",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(4)),
-            ValueError,
-            "convolution_2d: b must have shape (3,); found (4,)",
-        ),
-        (
-            lambda x: F.deconvolution_2d(x((2, 8, 8, 4)), _filters(4, 3, 3, 3), stride=2, outsize=(30, 17)),
-            ValueError,
-            "deconvolution_2d: an output of (30, 17) pixels does not belong to x (2, 8, 8, 4) and W (4, 3, 3, 3) with "
-            "stride (2, 2) and pad (0, 0)",
-        ),
-        (
-            lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), relu=True, statistics=True),
-            ValueError,
-            "convolution_2d: statistics are taken before a ReLU: relu and statistics exclude each other",
-        ),
-    ],
-)
+MESSAGES = [
+    (
+        lambda x: F.convolution_2d(x((2, 16, 8, 8)), _filters(4, 16, 3, 3)),
+        ValueError,
+        "convolution_2d: x must be (N, H, W, 16); found shape (2, 16, 8, 8), which looks like (N, C, H, W): "
+        "use to_nhwc()",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 9, 9, 12)), _filters(4, 4, 3, 3), groups=2),
+        ValueError,
+        "convolution_2d: x must be (N, H, W, 8); found shape (2, 9, 9, 12)",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 8)), _filters(3, 4, 3, 3), groups=2),
+        ValueError,
+        "convolution_2d: 2 groups do not divide the 3 filters of W (3, 4, 3, 3)",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4)),
+        ValueError,
+        "convolution_2d: W must be (K, C / groups, R, S); found shape (3, 4)",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 4, 4, 3)), _filters(4, 3, 7, 7), pad=1),
+        ValueError,
+        "convolution_2d: x (2, 4, 4, 3) with pad (1, 1) is smaller than the filters, W (4, 3, 7, 7)",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3, dtype=np.float16)),
+        TypeError,
+        "convolution_2d: W must have the dtype of x, float32; found float16: use cast()",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 4), np.float64), _filters(3, 4, 3, 3)),
+        TypeError,
+        "convolution_2d: x must be float16, bfloat16 or float32; found float64",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), _filters(4)),
+        ValueError,
+        "convolution_2d: b must have shape (3,); found (4,)",
+    ),
+    (
+        lambda x: F.deconvolution_2d(x((2, 8, 8, 4)), _filters(4, 3, 3, 3), stride=2, outsize=(30, 17)),
+        ValueError,
+        "deconvolution_2d: an output of (30, 17) pixels does not belong to x (2, 8, 8, 4) and W (4, 3, 3, 3) with "
+        "stride (2, 2) and pad (0, 0)",
+    ),
+    (
+        lambda x: F.convolution_2d(x((2, 8, 8, 4)), _filters(3, 4, 3, 3), relu=True, statistics=True),
+        ValueError,
+        "convolution_2d: statistics are taken before a ReLU: relu and statistics exclude each other",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call(lambda shape, dtype=np.float32: np.zeros(shape, dtype))

@@ -83,28 +83,28 @@ def test_a_forked_process_has_a_state_of_its_own(fresh_states):
     process.join()
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: F.to_nhwc(np.zeros((2, 3, 4, 5), "f"), channels=2),
-            ValueError,
-            "to_nhwc: x must be (N, C, H, W) with at most 2 channels; found shape (2, 3, 4, 5)",
-        ),
-        (
-            lambda: F.to_nhwc(np.zeros((2, 3, 4, 5), "u1")),
-            TypeError,
-            "to_nhwc: x must be float16, bfloat16 or float32; found uint8",
-        ),
-        (
-            lambda: F.cast(np.zeros(2, "f"), "float64"),
-            ValueError,
-            "cast: dtype must be one of float16, bfloat16, float32, fp16, half, bf16, fp32, single; found 'float64'; "
-            "did you mean 'float16'?",
-        ),
-        (lambda: F.dropout(np.zeros(2, "f"), 1.0), ValueError, "dropout: ratio must be from 0 to below 1; found 1.0"),
-    ],
-)
+MESSAGES = [
+    (
+        lambda: F.to_nhwc(np.zeros((2, 3, 4, 5), "f"), channels=2),
+        ValueError,
+        "to_nhwc: x must be (N, C, H, W) with at most 2 channels; found shape (2, 3, 4, 5)",
+    ),
+    (
+        lambda: F.to_nhwc(np.zeros((2, 3, 4, 5), "u1")),
+        TypeError,
+        "to_nhwc: x must be float16, bfloat16 or float32; found uint8",
+    ),
+    (
+        lambda: F.cast(np.zeros(2, "f"), "float64"),
+        ValueError,
+        "cast: dtype must be one of float16, bfloat16, float32, fp16, half, bf16, fp32, single; found 'float64'; "
+        "did you mean 'float16'?",
+    ),
+    (lambda: F.dropout(np.zeros(2, "f"), 1.0), ValueError, "dropout: ratio must be from 0 to below 1; found 1.0"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call()

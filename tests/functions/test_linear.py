@@ -52,21 +52,21 @@ def test_batch_axes():
     np.testing.assert_allclose(F.linear(x, W, n_batch_axes=3).array, x @ W.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: F.linear(np.zeros((2, 5), "f"), np.zeros((4, 6), "f")),
-            ValueError,
-            "linear: x (B, C) and W (K, C) do not fit; found shapes (2, 5) and (4, 6)",
-        ),
-        (
-            lambda: F.linear(np.zeros((2, 5), "f"), np.zeros((4, 5), "f"), n_batch_axes=2),
-            ValueError,
-            "linear: n_batch_axes must be from 1 to 1; found 2",
-        ),
-    ],
-)
+MESSAGES = [
+    (
+        lambda: F.linear(np.zeros((2, 5), "f"), np.zeros((4, 6), "f")),
+        ValueError,
+        "linear: x (B, C) and W (K, C) do not fit; found shapes (2, 5) and (4, 6)",
+    ),
+    (
+        lambda: F.linear(np.zeros((2, 5), "f"), np.zeros((4, 5), "f"), n_batch_axes=2),
+        ValueError,
+        "linear: n_batch_axes must be from 1 to 1; found 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call()

@@ -59,17 +59,17 @@ def test_in_the_memory_order_of_nhwc():
         np.testing.assert_array_equal(found.transpose(0, 2, 3, 1), right)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n": 0}, "n must be a whole number, 1 or more; found 0"),
-        ({"n": 2.5}, "n must be a whole number, 1 or more; found 2.5"),
-        ({"k": "2"}, "k must be a finite number; found '2'"),
-        ({"alpha": float("nan")}, "alpha must be a finite number; found nan"),
-        ({"beta": None}, "beta must be a finite number; found None"),
-        ({"x": np.zeros(3, "f")}, "x must be (..., C) with two axes or more; found shape (3,)"),
-    ],
-)
+MESSAGES = [
+    ({"n": 0}, "n must be a whole number, 1 or more; found 0"),
+    ({"n": 2.5}, "n must be a whole number, 1 or more; found 2.5"),
+    ({"k": "2"}, "k must be a finite number; found '2'"),
+    ({"alpha": float("nan")}, "alpha must be a finite number; found nan"),
+    ({"beta": None}, "beta must be a finite number; found None"),
+    ({"x": np.zeros(3, "f")}, "x must be (..., C) with two axes or more; found shape (3,)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MESSAGES)
 def test_messages(arguments, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         F.local_response_normalization(**{"x": np.zeros((2, 3), "f"), **arguments})

@@ -64,24 +64,23 @@ def test_defaults_are_chainers():
     assert F.average_pooling_2d(x, 2).shape == (1, 2, 2, 2)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: F.max_pooling_2d(np.zeros((2, 32, 32, 1), "f"), 16),
-            "max_pooling_2d: a window must have at most 255 elements; found (16, 16)",
-        ),
-        (
-            lambda: F.average_pooling_2d(np.zeros((2, 64, 7, 7), "f"), (7, 8)),
-            "average_pooling_2d: x (2, 64, 7, 7) with pad (0, 0) is smaller than the window (7, 8); x must be "
-            "(N, H, W, C)",
-        ),
-        (
-            lambda: F.global_average_pooling_2d(np.zeros((2, 64), "f")),
-            "global_average_pooling_2d: x must be (N, H, W, C); found shape (2, 64)",
-        ),
-    ],
-)
+MESSAGES = [
+    (
+        lambda: F.max_pooling_2d(np.zeros((2, 32, 32, 1), "f"), 16),
+        "max_pooling_2d: a window must have at most 255 elements; found (16, 16)",
+    ),
+    (
+        lambda: F.average_pooling_2d(np.zeros((2, 64, 7, 7), "f"), (7, 8)),
+        "average_pooling_2d: x (2, 64, 7, 7) with pad (0, 0) is smaller than the window (7, 8); x must be (N, H, W, C)",
+    ),
+    (
+        lambda: F.global_average_pooling_2d(np.zeros((2, 64), "f")),
+        "global_average_pooling_2d: x must be (N, H, W, C); found shape (2, 64)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MESSAGES)
 def test_messages(call, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         call()

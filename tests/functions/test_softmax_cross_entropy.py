@@ -136,59 +136,59 @@ def _loss(x=(2, 3), t=(2,), dtype=np.float32, labels=np.int32, **rest):
     return lambda: F.softmax_cross_entropy(np.zeros(x, dtype), np.zeros(t, labels), **rest)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (
-            lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([3, 0])),
-            ValueError,
-            "softmax_cross_entropy: labels must be from 0 to 2, or -1 to be ignored; found 3",
+MESSAGES = [
+    (
+        lambda: F.softmax_cross_entropy(np.zeros((2, 3), "f"), np.array([3, 0])),
+        ValueError,
+        "softmax_cross_entropy: labels must be from 0 to 2, or -1 to be ignored; found 3",
+    ),
+    (
+        _loss((2, 3, 4, 4), (2, 4, 4)),
+        ValueError,
+        "softmax_cross_entropy: t must have the shape of x without its last axis, the classes; found (2, 4, 4) and "
+        "(2, 3, 4, 4)",
+    ),
+    (_loss(labels=np.float32), TypeError, "softmax_cross_entropy: t must be signed integers; found float32"),
+    (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be one of mean, no; found 'sum'"),
+    (_loss(smoothing=1), ValueError, "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1"),
+    (
+        _loss(mixed=np.zeros(2, np.int32)),
+        TypeError,
+        "softmax_cross_entropy: mixed must be a pair (second, share); found ndarray, shape (2,) int32",
+    ),
+    (
+        _loss(mixed=(np.zeros(3, np.int32), np.ones((), "f"))),
+        ValueError,
+        "softmax_cross_entropy: second must have the shape of x without its last axis, the classes; found (3,) and "
+        "(2, 3)",
+    ),
+    (
+        _loss(mixed=(np.zeros(2, np.int32), np.ones(3, "f"))),
+        ValueError,
+        "softmax_cross_entropy: share must be float32, () or of the shape of t, (2,); found float32 and (3,)",
+    ),
+    (
+        lambda: F.binary_cross_entropy(np.zeros((2, 4), "f"), np.array([0, 1]), smoothing=0.2, threshold=0.0),
+        ValueError,
+        "binary_cross_entropy: threshold must be from 0.05 to below 0.85, the targets of other classes and of the "
+        "label; found 0",
+    ),
+    (
+        lambda: F.softmax_cross_entropy(
+            np.zeros((2, 3), "f"), np.array([0, -1]), mixed=(np.array([-1, -1]), np.ones((), "f"))
         ),
-        (
-            _loss((2, 3, 4, 4), (2, 4, 4)),
-            ValueError,
-            "softmax_cross_entropy: t must have the shape of x without its last axis, the classes; found (2, 4, 4) and "
-            "(2, 3, 4, 4)",
-        ),
-        (_loss(labels=np.float32), TypeError, "softmax_cross_entropy: t must be signed integers; found float32"),
-        (_loss(reduce="sum"), ValueError, "softmax_cross_entropy: reduce must be one of mean, no; found 'sum'"),
-        (_loss(smoothing=1), ValueError, "softmax_cross_entropy: smoothing must be from 0 to below 1; found 1"),
-        (
-            _loss(mixed=np.zeros(2, np.int32)),
-            TypeError,
-            "softmax_cross_entropy: mixed must be a pair (second, share); found ndarray, shape (2,) int32",
-        ),
-        (
-            _loss(mixed=(np.zeros(3, np.int32), np.ones((), "f"))),
-            ValueError,
-            "softmax_cross_entropy: second must have the shape of x without its last axis, the classes; found (3,) and "
-            "(2, 3)",
-        ),
-        (
-            _loss(mixed=(np.zeros(2, np.int32), np.ones(3, "f"))),
-            ValueError,
-            "softmax_cross_entropy: share must be float32, () or of the shape of t, (2,); found float32 and (3,)",
-        ),
-        (
-            lambda: F.binary_cross_entropy(np.zeros((2, 4), "f"), np.array([0, 1]), smoothing=0.2, threshold=0.0),
-            ValueError,
-            "binary_cross_entropy: threshold must be from 0.05 to below 0.85, the targets of other classes and of the "
-            "label; found 0",
-        ),
-        (
-            lambda: F.softmax_cross_entropy(
-                np.zeros((2, 3), "f"), np.array([0, -1]), mixed=(np.array([-1, -1]), np.ones((), "f"))
-            ),
-            ValueError,
-            "softmax_cross_entropy: second labels must be from 0 to 2 where t counts; found -1",
-        ),
-        (
-            _loss(class_weight=chainer.Variable(np.ones(3, "f"))),
-            TypeError,
-            "softmax_cross_entropy: class_weight must be an array, it gets no gradient; found Variable",
-        ),
-    ],
-)
+        ValueError,
+        "softmax_cross_entropy: second labels must be from 0 to 2 where t counts; found -1",
+    ),
+    (
+        _loss(class_weight=chainer.Variable(np.ones(3, "f"))),
+        TypeError,
+        "softmax_cross_entropy: class_weight must be an array, it gets no gradient; found Variable",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES)
 def test_messages(call, error, message):
     with pytest.raises(error) as caught:
         call()

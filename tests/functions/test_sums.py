@@ -234,17 +234,17 @@ def _on_device(shape, nhwc):
     return null_device.array(np.ones((n, h, w, c), np.float16)).transpose(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "orders", "launches", "is_nhwc"),
-    [
-        ((2, 8, 3, 3), (True, True), ["add"], True),
-        ((2, 8, 3, 3), (False, False), ["add"], False),
-        ((2, 8, 3, 3), (True, False), ["to_nhwc", "add"], True),
-        ((2, 8, 3, 3), (False, True), ["to_nhwc", "add"], True),
-        ((2, 8, 1, 1), (True, False), ["add"], True),
-        ((1, 8, 1, 3), (True, True), ["add"], True),
-    ],
-)
+FLAT = [
+    ((2, 8, 3, 3), (True, True), ["add"], True),
+    ((2, 8, 3, 3), (False, False), ["add"], False),
+    ((2, 8, 3, 3), (True, False), ["to_nhwc", "add"], True),
+    ((2, 8, 3, 3), (False, True), ["to_nhwc", "add"], True),
+    ((2, 8, 1, 1), (True, False), ["add"], True),
+    ((1, 8, 1, 3), (True, True), ["add"], True),
+]
+
+
+@pytest.mark.parametrize(("shape", "orders", "launches", "is_nhwc"), FLAT)
 def test_a_sum_is_one_flat_launch(shape, orders, launches, is_nhwc):
     null_device.install()
     terms = [chainer.Variable(_on_device(shape, nhwc), requires_grad=False) for nhwc in orders]

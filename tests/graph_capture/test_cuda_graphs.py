@@ -305,14 +305,14 @@ def test_images_of_a_device_are_copied_at_once(channels, cupy, log):
     assert log == [("memory", source.data.ptr, images.nbytes)]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        np.zeros((2, 8, 8, 4), np.float16).transpose(0, 3, 1, 2)[:, :3],  # gaps
-        np.zeros((2, 3, 8, 8), np.float16),  # another order
-        np.zeros((2, 8, 8, 3), np.float32).transpose(0, 3, 1, 2),
-    ],
-)
+SOURCES = [
+    np.zeros((2, 8, 8, 4), np.float16).transpose(0, 3, 1, 2)[:, :3],  # gaps
+    np.zeros((2, 3, 8, 8), np.float16),  # another order
+    np.zeros((2, 8, 8, 3), np.float32).transpose(0, 3, 1, 2),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_what_lies_in_memory_otherwise_is_copied_by_a_kernel(source, cupy, log):
     own = CupyGraphs(0)
     target = OnDevice(np.zeros((2, 8, 8, 3), np.float16).transpose(0, 3, 1, 2), log)

@@ -29,11 +29,11 @@ class Dropping(Network):
             block.stochastic_depth = 0.5
 
 
+RUNS = [("Adam", {"dropout": 0.5}), ("LAMB", {"compute": "bfloat16"}), ("MomentumSGD", {"network": Dropping})]
+
+
 @both_sides
-@pytest.mark.parametrize(
-    ("rule", "settings"),
-    first(1, [("Adam", {"dropout": 0.5}), ("LAMB", {"compute": "bfloat16"}), ("MomentumSGD", {"network": Dropping})]),
-)
+@pytest.mark.parametrize(("rule", "settings"), first(1, RUNS))
 def test_twenty_steps(side, rule, settings):  # noqa: F811
     """With another learning rate in each, two that overflow, and a loss scale that grows; no launch reads or waits."""
     captured = Run(REQUIRED, rule, side=side, **settings).run(range(FIRST_REPLAY))

@@ -182,18 +182,15 @@ def test_a_hook_of_a_link_is_not_left_out(added, cuda, caplog):
 # --- errors
 
 
-@pytest.mark.parametrize(
-    ("error", "when", "late"),
-    first(
-        1,
-        [
-            (KeyboardInterrupt, (3, 4), True),
-            (ZeroDivisionError, (0, 1), False),
-            (ZeroDivisionError, (1, 2, 3), True),
-            (KeyboardInterrupt, (2,), False),
-        ],
-    ),
-)
+ERRORS = [
+    (KeyboardInterrupt, (3, 4), True),
+    (ZeroDivisionError, (0, 1), False),
+    (ZeroDivisionError, (1, 2, 3), True),
+    (KeyboardInterrupt, (2,), False),
+]
+
+
+@pytest.mark.parametrize(("error", "when", "late"), first(1, ERRORS))
 def test_errors_in_the_loss_function(error, when, late, cuda):
     """A step that is not done is no warm-up; those that are captured and compared begin anew."""
 

@@ -162,26 +162,22 @@ def test_memory_that_was_given_out_again_is_another_block():
     assert difference(step + again, other + other) is not None
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (_notes(0.5), _notes(0.25, line="f:1"), "f:1: the kernel k has the number 0.25, and had 0.5 a step before"),
-        (_notes(PLACE), _notes(PLACE + 512), "the kernel k uses memory that is kept from one step to the next"),
-        (_notes(), _notes(name="other"), "requests the kernel other where the step before requested the kernel k"),
-        (_notes(), _notes() + _notes(name="more"), "makes more requests than the step before, such as the kernel more"),
-        (
-            _notes() + _notes(name="more"),
-            _notes(),
-            "makes fewer requests than the step before, such as the kernel more",
-        ),
-        (
-            _notes(("ratio", 0.5), kind="function", name="Dropout"),
-            _notes(("ratio", 0.4), kind="function", name="Dropout"),
-            "ratio of the function Dropout is 0.4, and was 0.5 a step before: a graph would repeat it",
-        ),
-        (_notes(1, kind="report", name="lr"), _notes(2, kind="report", name="lr"), "the reported lr has the number 2"),
-    ],
-)
+DIFFERENCES = [
+    (_notes(0.5), _notes(0.25, line="f:1"), "f:1: the kernel k has the number 0.25, and had 0.5 a step before"),
+    (_notes(PLACE), _notes(PLACE + 512), "the kernel k uses memory that is kept from one step to the next"),
+    (_notes(), _notes(name="other"), "requests the kernel other where the step before requested the kernel k"),
+    (_notes(), _notes() + _notes(name="more"), "makes more requests than the step before, such as the kernel more"),
+    (_notes() + _notes(name="more"), _notes(), "makes fewer requests than the step before, such as the kernel more"),
+    (
+        _notes(("ratio", 0.5), kind="function", name="Dropout"),
+        _notes(("ratio", 0.4), kind="function", name="Dropout"),
+        "ratio of the function Dropout is 0.4, and was 0.5 a step before: a graph would repeat it",
+    ),
+    (_notes(1, kind="report", name="lr"), _notes(2, kind="report", name="lr"), "the reported lr has the number 2"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "said"), DIFFERENCES)
 def test_what_differs_is_named(before, now, said):
     assert said in difference(before, now)
 
@@ -263,18 +259,18 @@ def test_two_units_in_the_last_place_are_equal(units, right):
     assert (verification.differences(Runs(verification.outcome([]), {}), eager) == {}) == right
 
 
-@pytest.mark.parametrize(
-    ("eager", "launches", "right"),
-    [
-        (0.0, 0.0, False),
-        (0.2, 0.2, False),
-        (0.3, 0.3, True),
-        (0.01, 0.3, True),
-        (0.3, 0.01, True),
-        (0.3, 0.001, False),  # another order of magnitude: another step
-        (0.001, 0.3, False),
-    ],
-)
+VARYING = [
+    (0.0, 0.0, False),
+    (0.2, 0.2, False),
+    (0.3, 0.3, True),
+    (0.01, 0.3, True),
+    (0.3, 0.01, True),
+    (0.3, 0.001, False),  # another order of magnitude: another step
+    (0.001, 0.3, False),
+]
+
+
+@pytest.mark.parametrize(("eager", "launches", "right"), VARYING)
 def test_runs_that_differ_among_themselves_may_differ_from_others(eager, launches, right):
     """By 4 times as much: here they are off by 1.1, and a step changes the weights by 1.15."""
     weights, verification, expected = _verification(False)
@@ -305,18 +301,18 @@ def test_the_furthest_run_counts_and_one_that_went_another_way_does_not():
     assert apart == {"weights": 3}
 
 
-@pytest.mark.parametrize(
-    ("values", "runs", "right"),
-    [
-        ((0.25, 0.35), (0.25, 0.25), False),
-        ((0.25, 0.251), (0.25, 0.25), False),
-        ((0.25, 0.2505), (0.25, 0.25), True),
-        ((0.003, 0.0), (0.003, 0.003), False),
-        ((0.003, 0.001), (0.002, 0.002), True),  # a loss that is nearly 0 varies
-        ((0.25, 0.35), (0.05, 0.05), False),  # but none varies by as much
-        ((1.0, 1.5), (1.5, 1.0), False),
-    ],
-)
+LOSSES = [
+    ((0.25, 0.35), (0.25, 0.25), False),
+    ((0.25, 0.251), (0.25, 0.25), False),
+    ((0.25, 0.2505), (0.25, 0.25), True),
+    ((0.003, 0.0), (0.003, 0.003), False),
+    ((0.003, 0.001), (0.002, 0.002), True),  # a loss that is nearly 0 varies
+    ((0.25, 0.35), (0.05, 0.05), False),  # but none varies by as much
+    ((1.0, 1.5), (1.5, 1.0), False),
+]
+
+
+@pytest.mark.parametrize(("values", "runs", "right"), LOSSES)
 def test_losses_vary_little(values, runs, right):
     """``values`` are an eager one and a launch's, ``runs`` the other ones of their kind."""
     verification = Verification({}, False)
@@ -370,20 +366,20 @@ def test_an_overflow_is_the_same_in_both(bitwise, value):
     assert verification.differences(outcome, Runs(verification.outcome(values), {})) == {}
 
 
+WRONG_VALUES = [
+    ([("loss", np.array(0.5))], [("loss", np.array(0.6))]),
+    ([("loss", np.array(0.5))], []),
+    ([("loss", np.array(0.5))], [("accuracy", np.array(0.5))]),
+    ([("loss", np.array(0.5))], [("loss", np.array([0.5]))]),
+    ([("loss", np.array(0.5))], [("loss", np.array(0.5)), ("loss", np.array(0.5))]),
+    ([("images", 3)], [("images", 4)]),
+    ([("hits", np.array(3))], [("hits", np.array(4))]),
+    ([("loss", np.array(0.5))], [("loss", np.array(np.nan))]),
+]
+
+
 @pytest.mark.parametrize("bitwise", [False, True])
-@pytest.mark.parametrize(
-    ("expected", "found"),
-    [
-        ([("loss", np.array(0.5))], [("loss", np.array(0.6))]),
-        ([("loss", np.array(0.5))], []),
-        ([("loss", np.array(0.5))], [("accuracy", np.array(0.5))]),
-        ([("loss", np.array(0.5))], [("loss", np.array([0.5]))]),
-        ([("loss", np.array(0.5))], [("loss", np.array(0.5)), ("loss", np.array(0.5))]),
-        ([("images", 3)], [("images", 4)]),
-        ([("hits", np.array(3))], [("hits", np.array(4))]),
-        ([("loss", np.array(0.5))], [("loss", np.array(np.nan))]),
-    ],
-)
+@pytest.mark.parametrize(("expected", "found"), WRONG_VALUES)
 def test_another_value_is_wrong(bitwise, expected, found):
     weights, verification, _ = _verification(bitwise)
     outcome = _again(weights, verification, found)
@@ -429,17 +425,17 @@ def test_a_long_comparison_is_announced_once(caplog, monkeypatch):
 _LAUNCHES = RankVote(LAUNCH, "", 1)
 
 
-@pytest.mark.parametrize(
-    ("other", "kind", "drops"),
-    [
-        (RankVote(EAGER, "why"), EAGER, False),
-        (RankVote(EAGER, "why", drops=True), EAGER, True),
-        (RankVote(CAPTURE, "why"), EAGER, True),
-        (RankVote(CAPTURE, "why", 2), EAGER, False),
-        (RankVote(FAILED, "why"), FAILED, False),
-        (RankVote(REFUSED, "why"), REFUSED, False),
-    ],
-)
+OTHERS = [
+    (RankVote(EAGER, "why"), EAGER, False),
+    (RankVote(EAGER, "why", drops=True), EAGER, True),
+    (RankVote(CAPTURE, "why"), EAGER, True),
+    (RankVote(CAPTURE, "why", 2), EAGER, False),
+    (RankVote(FAILED, "why"), FAILED, False),
+    (RankVote(REFUSED, "why"), REFUSED, False),
+]
+
+
+@pytest.mark.parametrize(("other", "kind", "drops"), OTHERS)
 def test_ranks_that_differ_do_what_the_first_one_says(other, kind, drops):
     for own in (_LAUNCHES, other):
         assert resolve(own, [_LAUNCHES, other, _LAUNCHES]) == RankVote(kind, "on rank 1: why", drops=drops)

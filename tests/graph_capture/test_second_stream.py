@@ -139,20 +139,17 @@ def _one_for_all(self, stream, size, address=Workspaces.address):
     return address(self, 7, size)
 
 
+FAULTS = [
+    (SideStream, "join", lambda self: self.forget(), "Unjoined"),
+    (SideStream, "run", _without_holding, "differs between the graph"),
+    (graph_on_host._Streams, "fork", _fork_at_first, "differs between the graph"),
+    (pass_scales, "sole_uses", _everything, "differs between the graph"),
+    (Workspaces, "address", _one_for_all, "two streams have one workspace"),
+]
+
+
 @pytest.mark.usefixtures("host")
-@pytest.mark.parametrize(
-    ("owner", "name", "fault", "said"),
-    first(
-        2,
-        [
-            (SideStream, "join", lambda self: self.forget(), "Unjoined"),
-            (SideStream, "run", _without_holding, "differs between the graph"),
-            (graph_on_host._Streams, "fork", _fork_at_first, "differs between the graph"),
-            (pass_scales, "sole_uses", _everything, "differs between the graph"),
-            (Workspaces, "address", _one_for_all, "two streams have one workspace"),
-        ],
-    ),
-)
+@pytest.mark.parametrize(("owner", "name", "fault", "said"), first(2, FAULTS))
 def test_a_fault_is_found(monkeypatch, owner, name, fault, said):
     monkeypatch.setattr(owner, name, fault)
     with pytest.raises(CaptureError, match=said):

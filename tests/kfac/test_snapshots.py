@@ -163,14 +163,14 @@ def test_a_file_has_one_triangle_of_each_matrix(tmp_path):
             assert np.prod(shape) == groups * rows * (rows + 1) // 2
 
 
-@pytest.mark.parametrize(
-    ("duplicate", "before"),
-    [
-        (copy.deepcopy, ""),
-        (copy.deepcopy, "." * 9 + "x"),
-        (lambda optimizer: pickle.loads(pickle.dumps(optimizer)), ".."),
-    ],
-)
+COPIES = [
+    (copy.deepcopy, ""),
+    (copy.deepcopy, "." * 9 + "x"),
+    (lambda optimizer: pickle.loads(pickle.dumps(optimizer)), ".."),
+]
+
+
+@pytest.mark.parametrize(("duplicate", "before"), COPIES)
 def test_a_copy_goes_on_like_the_original_and_neither_touches_the_other(duplicate, before):
     original, kfac = _optimizer()
     _run(original, before)

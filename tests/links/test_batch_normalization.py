@@ -82,14 +82,14 @@ def test_forget_counts_a_batch_once():
     np.testing.assert_array_equal(links[1].gamma.grad, links[0].gamma.grad)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"axis": (0, 2, 3)}, r"axis must be all but the last, \(0, 1, 2\) in NHWC; found \(0, 2, 3\)"),
-        ({"size": (3, 4)}, r"size must be a whole number, 1 or more; found \(3, 4\)"),
-        ({"size": 3, "dtype": "float16"}, "dtype must be float32, as parameters and statistics are; found float16"),
-    ],
-)
+MESSAGES = [
+    ({"axis": (0, 2, 3)}, r"axis must be all but the last, \(0, 1, 2\) in NHWC; found \(0, 2, 3\)"),
+    ({"size": (3, 4)}, r"size must be a whole number, 1 or more; found \(3, 4\)"),
+    ({"size": 3, "dtype": "float16"}, "dtype must be float32, as parameters and statistics are; found float16"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MESSAGES)
 def test_messages(arguments, message):
     with pytest.raises(ValueError, match=message):
         L.BatchNormalization(**arguments)

@@ -56,17 +56,16 @@ def _is_channels_last(array):
     return array.transpose(0, 2, 3, 1).flags.c_contiguous
 
 
+ARGUMENTS = [
+    {},
+    {"nobias": True},
+    {"initialW": initializers.HeNormal(fan_option="fan_out"), "initial_bias": initializers.Uniform(1.0)},
+    {"initialW": 0.25, "initial_bias": 2},
+]
+
+
 @pairs
-@pytest.mark.parametrize(
-    "rest",
-    [
-        {},
-        {"nobias": True},
-        {"initialW": initializers.HeNormal(fan_option="fan_out"), "initial_bias": initializers.Uniform(1.0)},
-        {"initialW": 0.25, "initial_bias": 2},
-    ],
-    ids=["default", "nobias", "initializers", "numbers"],
-)
+@pytest.mark.parametrize("rest", ARGUMENTS, ids=["default", "nobias", "initializers", "numbers"])
 def test_values_and_results_are_chainers(pair, rest):
     link, other, y, y_other = _both(pair, **rest)
     assert isinstance(link, type(other))

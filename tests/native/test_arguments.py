@@ -190,14 +190,14 @@ def test_odd_arguments_are_errors_or_harmless(data):
     _check_guards(name, arguments)
 
 
-@pytest.mark.parametrize(
-    ("x", "reason"),
-    [
-        (np.zeros(4, BFLOAT16), "cannot include dtype '.' in a buffer"),
-        (np.zeros(8, np.float32)[::2], "ndarray is not C-contiguous"),
-        (None, "a bytes-like object is required, not 'NoneType'"),
-    ],
-)
+NO_BUFFERS = [
+    (np.zeros(4, BFLOAT16), "cannot include dtype '.' in a buffer"),
+    (np.zeros(8, np.float32)[::2], "ndarray is not C-contiguous"),
+    (None, "a bytes-like object is required, not 'NoneType'"),
+]
+
+
+@pytest.mark.parametrize(("x", "reason"), NO_BUFFERS)
 def test_a_message_says_why_there_is_no_buffer(x, reason):
     with pytest.raises(ValueError, match=f"^relu: x must be a C-contiguous array: {reason}$"):
         library().relu(x, x)

@@ -81,14 +81,14 @@ def test_the_digest_is_that_of_all_sources(monkeypatch, tmp_path, name):
     assert sources.digest() != before
 
 
-@pytest.mark.parametrize(
-    ("error", "machine", "said"),
-    [
-        (ImportError("this processor has no AVX2 or FMA"), "x86_64", "this processor has no AVX2 or FMA"),
-        (ModuleNotFoundError("x"), "aarch64", "it is for x86-64, not for aarch64"),
-        (ModuleNotFoundError("x"), "x86_64", f"it was not compiled; to compile it, or to see why that fails: {BUILD}"),
-    ],
-)
+WARNINGS = [
+    (ImportError("this processor has no AVX2 or FMA"), "x86_64", "this processor has no AVX2 or FMA"),
+    (ModuleNotFoundError("x"), "aarch64", "it is for x86-64, not for aarch64"),
+    (ModuleNotFoundError("x"), "x86_64", f"it was not compiled; to compile it, or to see why that fails: {BUILD}"),
+]
+
+
+@pytest.mark.parametrize(("error", "machine", "said"), WARNINGS)
 def test_one_warning_says_that_numpy_computes(monkeypatch, caplog, error, machine, said):
     class Finder:
         @staticmethod

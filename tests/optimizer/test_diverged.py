@@ -58,15 +58,15 @@ def test_patience_many_overflows_in_a_row_and_no_fewer():
     assert optimizer.loss_scale == 2.0**3
 
 
+SCALES = [
+    (mixprec.NoLossScale(patience=3), "; gradients that"),
+    (mixprec.StaticLossScale(2.0**4, patience=3), "; the loss scale is always 2^4; gradients that"),
+]
+
+
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("compute", ["float16", "float32"])
-@pytest.mark.parametrize(
-    ("scale", "words"),
-    [
-        (mixprec.NoLossScale(patience=3), "; gradients that"),
-        (mixprec.StaticLossScale(2.0**4, patience=3), "; the loss scale is always 2^4; gradients that"),
-    ],
-)
+@pytest.mark.parametrize(("scale", "words"), SCALES)
 def test_patience_without_a_scale_that_moves(scale, words, compute, batched):
     """The message speaks of a scale only where there is one."""
     optimizer = _optimizer(scale=copy.deepcopy(scale), compute=compute, batched=batched)
@@ -128,23 +128,22 @@ class Style(chainer.Chain):
         return F.sum(self.f(self.function(self.features(x))))
 
 
-@pytest.mark.parametrize(
-    ("function", "culprit"),
-    [
-        (
-            lambda h: F.matmul(h, h, transa=True) / 32,
-            r"function whose result is not finite: MatMul in /predictor \(Style, 1024 inf, 0 NaN of 1024\); "
-            r'in float16 it overflows: divide its inputs, or mixprec.convert\(model, keep_float32=\("/predictor",\)\)$',
-        ),
-        (lambda h: F.relu(h * h) / 32, r"function whose result is not finite: Mul in /predictor \(Style, 256 inf, "),
-        (
-            lambda h: F.tile(F.sum(h, axis=1, keepdims=True), (1, 32)),  # finite in float32
-            r"layer whose activation is not finite: /predictor/f \(Linear, 0 inf, 16 NaN of 16\); its input does not "
-            r"fit into float16: divide before it, or mixprec.convert\(model, keep_float32=\(\"/predictor/f\",\)\)$",
-        ),
-    ],
-    ids=["product", "elementwise", "input"],
-)
+CULPRITS = [
+    (
+        lambda h: F.matmul(h, h, transa=True) / 32,
+        r"function whose result is not finite: MatMul in /predictor \(Style, 1024 inf, 0 NaN of 1024\); "
+        r'in float16 it overflows: divide its inputs, or mixprec.convert\(model, keep_float32=\("/predictor",\)\)$',
+    ),
+    (lambda h: F.relu(h * h) / 32, r"function whose result is not finite: Mul in /predictor \(Style, 256 inf, "),
+    (
+        lambda h: F.tile(F.sum(h, axis=1, keepdims=True), (1, 32)),  # finite in float32
+        r"layer whose activation is not finite: /predictor/f \(Linear, 0 inf, 16 NaN of 16\); its input does not "
+        r"fit into float16: divide before it, or mixprec.convert\(model, keep_float32=\(\"/predictor/f\",\)\)$",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "culprit"), CULPRITS, ids=["product", "elementwise", "input"])
 def test_a_function_that_overflows_between_two_layers_is_named(function, culprit):
     model = L.Classifier(Style(function))
     mixprec.convert(model)

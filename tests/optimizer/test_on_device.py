@@ -24,10 +24,10 @@ def _run(optimizer, steps, place=device_stand_in.array, by_hand=False):
 # --- a step
 
 
-@pytest.mark.parametrize(
-    ("name", "by_hand"),
-    first(6, [(name, place % 2 == 1) for place, name in enumerate(["ScheduleFreeSGD", *reversed(OPTIMIZERS), "SGDW"])]),
-)
+RULES = [(name, place % 2 == 1) for place, name in enumerate(["ScheduleFreeSGD", *reversed(OPTIMIZERS), "SGDW"])]
+
+
+@pytest.mark.parametrize(("name", "by_hand"), first(6, RULES))
 def test_a_step_reads_nothing_and_is_that_of_the_host(name, by_hand, reads):
     """Promises 2 and 10: all rules of Chainer's, overflowing steps, the first among them; bit for bit."""
     hooks = [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.Lasso(0.001)]
@@ -307,10 +307,10 @@ def test_to_the_host_in_mid_run(launcher):
     device_runs.assert_same_run(optimizer, "Adam", ())
 
 
-@pytest.mark.parametrize(
-    ("scale", "batched"),
-    [(mixprec.NoLossScale(patience=4), False), (mixprec.StaticLossScale(2.0**8, patience=4), True)],
-)
+CONSTANT = [(mixprec.NoLossScale(patience=4), False), (mixprec.StaticLossScale(2.0**8, patience=4), True)]
+
+
+@pytest.mark.parametrize(("scale", "batched"), CONSTANT)
 def test_patience_of_a_constant_scale_on_the_device(reads, scale, batched):
     """The kernel that updates counts in place, and the host looks when patience may have run out."""
     optimizer = device_runs.new_optimizer("SGD", device_stand_in.send, scale=copy.deepcopy(scale), batched=batched)

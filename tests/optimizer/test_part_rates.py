@@ -39,18 +39,18 @@ def factors(model, rates):
 # Patterns
 
 
-@pytest.mark.parametrize(
-    ("rates", "expected"),
-    [
-        (None, {}),
-        ({}, {}),
-        ({"/out/*": 10}, {"/out/W": 10, "/out/b": 10}),
-        ({"*/b": 2, "/out/*": 3}, {"/hidden/b": 2, "/out/W": 3, "/out/b": 3}),
-        ({"/out/*": 3, "*/b": 2}, {"/hidden/b": 2, "/out/W": 3, "/out/b": 2}),
-        ({"*": 0, "/out/W": 1}, {"/hidden/W": 0, "/hidden/b": 0, "/bn/gamma": 0, "/bn/beta": 0, "/out/b": 0}),
-        ({"/[ho]*/W": 0.5}, {"/hidden/W": 0.5, "/out/W": 0.5}),
-    ],
-)
+PATTERNS = [
+    (None, {}),
+    ({}, {}),
+    ({"/out/*": 10}, {"/out/W": 10, "/out/b": 10}),
+    ({"*/b": 2, "/out/*": 3}, {"/hidden/b": 2, "/out/W": 3, "/out/b": 3}),
+    ({"/out/*": 3, "*/b": 2}, {"/hidden/b": 2, "/out/W": 3, "/out/b": 2}),
+    ({"*": 0, "/out/W": 1}, {"/hidden/W": 0, "/hidden/b": 0, "/bn/gamma": 0, "/bn/beta": 0, "/out/b": 0}),
+    ({"/[ho]*/W": 0.5}, {"/hidden/W": 0.5, "/out/W": 0.5}),
+]
+
+
+@pytest.mark.parametrize(("rates", "expected"), PATTERNS)
 def test_the_last_pattern_that_fits_a_name_counts(rates, expected):
     model = Net()
     assert factors(model, rates) == {name: expected.get(name, 1.0) for name, _ in model.namedparams()}
@@ -61,15 +61,15 @@ def test_names_are_told_apart_by_case():
         factors(Net(), {"/Out/*": 1})
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("/ouut/*", "rates: '/ouut/*' matches no parameter; did you mean '/out/*'"),
-        ("out/*", "rates: 'out/*' matches no parameter; did you mean '/out/*'"),
-        ("/hidden/w", "'/hidden/W'"),
-        ("/layer4/1/conv2/*", "matches no parameter; there are /bn/*, /hidden/*, /out/*, ..."),
-    ],
-)
+NO_PATTERNS = [
+    ("/ouut/*", "rates: '/ouut/*' matches no parameter; did you mean '/out/*'"),
+    ("out/*", "rates: 'out/*' matches no parameter; did you mean '/out/*'"),
+    ("/hidden/w", "'/hidden/W'"),
+    ("/layer4/1/conv2/*", "matches no parameter; there are /bn/*, /hidden/*, /out/*, ..."),
+]
+
+
+@pytest.mark.parametrize(("pattern", "message"), NO_PATTERNS)
 def test_a_pattern_that_fits_nothing_names_what_is_like_it(pattern, message):
     with pytest.raises(UnknownName) as found:
         setup(Net(), {"/bn/*": 2, pattern: 1})
@@ -77,16 +77,16 @@ def test_a_pattern_that_fits_nothing_names_what_is_like_it(pattern, message):
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize(
-    ("rates", "error", "message"),
-    [
-        ([("*", 1)], TypeError, "rates must be a dict from patterns to numbers, or None"),
-        ({1: 1}, TypeError, "a pattern of rates must be a string"),
-        ({"*": -1}, ValueError, r"rates\['\*'\] must be a finite number, 0 or more; found -1"),
-        ({"*": "0.1"}, ValueError, "found '0.1'"),
-        ({"*": float("nan")}, ValueError, "found nan"),
-    ],
-)
+NO_MAPPINGS = [
+    ([("*", 1)], TypeError, "rates must be a dict from patterns to numbers, or None"),
+    ({1: 1}, TypeError, "a pattern of rates must be a string"),
+    ({"*": -1}, ValueError, r"rates\['\*'\] must be a finite number, 0 or more; found -1"),
+    ({"*": "0.1"}, ValueError, "found '0.1'"),
+    ({"*": float("nan")}, ValueError, "found nan"),
+]
+
+
+@pytest.mark.parametrize(("rates", "error", "message"), NO_MAPPINGS)
 def test_what_is_no_mapping_to_factors_is_refused(rates, error, message):
     with pytest.raises(error, match=message):
         mixprec.MixedPrecisionOptimizer(optimizers.SGD(), rates=rates)
@@ -130,10 +130,10 @@ def test_parameters_that_come_late_or_get_another_rule():
 # Steps
 
 
-@pytest.mark.parametrize(
-    ("name", "batched"),
-    [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)],
-)
+RULES = [("MomentumSGD", True), ("AdamW", True), ("MSVAG", False), ("LARS", True), ("ScheduleFreeSGD", False)]
+
+
+@pytest.mark.parametrize(("name", "batched"), RULES)
 def test_factors_are_on_the_learning_rate_that_a_schedule_moves(name, batched):
     """Bit for bit the same rules, each given its learning rate by hand before each step."""
     sides = []

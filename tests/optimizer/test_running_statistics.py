@@ -78,14 +78,14 @@ def _by_hand(optimizer, model, x):
     optimizer.update()
 
 
-@pytest.mark.parametrize(
-    ("way", "step", "converts", "freezes"),
-    [
-        *pairs(WAYS, [_by_update, _by_hand], [False, True], [False, True]),
-        # Of a link that is not called, a loop of one's own does not say that a step begins.
-        (a_part_that_is_not_called, _by_update, True, False),
-    ],
-)
+SKIPPED = [
+    *pairs(WAYS, [_by_update, _by_hand], [False, True], [False, True]),
+    # Of a link that is not called, a loop of one's own does not say that a step begins.
+    (a_part_that_is_not_called, _by_update, True, False),
+]
+
+
+@pytest.mark.parametrize(("way", "step", "converts", "freezes"), SKIPPED)
 def test_statistics_of_a_skipped_step_come_back(way, step, converts, freezes):
     """Also of layers that are frozen, before which there is no backward pass."""
     model = Net(way)

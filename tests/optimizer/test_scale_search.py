@@ -261,17 +261,17 @@ def _own_loop(model, optimizer, x):
     optimizer.update()
 
 
-@pytest.mark.parametrize(
-    ("step", "settings", "reason"),
-    [
-        (_several, {}, [SEVERAL]),
-        (_recomputed, {}, ["mixprec.recompute"]),
-        (_offloaded, {}, ["mixprec.offload"]),
-        (None, {"preconditioner": mixprec.KFAC}, ["K-FAC looks at layers in the backward pass"]),
-        (_multi_node, {}, ["ChainerMN's optimizer wraps this optimizer"]),
-        (_own_loop, {}, []),  # known to whoever wrote the loop
-    ],
-)
+ASIDE = [
+    (_several, {}, [SEVERAL]),
+    (_recomputed, {}, ["mixprec.recompute"]),
+    (_offloaded, {}, ["mixprec.offload"]),
+    (None, {"preconditioner": mixprec.KFAC}, ["K-FAC looks at layers in the backward pass"]),
+    (_multi_node, {}, ["ChainerMN's optimizer wraps this optimizer"]),
+    (_own_loop, {}, []),  # known to whoever wrote the loop
+]
+
+
+@pytest.mark.parametrize(("step", "settings", "reason"), ASIDE)
 def test_it_steps_aside_for_good_and_says_so_once(step, settings, reason, said):
     for _ in range(2):
         model, optimizer = built(Net, scale={"search": True}, **{name: make() for name, make in settings.items()})

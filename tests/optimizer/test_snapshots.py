@@ -212,10 +212,10 @@ def _warns_once():
 # Going on equals never having stopped.
 
 
-@pytest.mark.parametrize(
-    ("order", "inner", "before", "kind"),
-    pairs(ORDERS, ["Adam", "MSVAG", "ScheduleFreeSGD", "AMSBound"], list(COUNTERS), KINDS[2:]),
-)
+RESUMED = pairs(ORDERS, ["Adam", "MSVAG", "ScheduleFreeSGD", "AMSBound"], list(COUNTERS), KINDS[2:])
+
+
+@pytest.mark.parametrize(("order", "inner", "before", "kind"), RESUMED)
 def test_a_resumed_run_is_bitwise_one_that_never_stopped(storage, order, inner, before, kind):
     """Save, load into a fresh run, go on: the same scale, counters, masters, optimizer state, t and statistics."""
     after = ".x..x"

@@ -44,10 +44,10 @@ def _loss(y):
     return chainer.functions.sum(mixprec.functions.cast(y, "float32"))
 
 
-@pytest.mark.parametrize(
-    ("compute", "order"),
-    [("float16", "convert, setup"), ("bfloat16", "setup, convert"), ("float16", "setup, update, convert")],
-)
+ORDERS = [("float16", "convert, setup"), ("bfloat16", "setup, convert"), ("float16", "setup, update, convert")]
+
+
+@pytest.mark.parametrize(("compute", "order"), ORDERS)
 def test_a_plain_optimizer_of_a_converted_model_is_announced_at_its_first_update(said, order, compute):
     model, optimizer = _model(), optimizers.SGD(1e-5)
     for what in order.split(", "):

@@ -434,16 +434,16 @@ def _written(optimizer, model):
     model.W.grad = np.ones((1, 1), np.float16)
 
 
-@pytest.mark.parametrize(
-    ("loss_scale", "sources"),
-    [
-        (8, [_ours, _chainers(64.0)]),
-        (8, [_chainers(64.0), _ours]),
-        (8, [_written, _ours]),
-        (None, [_chainers(8.0), _chainers(None)]),
-        (None, [_chainers(None), _chainers(8.0)]),
-    ],
-)
+SCALES = [
+    (8, [_ours, _chainers(64.0)]),
+    (8, [_chainers(64.0), _ours]),
+    (8, [_written, _ours]),
+    (None, [_chainers(8.0), _chainers(None)]),
+    (None, [_chainers(None), _chainers(8.0)]),
+]
+
+
+@pytest.mark.parametrize(("loss_scale", "sources"), SCALES)
 def test_gradients_of_different_scales_do_not_add_up(loss_scale, sources):
     """Promise 8: whoever scaled them; the weight stays as it was."""
     optimizer, model = _weight_of_zero(loss_scale)

@@ -63,14 +63,14 @@ def test_what_pip_cannot_do_is_one_line(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--python", "4"], "--python: found '4', expected a version such as 3.12"),
-        (["--out", "{folder}"], "--out {folder}: a.txt is no wheel; choose a new folder"),
-        (["--out", ""], "argument --out: it is empty; give a folder"),
-    ],
-)
+BAD_ARGUMENTS = [
+    (["--python", "4"], "--python: found '4', expected a version such as 3.12"),
+    (["--out", "{folder}"], "--out {folder}: a.txt is no wheel; choose a new folder"),
+    (["--out", ""], "argument --out: it is empty; give a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error"), BAD_ARGUMENTS)
 def test_bad_arguments_are_one_line(tmp_path, arguments, error, capsys):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(SystemExit) as ended:

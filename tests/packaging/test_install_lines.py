@@ -31,11 +31,10 @@ def _works(environment, folder):
     assert "it was not compiled" in printed
 
 
-@pytest.mark.parametrize(
-    ("pip", "line"),
-    [("pip==23.2", EVERY_PIP), ("pip>=25.3", EVERY_PIP), ("pip>=25.3", TODAYS_PIP)],
-    ids=["2023", "today", "today's option"],
-)
+PIPS = [("pip==23.2", EVERY_PIP), ("pip>=25.3", EVERY_PIP), ("pip>=25.3", TODAYS_PIP)]
+
+
+@pytest.mark.parametrize(("pip", "line"), PIPS, ids=["2023", "today", "today's option"])
 def test_pip(copy, environment, tmp_path, pip, line):
     environment.run(f"python -m pip install --quiet --upgrade '{pip}'", cwd=tmp_path)
     environment.run(line, cwd=copy)

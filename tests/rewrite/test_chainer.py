@@ -736,30 +736,22 @@ def test_an_example_of_the_wrong_shape(lazy):
     _assert_noted(error, "while mixprec.convert called Net on example (3, 3, 6, 6) float32")
 
 
-@pytest.mark.parametrize(
-    ("link", "example", "why"),
-    [
-        (
-            lambda: L.Convolution2D(3, 4, 3),
-            np.zeros((2, 8, 8, 3), "f"),
-            "takes 3 channels, and was given 8: is it (N, H",
-        ),
-        (lambda: L.Convolution2D(4, 4, 3, groups=2), np.zeros((2, 2, 8, 8), "f"), "takes 4 channels, and was given 2"),
-        (lambda: L.Deconvolution2D(3, 4, 3), np.zeros((2, 4, 8, 8), "f"), "takes 3 channels, and was given 4"),
-        (
-            lambda: L.Convolution2D(3, 4, 3),
-            np.zeros((2, 3, 8, 8), "uint8"),
-            "takes floating-point numbers, and was given uint8",
-        ),
-        (
-            lambda: L.Convolution2D(3, 4, 3),
-            np.zeros((3, 8, 8), "f"),
-            "takes arrays of 4 axes, (N, C, ...), and was giv",
-        ),
-        (lambda: L.Linear(4, 2), np.zeros((2, 3), "f"), "takes 4 features, and was given 3"),
-        (lambda: L.Linear(4, 2), [np.zeros(4, "f")], "takes one array, and was given a list: numpy.stack joins "),
-    ],
-)
+REFUSED_EXAMPLES = [
+    (lambda: L.Convolution2D(3, 4, 3), np.zeros((2, 8, 8, 3), "f"), "takes 3 channels, and was given 8: is it (N, H"),
+    (lambda: L.Convolution2D(4, 4, 3, groups=2), np.zeros((2, 2, 8, 8), "f"), "takes 4 channels, and was given 2"),
+    (lambda: L.Deconvolution2D(3, 4, 3), np.zeros((2, 4, 8, 8), "f"), "takes 3 channels, and was given 4"),
+    (
+        lambda: L.Convolution2D(3, 4, 3),
+        np.zeros((2, 3, 8, 8), "uint8"),
+        "takes floating-point numbers, and was given uint8",
+    ),
+    (lambda: L.Convolution2D(3, 4, 3), np.zeros((3, 8, 8), "f"), "takes arrays of 4 axes, (N, C, ...), and was giv"),
+    (lambda: L.Linear(4, 2), np.zeros((2, 3), "f"), "takes 4 features, and was given 3"),
+    (lambda: L.Linear(4, 2), [np.zeros(4, "f")], "takes one array, and was given a list: numpy.stack joins "),
+]
+
+
+@pytest.mark.parametrize(("link", "example", "why"), REFUSED_EXAMPLES)
 def test_an_example_that_a_link_refuses(link, example, why):
     model = chainer.Sequential(link())
     error = _refused(model, Exception, None, example=example)

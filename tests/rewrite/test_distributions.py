@@ -97,10 +97,10 @@ LACKING = {  # in Chainer
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "options"),
-    in_turn([each for each in itertools.product(DISTRIBUTIONS, QUANTITIES) if each not in LACKING], OPTIONS),
-)
+CASES = in_turn([each for each in itertools.product(DISTRIBUTIONS, QUANTITIES) if each not in LACKING], OPTIONS)
+
+
+@pytest.mark.parametrize(("case", "options"), CASES)
 def test_entropies_and_log_probabilities_and_their_gradients(case, options):
     name, quantity = case
     value = VALUES.get(name.partition(" of")[0], np.full((3, 4), 0.3, np.float32))

@@ -914,15 +914,15 @@ def test_a_fused_normalization_does_not_keep_what_the_relu_would_have_kept():
 # 16-bit dtypes: what is fused is rounded once.
 
 
-@pytest.mark.parametrize(
-    ("compute", "eps", "added"),
-    [
-        ("float16", 2.0**-11, True),
-        ("float16", 2.0**-11, False),
-        ("bfloat16", 2.0**-8, True),
-        ("float32", 2.0**-24, True),
-    ],
-)
+ROUNDED = [
+    ("float16", 2.0**-11, True),
+    ("float16", 2.0**-11, False),
+    ("bfloat16", 2.0**-8, True),
+    ("float32", 2.0**-24, True),
+]
+
+
+@pytest.mark.parametrize(("compute", "eps", "added"), ROUNDED)
 def test_what_is_fused_is_rounded_once(compute, eps, added):
     seen = {}
 

@@ -188,18 +188,15 @@ def test_a_part_that_is_recomputed_is_computed_as_it_was():
         np.testing.assert_array_equal(found[1][name], gradient, name)
 
 
-@pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        (("/ot",), r"keep_float32: '/ot' matches no link; did you mean '/out'\?"),
-        ((L.EmbedID,), "keep_float32: no link is of the class EmbedID; there are Chain, Sequential, Linear"),
-        (
-            ("/fc", 3),
-            'keep_float32 must be a tuple of patterns such as "/fc/\\*" and of classes of links; found 3 in it',
-        ),
-        ("/out", "keep_float32 must be a tuple of .*; found str"),
-    ],
-)
+NO_MATCHES = [
+    (("/ot",), r"keep_float32: '/ot' matches no link; did you mean '/out'\?"),
+    ((L.EmbedID,), "keep_float32: no link is of the class EmbedID; there are Chain, Sequential, Linear"),
+    (("/fc", 3), 'keep_float32 must be a tuple of patterns such as "/fc/\\*" and of classes of links; found 3 in it'),
+    ("/out", "keep_float32 must be a tuple of .*; found str"),
+]
+
+
+@pytest.mark.parametrize(("keep", "message"), NO_MATCHES)
 def test_what_matches_nothing_is_an_error_and_changes_nothing(keep, message):
     model = chainer.Chain(out=L.Linear(4, 2), body=chainer.Sequential(L.Linear(4, 4)))
     with pytest.raises((TypeError, ValueError), match=f"^{message}$"):

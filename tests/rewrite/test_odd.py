@@ -48,14 +48,15 @@ def pair(function, **options):
     return plain, converted
 
 
+POOLINGS = [
+    lambda h: F.average_pooling_nd(h, 3, stride=2, pad=1, pad_value=None),
+    lambda h: F.average_pooling_2d(h, 3, stride=2, pad=1),
+    lambda h: F.max_pooling_2d(h, 3, stride=2),
+]
+
+
 @pytest.mark.parametrize(
-    "pool",
-    [
-        lambda h: F.average_pooling_nd(h, 3, stride=2, pad=1, pad_value=None),
-        lambda h: F.average_pooling_2d(h, 3, stride=2, pad=1),
-        lambda h: F.max_pooling_2d(h, 3, stride=2),
-    ],
-    ids=["average without padding", "average with padding", "maximum that covers all"],
+    "pool", POOLINGS, ids=["average without padding", "average with padding", "maximum that covers all"]
 )
 def test_poolings_at_the_border(pool):
     plain, converted = pair(lambda net, x: pool(net.conv(x)))

@@ -108,17 +108,17 @@ def test_numbers_and_integers_do_not_decide(kind, compute):
         np.testing.assert_allclose(found.array.astype(np.float32), expected.array, rtol=2.0**-5, atol=2.0**-5)
 
 
-@pytest.mark.parametrize(
-    ("compute", "dtype", "result"),
-    [
-        ("float16", np.float16, "float16"),
-        ("bfloat16", ml_dtypes.bfloat16, "bfloat16"),
-        ("bfloat16", np.float16, "float32"),
-        ("float16", np.float64, "float32"),
-        ("float32", np.float16, "float32"),
-        ("float32", np.float64, "float32"),
-    ],
-)
+DTYPES = [
+    ("float16", np.float16, "float16"),
+    ("bfloat16", ml_dtypes.bfloat16, "bfloat16"),
+    ("bfloat16", np.float16, "float32"),
+    ("float16", np.float64, "float32"),
+    ("float32", np.float16, "float32"),
+    ("float32", np.float64, "float32"),
+]
+
+
+@pytest.mark.parametrize(("compute", "dtype", "result"), DTYPES)
 def test_dtypes_of_arrays(compute, dtype, result):
     assert run(lambda h: h * np.ones(4, dtype), VECTORS, {"compute": compute})[0].dtype == result
 

@@ -129,16 +129,16 @@ def following(model, link="conv1"):
 # --- when
 
 
-@pytest.mark.parametrize(
-    ("function", "sums"),
-    [
-        (residual, [0, 2, 2]),
-        (kept, [0, 1, 1]),
-        (replaced_in_its_order, [0, 0, 0]),
-        (without_normalization, [0, 0, 0]),
-        (frozen, [0] * 3),
-    ],
-)
+SUMS = [
+    (residual, [0, 2, 2]),
+    (kept, [0, 1, 1]),
+    (replaced_in_its_order, [0, 0, 0]),
+    (without_normalization, [0, 0, 0]),
+    (frozen, [0] * 3),
+]
+
+
+@pytest.mark.parametrize(("function", "sums"), SUMS)
 def test_a_convolution_takes_sums_from_the_second_call_on(on_device, function, sums):
     """The first call shows what follows. Nobody can tell by the numbers, which are those of NumPy."""
     (model, _), (twin, _) = new(function), new(function)

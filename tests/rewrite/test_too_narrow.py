@@ -79,15 +79,14 @@ def test_a_result_that_is_tiny_or_inf_in_float16_is_named():
     assert re.fullmatch(r'the result of / is inf in float16, and \S+e\+05 in float32: keep_float32=\("/",\)', *large)
 
 
-@pytest.mark.parametrize(
-    ("function", "where", "cure"),
-    [
-        (lambda h: F.matmul(h, h, transa=True) / 1e6, "MatMul in /1", 'keep_float32=("/1",)'),
-        (lambda h: F.square(h) / 1e3, "Square in /1", 'F.cast(x, "float32") of its inputs'),
-        (lambda h: F.relu(F.where(h.array > 0, h * 1e-3, np.full(h.shape, -np.inf, h.dtype))), None, None),
-    ],
-    ids=["product", "elementwise", "masked"],
-)
+OVERFLOWING = [
+    (lambda h: F.matmul(h, h, transa=True) / 1e6, "MatMul in /1", 'keep_float32=("/1",)'),
+    (lambda h: F.square(h) / 1e3, "Square in /1", 'F.cast(x, "float32") of its inputs'),
+    (lambda h: F.relu(F.where(h.array > 0, h * 1e-3, np.full(h.shape, -np.inf, h.dtype))), None, None),
+]
+
+
+@pytest.mark.parametrize(("function", "where", "cure"), OVERFLOWING, ids=["product", "elementwise", "masked"])
 def test_a_function_that_overflows_is_named_if_the_result_shows_it(function, where, cure):
     class Middle(chainer.Chain):
         def forward(self, h):
@@ -121,15 +120,15 @@ def test_scores_constants_and_what_is_kept_are_not_named(said, net, example, kee
     assert said() == []
 
 
-@pytest.mark.parametrize(
-    ("weights", "compute", "line"),
-    [
-        ({"b": 2.1e5}, "float16", "/out/b becomes inf in float16 (1 of 1 elements)"),
-        ({"b": 3.4e38}, "bfloat16", "/out/b becomes inf in bfloat16 (1 of 1 elements)"),
-        ({"W": 2e-8}, "float16", "/out/W becomes 0 in float16 (16 of 16 elements)"),
-        ({"W": 1e-41}, "bfloat16", "/out/W becomes 0 in bfloat16 (16 of 16 elements)"),
-    ],
-)
+NARROWED = [
+    ({"b": 2.1e5}, "float16", "/out/b becomes inf in float16 (1 of 1 elements)"),
+    ({"b": 3.4e38}, "bfloat16", "/out/b becomes inf in bfloat16 (1 of 1 elements)"),
+    ({"W": 2e-8}, "float16", "/out/W becomes 0 in float16 (16 of 16 elements)"),
+    ({"W": 1e-41}, "bfloat16", "/out/W becomes 0 in bfloat16 (16 of 16 elements)"),
+]
+
+
+@pytest.mark.parametrize(("weights", "compute", "line"), NARROWED)
 def test_a_weight_that_becomes_inf_or_0_is_named_by_convert_and_when_it_is_loaded(
     said, tmp_path, weights, compute, line
 ):

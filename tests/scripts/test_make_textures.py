@@ -206,15 +206,15 @@ def test_ctrl_c_ends_the_script_in_one_line_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"images": 99}, "images 99: must be 100, ten of a class, to 10000000"),
-        ({"images": 10**20}, "images 100000000000000000000: must be 100"),
-        ({"seed": -1}, "seed -1"),
-        ({"seed": 2**32}, "seed 4294967296"),
-    ],
-)
+IMPOSSIBLE = [
+    ({"images": 99}, "images 99: must be 100, ten of a class, to 10000000"),
+    ({"images": 10**20}, "images 100000000000000000000: must be 100"),
+    ({"seed": -1}, "seed -1"),
+    ({"seed": 2**32}, "seed 4294967296"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "message"), IMPOSSIBLE)
 def test_impossible_arguments_are_refused(tmp_path, keywords, message):
     with pytest.raises(DataError, match=message):
         textures.make_textures(tmp_path / "textures", **keywords)

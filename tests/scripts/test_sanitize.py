@@ -57,17 +57,17 @@ def test_all_tools_in_turn(script, answer, capsys):
         assert line.endswith("tests/backends/nchw/test_nchw_pooling.py tests/backends/nchw/test_nchw_softmax.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "verdict"),
-    [
-        ("1 passed\\n========= ERROR SUMMARY: 3 errors\\n", 86, "3 errors or hazards"),
-        ("1 passed\\n========= RACECHECK SUMMARY: 2 hazards displayed\\n", 0, "2 errors or hazards"),
-        ("1 failed, 3 passed\\n========= ERROR SUMMARY: 0 errors\\n", 1, "the tests failed, exit status 1"),
-        ("600 skipped\\n========= ERROR SUMMARY: 0 errors\\n", 0, "nothing was checked"),
-        ("12 passed\\n", 0, "nothing was checked"),
-        ("========= Error: Device not supported\\n", 255, "the tests failed, exit status 255"),
-    ],
-)
+NOT_CLEAN = [
+    ("1 passed\\n========= ERROR SUMMARY: 3 errors\\n", 86, "3 errors or hazards"),
+    ("1 passed\\n========= RACECHECK SUMMARY: 2 hazards displayed\\n", 0, "2 errors or hazards"),
+    ("1 failed, 3 passed\\n========= ERROR SUMMARY: 0 errors\\n", 1, "the tests failed, exit status 1"),
+    ("600 skipped\\n========= ERROR SUMMARY: 0 errors\\n", 0, "nothing was checked"),
+    ("12 passed\\n", 0, "nothing was checked"),
+    ("========= Error: Device not supported\\n", 255, "the tests failed, exit status 255"),
+]
+
+
+@pytest.mark.parametrize(("text", "status", "verdict"), NOT_CLEAN)
 def test_what_is_not_clean(script, answer, capsys, text, status, verdict):
     answer(text, status)
     assert script.main(["--tool", "memcheck"]) == 1

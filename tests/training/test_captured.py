@@ -392,18 +392,17 @@ def test_without_capture_there_are_no_graphs(tmp_path, monkeypatch):
     assert type(trainer.get_extension("LogReport")) is LogReport
 
 
-@pytest.mark.parametrize(
-    ("overrides", "keywords", "evaluation"),
-    [
-        (["capture=true"], {"graphs": 4, "other_shapes": "capture", "required": False}, True),
-        (
-            ["capture=required", "capture.max_graphs=9", "capture.dynamic_shapes=eager"]
-            + ["capture.second_stream=true"],
-            {"graphs": 9, "other_shapes": "eager", "required": True},
-            False,
-        ),
-    ],
-)
+ARRIVING = [
+    (["capture=true"], {"graphs": 4, "other_shapes": "capture", "required": False}, True),
+    (
+        ["capture=required", "capture.max_graphs=9", "capture.dynamic_shapes=eager"] + ["capture.second_stream=true"],
+        {"graphs": 9, "other_shapes": "eager", "required": True},
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "keywords", "evaluation"), ARRIVING)
 def test_every_key_of_the_config_arrives(tmp_path, monkeypatch, overrides, keywords, evaluation):
     second_stream = "capture.second_stream=true" in overrides
     trainer, made = _build(tmp_path, monkeypatch, *overrides, f"capture.evaluation={str(evaluation).lower()}")

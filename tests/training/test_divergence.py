@@ -174,14 +174,14 @@ def test_matrices_of_kfac_that_training_has_spoilt_are_no_bad_input(train, monke
     _assert_failed(code, error, out, "KFAC: second moments of .* set a larger damping; --resume auto goes on from")
 
 
+SPOILT = [
+    ("norm", "avg_var", math.inf, "norm/avg_var is not finite"),
+    ("linear", "W", -6e14, r"linear/W contains 6e\+14, which is more than 65504"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("link", "name", "value", "words"),
-    [
-        ("norm", "avg_var", math.inf, "norm/avg_var is not finite"),
-        ("linear", "W", -6e14, r"linear/W contains 6e\+14, which is more than 65504"),
-    ],
-)
+@pytest.mark.parametrize(("link", "name", "value", "words"), SPOILT)
 def test_weights_that_only_the_last_step_has_spoilt(train, monkeypatch, link, name, value, words):
     """No loss knows of them."""
     check = SoundLosses.check_end

@@ -152,19 +152,18 @@ def test_a_file_that_is_right_is_not_written(tmp_path, monkeypatch):
 GOOD = b'{"iteration": 2}\n{"iteration": 4}\n'
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        b'{"iteration": 5',
-        b"\xff\xfe\n",
-        b"null\n",
-        b'{"iteration": "5"}\n',
-        b'{"iteration": true}\n',
-        b'{"iteration": 3}\n',  # backwards
-        b"[" * 100_000 + b"\n",
-    ],
-    ids=range(7),
-)
+DAMAGED = [
+    b'{"iteration": 5',
+    b"\xff\xfe\n",
+    b"null\n",
+    b'{"iteration": "5"}\n',
+    b'{"iteration": true}\n',
+    b'{"iteration": 3}\n',  # backwards
+    b"[" * 100_000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=range(7))
 def test_a_damaged_line_and_what_follows_is_dropped(tmp_path, damaged):
     path = tmp_path / "gradients.jsonl"
     path.write_bytes(GOOD + damaged + b'{"iteration": 6}\n')

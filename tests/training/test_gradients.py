@@ -42,21 +42,21 @@ def _binades(counts):
 # Counting
 
 
-@pytest.mark.parametrize(
-    ("value", "region"),
-    [
-        (2.0**-100, "flushed"),
-        (2.0**-25, "flushed"),  # half way between 0 and 2^-24: to the even one
-        (np.nextafter(np.float32(2.0**-25), np.float32(1)), "subnormal"),
-        (2.0**-24, "subnormal"),
-        (np.nextafter(np.float32(2.0**-14), np.float32(0)), "subnormal"),
-        (2.0**-14, "normal"),
-        (65519, "normal"),
-        (65520, "overflow"),  # half way between 65504 and 2^16
-        (math.inf, "overflow"),
-        (math.nan, "overflow"),
-    ],
-)
+REGIONS = [
+    (2.0**-100, "flushed"),
+    (2.0**-25, "flushed"),  # half way between 0 and 2^-24: to the even one
+    (np.nextafter(np.float32(2.0**-25), np.float32(1)), "subnormal"),
+    (2.0**-24, "subnormal"),
+    (np.nextafter(np.float32(2.0**-14), np.float32(0)), "subnormal"),
+    (2.0**-14, "normal"),
+    (65519, "normal"),
+    (65520, "overflow"),  # half way between 65504 and 2^16
+    (math.inf, "overflow"),
+    (math.nan, "overflow"),
+]
+
+
+@pytest.mark.parametrize(("value", "region"), REGIONS)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16, 2.0**-3])
 def test_the_ends_of_the_regions(value, region, sign, scale):

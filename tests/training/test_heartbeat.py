@@ -129,18 +129,18 @@ def test_the_remaining_time_is_that_of_this_process(tmp_path):
     assert run.status["seconds_left"] == 0
 
 
-@pytest.mark.parametrize(
-    ("iteration", "epoch", "expected"),
-    [
-        (0, 0, 18),
-        (1, 4 / 22, 18),  # of 6 steps the last has 2 images
-        (5, 20 / 22, 18),
-        (17, 2 + 20 / 22, 18),
-        (18, 3, 18),
-        (3, 0.25, 20),  # with more images in a step than before: 12 of these made a quarter as 3
-        (19, 3.1, 19),
-    ],
-)
+ITERATIONS = [
+    (0, 0, 18),
+    (1, 4 / 22, 18),  # of 6 steps the last has 2 images
+    (5, 20 / 22, 18),
+    (17, 2 + 20 / 22, 18),
+    (18, 3, 18),
+    (3, 0.25, 20),  # with more images in a step than before: 12 of these made a quarter as 3
+    (19, 3.1, 19),
+]
+
+
+@pytest.mark.parametrize(("iteration", "epoch", "expected"), ITERATIONS)
 def test_the_number_of_iterations_in_all(tmp_path, iteration, epoch, expected):
     run = Run(tmp_path, iteration, epoch, steps_per_epoch=6).begin()
     assert run.status["iterations"] == expected
@@ -149,18 +149,17 @@ def test_the_number_of_iterations_in_all(tmp_path, iteration, epoch, expected):
 # The end
 
 
-@pytest.mark.parametrize(
-    ("error", "state"),
-    [
-        (None, "done"),
-        (Stopped(), "stopped"),
-        (KeyboardInterrupt(), "stopped"),
-        (OSError(errno.ENOSPC, "No space left on device"), "failed"),
-        (SystemExit(3), "failed"),
-        (ZeroDivisionError(), "failed"),
-    ],
-    ids=repr,
-)
+ENDS = [
+    (None, "done"),
+    (Stopped(), "stopped"),
+    (KeyboardInterrupt(), "stopped"),
+    (OSError(errno.ENOSPC, "No space left on device"), "failed"),
+    (SystemExit(3), "failed"),
+    (ZeroDivisionError(), "failed"),
+]
+
+
+@pytest.mark.parametrize(("error", "state"), ENDS, ids=repr)
 def test_how_it_ended(run, error, state):
     """At once, also within the second."""
     run.step(2)
@@ -221,11 +220,10 @@ class Full:
         pass
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "instead"),
-    [(os, "replace", _full), (builtins, "open", lambda *_, **__: Full()), (tempfile, "mkstemp", _full)],
-    ids=["replace", "write", "mkstemp"],
-)
+FULL = [(os, "replace", _full), (builtins, "open", lambda *_, **__: Full()), (tempfile, "mkstemp", _full)]
+
+
+@pytest.mark.parametrize(("module", "name", "instead"), FULL, ids=["replace", "write", "mkstemp"])
 def test_on_a_full_disk_there_is_none_and_training_goes_on(run, tmp_path, monkeypatch, capfd, module, name, instead):
     run.step(2)
     with monkeypatch.context() as patch:

@@ -133,16 +133,16 @@ def _config(tmp_path, *overrides):
     return configs.load(path, overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "ranks", "images", "rate"),
-    [
-        ([], 1, 32, 0.25),
-        (["training.accumulation_steps=4"], 2, 256, 0.25),
-        (["optimizer.base_batch_size=256"], 1, 32, 0.25 / 8),
-        (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 1, 128, 0.125),
-        (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 8, 1024, 1.0),
-    ],
-)
+RATES = [
+    ([], 1, 32, 0.25),
+    (["training.accumulation_steps=4"], 2, 256, 0.25),
+    (["optimizer.base_batch_size=256"], 1, 32, 0.25 / 8),
+    (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 1, 128, 0.125),
+    (["optimizer.base_batch_size=256", "training.accumulation_steps=4"], 8, 1024, 1.0),
+]
+
+
+@pytest.mark.parametrize(("overrides", "ranks", "images", "rate"), RATES)
 def test_the_rate_is_scaled_with_the_images_of_a_step(tmp_path, overrides, ranks, images, rate):
     config = _config(tmp_path, "schedule.end_lr=0.01", *overrides)
     assert images_per_step(config, ranks) == images
@@ -161,19 +161,19 @@ def test_every_key_of_the_schedule_arrives(tmp_path):
     assert rates_of(config, 1000) == _rates("step", 0.25, 10, 1 / 32, **keys)  # 31.25 batches
 
 
-@pytest.mark.parametrize(
-    ("overrides", "images", "ranks", "steps"),
-    [
-        ([], 96, 1, 3),
-        ([], 97, 1, 4),
-        (["data.last_batch=drop"], 127, 1, 3),
-        (["data.last_batch=pad"], 97, 1, 4),
-        (["training.accumulation_steps=2"], 97, 1, 2),
-        (["training.accumulation_steps=2"], 129, 1, 3),  # batches 2, 2, 1
-        (["training.accumulation_steps=9"], 129, 1, 1),
-        (["data.last_batch=drop"], 129, 2, 2),
-    ],
-)
+STEPS = [
+    ([], 96, 1, 3),
+    ([], 97, 1, 4),
+    (["data.last_batch=drop"], 127, 1, 3),
+    (["data.last_batch=pad"], 97, 1, 4),
+    (["training.accumulation_steps=2"], 97, 1, 2),
+    (["training.accumulation_steps=2"], 129, 1, 3),  # batches 2, 2, 1
+    (["training.accumulation_steps=9"], 129, 1, 1),
+    (["data.last_batch=drop"], 129, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("overrides", "images", "ranks", "steps"), STEPS)
 def test_the_number_of_steps_in_an_epoch(tmp_path, overrides, images, ranks, steps):
     assert steps_of(_config(tmp_path, *overrides), images, ranks).in_epoch(0) == steps
 

@@ -170,23 +170,23 @@ def test_objects_are_what_their_types_say(batch):
         assert gradient.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        (1, int, True),
-        (True, int, False),
-        (np.bool_(True), bool, False),
-        (1, float, True),
-        (np.float64(1), float, False),
-        (None, float | None, True),
-        ((1, 2), tuple[int, int], True),
-        ((1,), tuple[int, int], False),
-        (("a", 1), tuple[str, ...], False),
-        ({"a": 1}, dict[str, int], True),
-        ([1], list[str], False),
-        ("nhwc", typing.Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"], True),
-    ],
-)
+MATCHES = [
+    (1, int, True),
+    (True, int, False),
+    (np.bool_(True), bool, False),
+    (1, float, True),
+    (np.float64(1), float, False),
+    (None, float | None, True),
+    ((1, 2), tuple[int, int], True),
+    ((1,), tuple[int, int], False),
+    (("a", 1), tuple[str, ...], False),
+    ({"a": 1}, dict[str, int], True),
+    ([1], list[str], False),
+    ("nhwc", typing.Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"], True),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "expected"), MATCHES)
 def test_what_matches(value, hint, expected):
     assert matches(value, hint) is expected
 

@@ -39,15 +39,15 @@ def test_version():
     assert call(main.main, "--version") == (0, f"mixprec {VERSION}\n", "")
 
 
-@pytest.mark.parametrize(
-    ("argument", "message"),
-    [
-        ("trian", "'trian': no such command; did you mean 'train'?"),
-        ("convert_report", "'convert_report': no such command; did you mean 'convert-report'?"),
-        ("--versoin", "'--versoin': unrecognized argument; did you mean '--version'?"),
-        ("xyz\n", f"'xyz\\\\n': no such command; allowed: {', '.join(main.COMMANDS)}"),
-    ],
-)
+UNKNOWN = [
+    ("trian", "'trian': no such command; did you mean 'train'?"),
+    ("convert_report", "'convert_report': no such command; did you mean 'convert-report'?"),
+    ("--versoin", "'--versoin': unrecognized argument; did you mean '--version'?"),
+    ("xyz\n", f"'xyz\\\\n': no such command; allowed: {', '.join(main.COMMANDS)}"),
+]
+
+
+@pytest.mark.parametrize(("argument", "message"), UNKNOWN)
 def test_an_unknown_command_is_one_line(argument, message):
     assert call(main.main, argument) == (2, "", f"error: {message} (see mixprec --help)\n")
 
@@ -65,18 +65,18 @@ LACKS = "--set takes SECTION.KEY=VALUE; found 'optimizer.lr'"
 BARE = "unrecognized argument: training.epochs=2; did you mean '--set training.epochs=2'?"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("optimizer.lr 0.1", f"{LACKS}; did you mean '--set optimizer.lr=0.1'?"),
-        (
-            "optimizer.lr:0.1",
-            "--set takes SECTION.KEY=VALUE; found 'optimizer.lr:0.1'; did you mean '--set optimizer.lr=0.1'?",
-        ),
-        ("optimizer.lr", LACKS),
-        ("optimizer.lr=1 training.epochs=2", BARE),
-    ],
-)
+INCOMPLETE = [
+    ("optimizer.lr 0.1", f"{LACKS}; did you mean '--set optimizer.lr=0.1'?"),
+    (
+        "optimizer.lr:0.1",
+        "--set takes SECTION.KEY=VALUE; found 'optimizer.lr:0.1'; did you mean '--set optimizer.lr=0.1'?",
+    ),
+    ("optimizer.lr", LACKS),
+    ("optimizer.lr=1 training.epochs=2", BARE),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), INCOMPLETE)
 def test_a_setting_without_its_value_or_its_set_is_one_line(words, message):
     done = call(train.main, "--config", "c.yaml", "--set", "optimizer.lr=1", "--set", *words.split())
     assert done == (2, "", f"error: {message} (see --help)\n")

@@ -75,17 +75,17 @@ def test_the_best_classes_come_first(capsys):
     assert lines[1:] == ["  100.0 %  green", "    0.0 %  red", "    0.0 %  blue"]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *[("classes", value) for value in (3, [1, 2, 3], [["a"], ["b"], ["c"]], [], "null")],
-        *[("mean", value) for value in ([1, 2], 1, [1, 2, True], ["1", "2", "3"], [10**400, 1, 1], "[1, 2, NaN]")],
-        *[("std", value) for value in ([0, 0, 0], [1, 1, 1e-300], "[1, 1, Infinity]")],
-        *[("size", value) for value in (True, 8.0, 0, 10**9)],
-        *[("resize", value) for value in (True, None, 0, 10**30)],
-        *[("input", value) for value in ("null", ["float32 NCHW"], '"NCHW"', {})],
-    ],
-)
+WRONG_METADATA = [
+    *[("classes", value) for value in (3, [1, 2, 3], [["a"], ["b"], ["c"]], [], "null")],
+    *[("mean", value) for value in ([1, 2], 1, [1, 2, True], ["1", "2", "3"], [10**400, 1, 1], "[1, 2, NaN]")],
+    *[("std", value) for value in ([0, 0, 0], [1, 1, 1e-300], "[1, 1, Infinity]")],
+    *[("size", value) for value in (True, 8.0, 0, 10**9)],
+    *[("resize", value) for value in (True, None, 0, 10**30)],
+    *[("input", value) for value in ("null", ["float32 NCHW"], '"NCHW"', {})],
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_METADATA)
 def test_metadata_that_are_not_of_their_kind_are_named(name, value, capfd):
     write(**{name: value})
     assert refused(capfd) == f"'{name}' in its metadata is not as mixprec export writes it"
@@ -97,21 +97,21 @@ def test_metadata_that_are_no_json_are_named(text, capfd):
     assert refused(capfd) == "'classes' in its metadata is not JSON"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"images": ("N", 3, 16, 16)},
-        {"images": ("N", 1, 8, 8)},
-        {"images": ("N", "C", "H", "W")},
-        {"images": ("N", 192)},
-        {"images": ()},
-        {"images": (4, 3, 8, 8), "logits": (4, 3)},
-        {"dtype": TensorProto.DOUBLE},
-        {"input": '"uint8 NHWC"'},
-        {"size": 4},
-        {"more": (helper.make_tensor_value_info("more", TensorProto.FLOAT, ["N"]),)},
-    ],
-)
+CHANGES = [
+    {"images": ("N", 3, 16, 16)},
+    {"images": ("N", 1, 8, 8)},
+    {"images": ("N", "C", "H", "W")},
+    {"images": ("N", 192)},
+    {"images": ()},
+    {"images": (4, 3, 8, 8), "logits": (4, 3)},
+    {"dtype": TensorProto.DOUBLE},
+    {"input": '"uint8 NHWC"'},
+    {"size": 4},
+    {"more": (helper.make_tensor_value_info("more", TensorProto.FLOAT, ["N"]),)},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_an_input_that_is_not_what_the_metadata_say_is_refused(change, capfd):
     nodes = [
         helper.make_node("Cast", ["images"], ["float"], to=TensorProto.FLOAT),
@@ -160,16 +160,16 @@ def test_outputs_that_are_no_logits_are_one_line(capfd):
     assert refused(capfd) == "its output is not a finite number for each of its classes"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (os.mkfifo, "a device, pipe or socket, not a file"),
-        (lambda path: os.symlink("/dev/zero", path), "a device, pipe or socket, not a file"),
-        (os.mkdir, "Is a directory"),
-        (lambda path: None, "No such file or directory"),
-        (lambda path: shutil.copy("green.png", path), "onnxruntime cannot open it: "),
-    ],
-)
+NO_MODELS = [
+    (os.mkfifo, "a device, pipe or socket, not a file"),
+    (lambda path: os.symlink("/dev/zero", path), "a device, pipe or socket, not a file"),
+    (os.mkdir, "Is a directory"),
+    (lambda path: None, "No such file or directory"),
+    (lambda path: shutil.copy("green.png", path), "onnxruntime cannot open it: "),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), NO_MODELS)
 def test_no_file_of_a_model(make, message, capfd):
     make("model.onnx")
     assert refused(capfd).startswith(message)

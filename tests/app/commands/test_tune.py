@@ -77,15 +77,15 @@ def test_an_engine_that_breaks_the_device_is_one_line(gpu, capsys, monkeypatch):
     assert capsys.readouterr().err == "error: eng1 has broken the device\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seconds-per-operation", "1e9"], "compile_seconds: found 1000000000.0, expected a number from 0 to 86400"),
-        (["--config", "missing.yaml"], "missing.yaml"),
-        (["--set", "cudnn.fast=1"], "cudnn.fast"),
-        (["--arch", "resnet5"], "'model.arch' is 'resnet5'; allowed: "),
-    ],
-)
+WRONG = [
+    (["--seconds-per-operation", "1e9"], "compile_seconds: found 1000000000.0, expected a number from 0 to 86400"),
+    (["--config", "missing.yaml"], "missing.yaml"),
+    (["--set", "cudnn.fast=1"], "cudnn.fast"),
+    (["--arch", "resnet5"], "'model.arch' is 'resnet5'; allowed: "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
 def test_a_wrong_argument_is_one_line(gpu, capsys, arguments, message):
     assert tune.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()

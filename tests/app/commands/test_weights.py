@@ -112,34 +112,34 @@ def test_a_network_of_the_users_own(work):
         np.testing.assert_array_equal(contents(other)[name], array)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("a.npz", "b.npz"), "a.npz and b.npz: both are of the same kind; one of them must be .npz, Chainer's format"),
-        (("a.npz", "b.onnx"), "b.onnx: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt"),
-        (("a.npz", "no/b.safetensors"), "no/b.safetensors: cannot be written (No such file or directory)"),
-        (("none.npz", "b.pt"), "none.npz: no such file"),
-        (("bad.npz", "b.pt"), "bad.npz: damaged, or not an .npz file (BadZipFile: File is not a zip file)"),
-        (("a.npz", ""), "argument OUT: it is empty; give a file"),
-        (
-            ("a.npz", "b.safetensors", "--arch", "resnet14"),
-            "a.npz: lacks layer1/1/bn1/avg_mean (16,) and 29 more tensors, which CifarResNet here has: weights of",
-        ),
-        (("a.npz", "b.safetensors", "--arch", "resnet"), "--arch is 'resnet'; allowed: resnet8, resnet14, "),
-        (
-            ("a.npz", "b.safetensors", "--arch", "nets_to_convert:no"),
-            "--arch is 'nets_to_convert:no': nets_to_convert has no attribute no",
-        ),
-        (
-            ("a.npz", "b.safetensors", "--arch", "nets_to_convert:fails"),
-            "--arch is 'nets_to_convert:fails': called with the number of classes it raises ArithmeticError: no good",
-        ),
-        (
-            ("a.npz", "b.safetensors", "--arch", "nets_to_convert:number"),
-            "--arch is 'nets_to_convert:number': called with the number of classes it returns int; wanted: a chainer",
-        ),
-    ],
-)
+BAD = [
+    (("a.npz", "b.npz"), "a.npz and b.npz: both are of the same kind; one of them must be .npz, Chainer's format"),
+    (("a.npz", "b.onnx"), "b.onnx: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt"),
+    (("a.npz", "no/b.safetensors"), "no/b.safetensors: cannot be written (No such file or directory)"),
+    (("none.npz", "b.pt"), "none.npz: no such file"),
+    (("bad.npz", "b.pt"), "bad.npz: damaged, or not an .npz file (BadZipFile: File is not a zip file)"),
+    (("a.npz", ""), "argument OUT: it is empty; give a file"),
+    (
+        ("a.npz", "b.safetensors", "--arch", "resnet14"),
+        "a.npz: lacks layer1/1/bn1/avg_mean (16,) and 29 more tensors, which CifarResNet here has: weights of",
+    ),
+    (("a.npz", "b.safetensors", "--arch", "resnet"), "--arch is 'resnet'; allowed: resnet8, resnet14, "),
+    (
+        ("a.npz", "b.safetensors", "--arch", "nets_to_convert:no"),
+        "--arch is 'nets_to_convert:no': nets_to_convert has no attribute no",
+    ),
+    (
+        ("a.npz", "b.safetensors", "--arch", "nets_to_convert:fails"),
+        "--arch is 'nets_to_convert:fails': called with the number of classes it raises ArithmeticError: no good",
+    ),
+    (
+        ("a.npz", "b.safetensors", "--arch", "nets_to_convert:number"),
+        "--arch is 'nets_to_convert:number': called with the number of classes it returns int; wanted: a chainer",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
 def test_bad_input_is_one_line_and_nothing_is_written(work, arguments, message):
     save("a.npz", "resnet8", 10)
     (work / "bad.npz").write_text("no weights")

@@ -188,45 +188,45 @@ def test_defaults_are_those_of_the_design(write):
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "meant"),
-    [
-        ("training.device=tpu", "gpu"),
-        ("training.device=tpu:1", "gpu:1"),
-        ("training.device=gpu0", "gpu:0"),
-        ("training.device=0", "gpu:0"),
-        ("model.memory_format=channel_first", "channels_first"),
-        ("model.arch=birds/ShapeNet", "birds:ShapeNet"),
-        ("model.arch=birds.net.ShapeNet", "birds.net:ShapeNet"),
-        ("precision.compute=float", "float32"),
-        ("optimizer.name=SGD", "MomentumSGD"),
-    ],
-)
+FOREIGN_NAMES = [
+    ("training.device=tpu", "gpu"),
+    ("training.device=tpu:1", "gpu:1"),
+    ("training.device=gpu0", "gpu:0"),
+    ("training.device=0", "gpu:0"),
+    ("model.memory_format=channel_first", "channels_first"),
+    ("model.arch=birds/ShapeNet", "birds:ShapeNet"),
+    ("model.arch=birds.net.ShapeNet", "birds.net:ShapeNet"),
+    ("precision.compute=float", "float32"),
+    ("optimizer.name=SGD", "MomentumSGD"),
+]
+
+
+@pytest.mark.parametrize(("override", "meant"), FOREIGN_NAMES)
 def test_a_name_of_another_program_is_answered_with_ours(write, override, meant):
     with pytest.raises(ConfigError, match=f"; did you mean '{meant}'\\?$"):
         load(write("c.yaml", merged(optimizer={"momentum": 0.9})), [override], {"model.arch": ["resnet50"]})
 
 
-@pytest.mark.parametrize(
-    ("name", "other", "value"),
-    [
-        ("precision.compute", "fp16", "float16"),
-        ("precision.compute", "half", "float16"),
-        ("precision.compute", "bf16", "bfloat16"),
-        ("training.device", "@numpy", "cpu"),
-        ("training.device", "@cupy", "gpu"),
-        ("training.device", "@cupy:1", "gpu:1"),
-        ("training.device", "cuda", "gpu"),
-        ("training.device", "CUDA:01", "gpu:1"),
-        ("training.device", "GPU", "gpu"),
-        ("precision.compute", "FP16", "float16"),
-        ("precision.compute", "single", "float32"),
-        ("precision.allreduce", "Half", "float16"),
-        ("model.memory_format", "channels_last", "nhwc"),
-        ("model.memory_format", "NCHW", "nchw"),
-        ("model.memory_format", "channels_first", "nchw"),
-    ],
-)
+SPELLINGS = [
+    ("precision.compute", "fp16", "float16"),
+    ("precision.compute", "half", "float16"),
+    ("precision.compute", "bf16", "bfloat16"),
+    ("training.device", "@numpy", "cpu"),
+    ("training.device", "@cupy", "gpu"),
+    ("training.device", "@cupy:1", "gpu:1"),
+    ("training.device", "cuda", "gpu"),
+    ("training.device", "CUDA:01", "gpu:1"),
+    ("training.device", "GPU", "gpu"),
+    ("precision.compute", "FP16", "float16"),
+    ("precision.compute", "single", "float32"),
+    ("precision.allreduce", "Half", "float16"),
+    ("model.memory_format", "channels_last", "nhwc"),
+    ("model.memory_format", "NCHW", "nchw"),
+    ("model.memory_format", "channels_first", "nchw"),
+]
+
+
+@pytest.mark.parametrize(("name", "other", "value"), SPELLINGS)
 def test_other_spellings_of_a_value(write, name, other, value):
     assert flat(load(write("c.yaml", merged()), [f"{name}={other}"]))[name] == value
 
@@ -296,15 +296,15 @@ def test_a_date_an_octal_and_a_sexagesimal_are_what_they_look_like(write):
     assert (config.data.train, config.training.seed, config.data.val) == ("2024-01-01", 10, "1:30")
 
 
-@pytest.mark.parametrize(
-    ("text", "trigger"),
-    [
-        ("1 epoch", (1, "epoch")),
-        ("5 epochs", (5, "epoch")),
-        ("1 iteration", (1, "iteration")),
-        ("500 iterations", (500, "iteration")),
-    ],
-)
+TRIGGERS = [
+    ("1 epoch", (1, "epoch")),
+    ("5 epochs", (5, "epoch")),
+    ("1 iteration", (1, "iteration")),
+    ("500 iterations", (500, "iteration")),
+]
+
+
+@pytest.mark.parametrize(("text", "trigger"), TRIGGERS)
 def test_intervals_become_triggers_of_chainer(write, text, trigger):
     config = load(write("c.yaml", merged(log={"every": text, "gradient_histogram": text}, snapshot={"every": text})))
     assert config.log.trigger == trigger
@@ -345,233 +345,224 @@ def test_the_script_names_the_architectures(write):
 # What is refused, and in which words
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
-            "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
-            "trust_coefficient, nesterov, weight_decay, clip_norm, decay_norm_and_bias, rates, freeze, preconditioner; "
-            "did you mean 'optimizer.lr'?",
-        ),
-        (
-            "model:\n  arch: a\noptimiser: {lr: 1}\n",
-            "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, progressive, "
-            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
-            "did you mean 'optimizer'?",
-        ),
-        ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
-        ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
-        (
-            "mode: static\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
-            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
-            "did you mean 'loss_scale.mode'?",
-        ),
-        (
-            "mode: {arch: a}\n",
-            "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
-            "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
-            "did you mean 'model'?",
-        ),
-        ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
-        ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
-        (
-            "capture: 1\n",
-            "c.yaml:1: 'capture' is 1; allowed: true, false, off, auto, required, or a section with the keys mode, "
-            "max_graphs, dynamic_shapes, evaluation",
-        ),
-        ("\ncapture:\n", "c.yaml:2: 'capture' is null; allowed: true, false, off, auto, required, or a section "),
-        ("capture: [auto]\n", "c.yaml:1: 'capture' is ['auto']; allowed: true, false, off, auto, required, or a "),
-        ("capture: !mine true\n", "c.yaml:1: 'capture' cannot be read: tag '!mine' is not allowed"),
-        ("log: true\n", "c.yaml:1: 'log' is true; allowed: a section with the keys every, gradient_histogram"),
-        ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
-        ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
-        ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
-        ("model: {}\n\tlog: {}\n", "c.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
-        (
-            "a: 1\n---\nb: 1\n",
-            "c.yaml:2: not valid YAML: expected a single document in the stream but found another document",
-        ),
-        ("log:\n  every: \x07\n", "c.yaml:2: not valid YAML: character U+0007 is not allowed"),
-        (b"log:\n  every: \xe9\n", "c.yaml:2: not UTF-8 (byte 0xe9)"),
-        (
-            "",
-            "c.yaml: missing keys: model.arch, model.classes, optimizer.lr, "
-            "training.batch_size, training.epochs; they have no default",
-        ),
-        ("log:\n  every: !!python/name:os.system\n", "c.yaml:2: 'every' cannot be read: tag "),
-        ("log: !mine {}\n", "c.yaml:1: tag '!mine' is not allowed"),
-        ("log: {every: !!int one}\n", "c.yaml:1: 'every' cannot be read: tag 'tag:yaml.org,2002:int' is not allowed"),
-        ("log: &log {every: *log}\n", "c.yaml:1: 'log.every' is a mapping; allowed: text of the form"),
-        ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
-        ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: an integer of 5000 digits"),
-        ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
-        pytest.param("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply", marks=pytest.mark.slow),
-        ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
-        ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
-        ("base: c.yaml\n", "c.yaml:1: 'base' forms a cycle: c.yaml -> c.yaml"),
-        ('"two\\nlines": 1\n', "c.yaml:1: unknown section 'two\\nlines'; allowed: "),
-    ],
-)
+BAD_FILES = [
+    (
+        "optimizer:\n  # 0.1 is too much\n  learning_rate: 0.1\n",
+        "c.yaml:3: unknown key 'optimizer.learning_rate'; allowed: name, lr, base_batch_size, momentum, "
+        "trust_coefficient, nesterov, weight_decay, clip_norm, decay_norm_and_bias, rates, freeze, preconditioner; "
+        "did you mean 'optimizer.lr'?",
+    ),
+    (
+        "model:\n  arch: a\noptimiser: {lr: 1}\n",
+        "c.yaml:3: unknown section 'optimiser'; allowed: model, precision, loss_scale, data, progressive, "
+        "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+        "did you mean 'optimizer'?",
+    ),
+    ("training:\n  epochs: 1\n  epochs: 2\n", "c.yaml:3: duplicate key 'epochs'; it is already on line 2"),
+    ("log: {}\nmodel: {}\nlog: {}\n", "c.yaml:3: duplicate key 'log'; it is already on line 1"),
+    (
+        "mode: static\n",
+        "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
+        "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+        "did you mean 'loss_scale.mode'?",
+    ),
+    (
+        "mode: {arch: a}\n",
+        "c.yaml:1: unknown section 'mode'; allowed: model, precision, loss_scale, data, progressive, "
+        "optimizer, kfac, update, cudnn, schedule, training, memory, capture, snapshot, log, export, base; "
+        "did you mean 'model'?",
+    ),
+    ("log:\nmodel: {}\n", "c.yaml:1: 'log' is null; allowed: a section with the keys every, gradient_histogram"),
+    ("log: [1]\n", "c.yaml:1: 'log' is [1]; allowed: a section with the keys every, gradient_histogram"),
+    (
+        "capture: 1\n",
+        "c.yaml:1: 'capture' is 1; allowed: true, false, off, auto, required, or a section with the keys mode, "
+        "max_graphs, dynamic_shapes, evaluation",
+    ),
+    ("\ncapture:\n", "c.yaml:2: 'capture' is null; allowed: true, false, off, auto, required, or a section "),
+    ("capture: [auto]\n", "c.yaml:1: 'capture' is ['auto']; allowed: true, false, off, auto, required, or a "),
+    ("capture: !mine true\n", "c.yaml:1: 'capture' cannot be read: tag '!mine' is not allowed"),
+    ("log: true\n", "c.yaml:1: 'log' is true; allowed: a section with the keys every, gradient_histogram"),
+    ("\n- 1\n", "c.yaml:2: found a list; allowed: sections with keys"),
+    ("nonsense\n", "c.yaml:1: found 'nonsense'; allowed: sections with keys"),
+    ("model: {}\n? [a]\n: 1\n", "c.yaml:2: found a list or mapping as a key; allowed: a name"),
+    ("model: {}\n\tlog: {}\n", "c.yaml:2: not valid YAML: found character '\\t' that cannot start any token"),
+    (
+        "a: 1\n---\nb: 1\n",
+        "c.yaml:2: not valid YAML: expected a single document in the stream but found another document",
+    ),
+    ("log:\n  every: \x07\n", "c.yaml:2: not valid YAML: character U+0007 is not allowed"),
+    (b"log:\n  every: \xe9\n", "c.yaml:2: not UTF-8 (byte 0xe9)"),
+    (
+        "",
+        "c.yaml: missing keys: model.arch, model.classes, optimizer.lr, "
+        "training.batch_size, training.epochs; they have no default",
+    ),
+    ("log:\n  every: !!python/name:os.system\n", "c.yaml:2: 'every' cannot be read: tag "),
+    ("log: !mine {}\n", "c.yaml:1: tag '!mine' is not allowed"),
+    ("log: {every: !!int one}\n", "c.yaml:1: 'every' cannot be read: tag 'tag:yaml.org,2002:int' is not allowed"),
+    ("log: &log {every: *log}\n", "c.yaml:1: 'log.every' is a mapping; allowed: text of the form"),
+    ("data:\n  mean: &m [1, *m, 3]\n", "c.yaml:2: 'data.mean' is [1, ..., 3]; allowed: a list of 3 numbers"),
+    ("training: {epochs: " + "9" * 5000 + "}\n", "c.yaml:1: 'epochs' cannot be read: an integer of 5000 digits"),
+    ('a: "\\U00110000"\n', "c.yaml: not valid YAML: chr() arg not in range"),
+    pytest.param("a: " + "[" * 3000, "c.yaml: not valid YAML: nested too deeply", marks=pytest.mark.slow),
+    ("base: [a.yaml]\n", "c.yaml:1: 'base' is ['a.yaml']; allowed: the path of a YAML file"),
+    ("\nbase: b.yaml\n", "c.yaml:2: 'base' is 'b.yaml'; no such file: b.yaml"),
+    ("base: c.yaml\n", "c.yaml:1: 'base' forms a cycle: c.yaml -> c.yaml"),
+    ('"two\\nlines": 1\n', "c.yaml:1: unknown section 'two\\nlines'; allowed: "),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES)
 def test_a_bad_file_is_one_line_that_names_the_place(write, text, message):
     assert refusal(write("c.yaml", text)).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer.lr", "'optimizer.lr' has no '='; allowed: SECTION.KEY=VALUE"),
-        ("=1", "unknown key ''; allowed: model.*, precision.*, "),
-        ("model={arch: a}", "unknown key 'model'; allowed: arch, classes"),
-        ("optimizer.lr=[1", "'optimizer.lr': not valid YAML: "),
-        ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number >= 1e-12 and <= 1000000"),
-        ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number >= 1e-12 "),
-        ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
-        ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
-        ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and <= 0.999999, or null"),
-        (
-            "optimizer.trust_coefficient=0",
-            "'optimizer.trust_coefficient' is 0; allowed: a number >= 1e-12 and <= 1000000, or null",
-        ),
-        ("update.fused=1", "'update.fused' is 1; allowed: true or false"),
-        ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
-        ("cudnn.workspace_mib=-1", "'cudnn.workspace_mib' is -1; allowed: an integer >= 0"),
-        ("cudnn.workspace_mib=0.5", "'cudnn.workspace_mib' is 0.5; allowed: an integer >= 0"),
-        ("cudnn.allow_tf32=off", "'cudnn.allow_tf32' is 'off'; allowed: true or false"),
-        ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
-        ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
-        ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
-        ("model.classes=10.0", "'model.classes' is 10.0; allowed: an integer >= 2"),
-        ("model.arch=50", "'model.arch' is 50; allowed: text"),
-        (
-            "precision.compute=float64",
-            "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32, fp16, half, bf16, fp32, single",
-        ),
-        ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
-        ("loss_scale.init_scale=1000", "'loss_scale.init_scale' is 1000; allowed: a number that is a power of two"),
-        ("loss_scale.init_scale=-2", "'loss_scale.init_scale' is -2; allowed: a number that is a power of two"),
-        (
-            "loss_scale.growth_factor=1",
-            "'loss_scale.growth_factor' is 1; allowed: a number that is a power of two from 2 ",
-        ),
-        (
-            "loss_scale.backoff_factor=1",
-            "'loss_scale.backoff_factor' is 1; allowed: a number that is a power of two from ",
-        ),
-        ("loss_scale.min_scale=3", "'loss_scale.min_scale' is 3; allowed: "),
-        ("loss_scale.max_scale=0", "'loss_scale.max_scale' is 0; allowed: "),
-        ("loss_scale.growth_interval=0", "'loss_scale.growth_interval' is 0; allowed: an integer >= 1"),
-        ("data.threads=true", "'data.threads' is true; allowed: an integer >= 1"),
-        ("data.train=''", "'data.train' is ''; allowed: text that is not empty"),
-        ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
-        ("data.flip=yes", "'data.flip' is 'yes'; allowed: true or false"),
-        ("data.flip=1", "'data.flip' is 1; allowed: true or false"),
-        ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0.0001 <= first "),
-        ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
-        ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
-        ("data.augment=randaug", "'data.augment' is 'randaug'; allowed: none, rand, trivial"),
-        ("data.augment_operations=15", "'data.augment_operations' is 15; allowed: an integer >= 1 and <= 14"),
-        ("data.augment_magnitude=9.5", "'data.augment_magnitude' is 9.5; allowed: an integer >= 0 and <= 30"),
-        ("data.augment_deviation=-1", "'data.augment_deviation' is -1; allowed: a number >= 0 and <= 30"),
-        ("data.augment_probability=1.5", "'data.augment_probability' is 1.5; allowed: a number >= 0 and <= 1"),
-        (
-            "data.extra_operations=[invert, invert]",
-            "'data.extra_operations' is ['invert', 'invert']; allowed: a list of strings from "
-            f"{', '.join(EXTRA)}, none of them twice",
-        ),
-        ("data.erase=2", "'data.erase' is 2; allowed: a number >= 0 and <= 1"),
-        ("data.repeats=0", "'data.repeats' is 0; allowed: an integer >= 1 and <= 1024"),
-        ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
-        ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
-        ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
-        (
-            "schedule.milestones=30",
-            "'schedule.milestones' is 30; allowed: a list of numbers >= 0 and <= 1000000, each larger ",
-        ),
-        (
-            "schedule.milestones=[30, 30]",
-            "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0 and <= 1000000, each ",
-        ),
-        (
-            "schedule.milestones=[-1]",
-            "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0 and <= 1000000, each ",
-        ),
-        (
-            "schedule.milestones=[30, x]",
-            "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0 and <= 1000000, each ",
-        ),
-        ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers >= 0.001 and <= 65504"),
-        ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and <= 4294967295"),
-        ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and <= 4294967295"),
-        ("training.device=xla", "'training.device' is 'xla'; allowed: text of the form auto, cpu, gpu or gpu:N"),
-        ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
-        ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
-        ("capture=1", "'capture' is 1; allowed: true, false, off, auto, required"),
-        ("capture=1.0", "'capture' is 1.0; allowed: true, false, off, auto, required"),
-        ("capture=", "'capture' is null; allowed: true, false, off, auto, required"),
-        (
-            "capture=requird",
-            "'capture' is 'requird'; allowed: true, false, off, auto, required; did you mean 'required'?",
-        ),
-        ("capture={mode: auto}", "'capture' is a mapping; allowed: true, false, off, auto, required"),
-        ("capture.mode=true", "'capture.mode' is true; allowed: off, auto, required"),
-        ("capture.max_graphs=0", "'capture.max_graphs' is 0; allowed: an integer >= 1"),
-        (
-            "capture.dynamic_shapes=eagre",
-            "'capture.dynamic_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
-        ),
-        ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
-        (
-            "training=true",
-            "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
-            "label_smoothing, loss, class_weights, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, "
-            "ema_decay",
-        ),
-        ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
-        ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
-        (
-            "log.gradient_histogram=often",
-            "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', with N from "
-            "1 to 999999999, or null",
-        ),
-        ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
-        ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
-    ],
-)
+BAD_OVERRIDES = [
+    ("optimizer.lr", "'optimizer.lr' has no '='; allowed: SECTION.KEY=VALUE"),
+    ("=1", "unknown key ''; allowed: model.*, precision.*, "),
+    ("model={arch: a}", "unknown key 'model'; allowed: arch, classes"),
+    ("optimizer.lr=[1", "'optimizer.lr': not valid YAML: "),
+    ("optimizer.lr=", "'optimizer.lr' is null; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=fast", "'optimizer.lr' is 'fast'; allowed: a number >= 1e-12 and <= 1000000"),
+    ("optimizer.lr='0.1'", "'optimizer.lr' is '0.1'; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=true", "'optimizer.lr' is true; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=0", "'optimizer.lr' is 0; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=.inf", "'optimizer.lr' is '.inf'; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=1e999", "'optimizer.lr' is inf; allowed: a number >= 1e-12 "),
+    ("optimizer.lr=1" + "0" * 400, "'optimizer.lr' is 100000"),
+    ("optimizer.name=adam", "'optimizer.name' is 'adam'; allowed: SGD, MomentumSGD, CorrectedMomentumSGD, "),
+    ("optimizer.momentum=1", "'optimizer.momentum' is 1; allowed: a number >= 0 and <= 0.999999, or null"),
+    (
+        "optimizer.trust_coefficient=0",
+        "'optimizer.trust_coefficient' is 0; allowed: a number >= 1e-12 and <= 1000000, or null",
+    ),
+    ("update.fused=1", "'update.fused' is 1; allowed: true or false"),
+    ("cudnn.autotune=false", "'cudnn.autotune' is false; allowed: off, heuristic, measure"),
+    ("cudnn.workspace_mib=-1", "'cudnn.workspace_mib' is -1; allowed: an integer >= 0"),
+    ("cudnn.workspace_mib=0.5", "'cudnn.workspace_mib' is 0.5; allowed: an integer >= 0"),
+    ("cudnn.allow_tf32=off", "'cudnn.allow_tf32' is 'off'; allowed: true or false"),
+    ("optimizer.weight_decay=-1e-4", "'optimizer.weight_decay' is -0.0001; allowed: a number >= 0"),
+    ("model.classes=true", "'model.classes' is true; allowed: an integer >= 2"),
+    ("model.classes=1", "'model.classes' is 1; allowed: an integer >= 2"),
+    ("model.classes=10.0", "'model.classes' is 10.0; allowed: an integer >= 2"),
+    ("model.arch=50", "'model.arch' is 50; allowed: text"),
+    (
+        "precision.compute=float64",
+        "'precision.compute' is 'float64'; allowed: float16, bfloat16, float32, fp16, half, bf16, fp32, single",
+    ),
+    ("loss_scale.mode=null", "'loss_scale.mode' is null; allowed: dynamic, static, none"),
+    ("loss_scale.init_scale=1000", "'loss_scale.init_scale' is 1000; allowed: a number that is a power of two"),
+    ("loss_scale.init_scale=-2", "'loss_scale.init_scale' is -2; allowed: a number that is a power of two"),
+    ("loss_scale.growth_factor=1", "'loss_scale.growth_factor' is 1; allowed: a number that is a power of two from 2 "),
+    ("loss_scale.backoff_factor=1", "'loss_scale.backoff_factor' is 1; allowed: a number that is a power of two from "),
+    ("loss_scale.min_scale=3", "'loss_scale.min_scale' is 3; allowed: "),
+    ("loss_scale.max_scale=0", "'loss_scale.max_scale' is 0; allowed: "),
+    ("loss_scale.growth_interval=0", "'loss_scale.growth_interval' is 0; allowed: an integer >= 1"),
+    ("data.threads=true", "'data.threads' is true; allowed: an integer >= 1"),
+    ("data.train=''", "'data.train' is ''; allowed: text that is not empty"),
+    ("data.size=7", "'data.size' is 7; allowed: an integer >= 8"),
+    ("data.flip=yes", "'data.flip' is 'yes'; allowed: true or false"),
+    ("data.flip=1", "'data.flip' is 1; allowed: true or false"),
+    ("data.crop_area=[0, 1]", "'data.crop_area' is [0, 1]; allowed: a list of 2 numbers with 0.0001 <= first "),
+    ("data.crop_area=[0.5, 0.25]", "'data.crop_area' is [0.5, 0.25]; allowed: "),
+    ("data.crop_area=[0.5, 1.5]", "'data.crop_area' is [0.5, 1.5]; allowed: "),
+    ("data.augment=randaug", "'data.augment' is 'randaug'; allowed: none, rand, trivial"),
+    ("data.augment_operations=15", "'data.augment_operations' is 15; allowed: an integer >= 1 and <= 14"),
+    ("data.augment_magnitude=9.5", "'data.augment_magnitude' is 9.5; allowed: an integer >= 0 and <= 30"),
+    ("data.augment_deviation=-1", "'data.augment_deviation' is -1; allowed: a number >= 0 and <= 30"),
+    ("data.augment_probability=1.5", "'data.augment_probability' is 1.5; allowed: a number >= 0 and <= 1"),
+    (
+        "data.extra_operations=[invert, invert]",
+        "'data.extra_operations' is ['invert', 'invert']; allowed: a list of strings from "
+        f"{', '.join(EXTRA)}, none of them twice",
+    ),
+    ("data.erase=2", "'data.erase' is 2; allowed: a number >= 0 and <= 1"),
+    ("data.repeats=0", "'data.repeats' is 0; allowed: an integer >= 1 and <= 1024"),
+    ("data.mean=[1, 2]", "'data.mean' is [1, 2]; allowed: a list of 3 numbers"),
+    ("data.mean=[1, 2, true]", "'data.mean' is [1, 2, true]; allowed: a list of 3 numbers"),
+    ("data.mean=128", "'data.mean' is 128; allowed: a list of 3 numbers"),
+    (
+        "schedule.milestones=30",
+        "'schedule.milestones' is 30; allowed: a list of numbers >= 0 and <= 1000000, each larger ",
+    ),
+    (
+        "schedule.milestones=[30, 30]",
+        "'schedule.milestones' is [30, 30]; allowed: a list of numbers >= 0 and <= 1000000, each ",
+    ),
+    (
+        "schedule.milestones=[-1]",
+        "'schedule.milestones' is [-1]; allowed: a list of numbers >= 0 and <= 1000000, each ",
+    ),
+    (
+        "schedule.milestones=[30, x]",
+        "'schedule.milestones' is [30, 'x']; allowed: a list of numbers >= 0 and <= 1000000, each ",
+    ),
+    ("data.std=[1, 2, 0]", "'data.std' is [1, 2, 0]; allowed: a list of 3 numbers >= 0.001 and <= 65504"),
+    ("training.seed=-1", "'training.seed' is -1; allowed: an integer >= 0 and <= 4294967295"),
+    ("training.seed=4294967296", "'training.seed' is 4294967296; allowed: an integer >= 0 and <= 4294967295"),
+    ("training.device=xla", "'training.device' is 'xla'; allowed: text of the form auto, cpu, gpu or gpu:N"),
+    ("training.device=gpu:x", "'training.device' is 'gpu:x'; allowed: "),
+    ("training.device=gpu:", "'training.device' is a mapping; allowed: "),
+    ("capture=1", "'capture' is 1; allowed: true, false, off, auto, required"),
+    ("capture=1.0", "'capture' is 1.0; allowed: true, false, off, auto, required"),
+    ("capture=", "'capture' is null; allowed: true, false, off, auto, required"),
+    ("capture=requird", "'capture' is 'requird'; allowed: true, false, off, auto, required; did you mean 'required'?"),
+    ("capture={mode: auto}", "'capture' is a mapping; allowed: true, false, off, auto, required"),
+    ("capture.mode=true", "'capture.mode' is true; allowed: off, auto, required"),
+    ("capture.max_graphs=0", "'capture.max_graphs' is 0; allowed: an integer >= 1"),
+    (
+        "capture.dynamic_shapes=eagre",
+        "'capture.dynamic_shapes' is 'eagre'; allowed: capture, eager; did you mean 'eager'",
+    ),
+    ("capture.evaluation=auto", "'capture.evaluation' is 'auto'; allowed: true or false"),
+    (
+        "training=true",
+        "unknown key 'training'; allowed: batch_size, accumulation_steps, epochs, seed, device, "
+        "label_smoothing, loss, class_weights, bce_threshold, mixup, cutmix, cutmix_probability, mix_probability, "
+        "ema_decay",
+    ),
+    ("log.every=0 epochs", "'log.every' is '0 epochs'; allowed: text of the form 'N epochs' or 'N iterations'"),
+    ("log.every=1  epoch", "'log.every' is '1  epoch'; allowed: "),
+    (
+        "log.gradient_histogram=often",
+        "'log.gradient_histogram' is 'often'; allowed: text of the form 'N epochs' or 'N iterations', with N from "
+        "1 to 999999999, or null",
+    ),
+    ("snapshot.every=2", "'snapshot.every' is 2; allowed: "),
+    ("snapshot.every='1 epoch\n'", "'snapshot.every' is "),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES)
 def test_a_bad_override_is_one_line_that_says_what_is_allowed(write, override, message):
     assert refusal(write("c.yaml", merged()), [override]).startswith(f"--set: {message}")
 
 
-@pytest.mark.parametrize(
-    ("override", "near"),
-    [
-        ("lr=1", "optimizer.lr"),
-        ("optimiser.lr=1", "optimizer.lr"),
-        ("optimizer.LR=1", "optimizer.lr"),
-        ("optimizer.alpha=1", "optimizer.lr"),
-        ("optimizer.momentun=1", "optimizer.momentum"),
-        ("model.num_classes=1", "model.classes"),
-        ("schedule.epochs=1", "training.epochs"),
-        ("log.weigth_decay=1", "optimizer.weight_decay"),
-        ("training.batchsize=1", "training.batch_size"),
-        ("precision.dtype=1", "precision.compute"),
-        ("data.workers=1", "data.threads"),
-        ("optimizer.eta=1", "optimizer.trust_coefficient"),
-        ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
-        ("training.gradient_accumulation_steps=2", "training.accumulation_steps"),
-        ("capture.cache_size=2", "capture.max_graphs"),
-        ("schedule.warmup=5", "schedule.warmup_epochs"),
-        ("loss_scale.init=1", "loss_scale.init_scale"),
-        ("optimizer.lr_images=256", "optimizer.base_batch_size"),
-        ("cudnn.tf32=true", "cudnn.allow_tf32"),
-    ],
-)
+UNKNOWN_KEYS = [
+    ("lr=1", "optimizer.lr"),
+    ("optimiser.lr=1", "optimizer.lr"),
+    ("optimizer.LR=1", "optimizer.lr"),
+    ("optimizer.alpha=1", "optimizer.lr"),
+    ("optimizer.momentun=1", "optimizer.momentum"),
+    ("model.num_classes=1", "model.classes"),
+    ("schedule.epochs=1", "training.epochs"),
+    ("log.weigth_decay=1", "optimizer.weight_decay"),
+    ("training.batchsize=1", "training.batch_size"),
+    ("precision.dtype=1", "precision.compute"),
+    ("data.workers=1", "data.threads"),
+    ("optimizer.eta=1", "optimizer.trust_coefficient"),
+    ("cudnn.max_workspace_size=1", "cudnn.workspace_mib"),
+    ("training.gradient_accumulation_steps=2", "training.accumulation_steps"),
+    ("capture.cache_size=2", "capture.max_graphs"),
+    ("schedule.warmup=5", "schedule.warmup_epochs"),
+    ("loss_scale.init=1", "loss_scale.init_scale"),
+    ("optimizer.lr_images=256", "optimizer.base_batch_size"),
+    ("cudnn.tf32=true", "cudnn.allow_tf32"),
+]
+
+
+@pytest.mark.parametrize(("override", "near"), UNKNOWN_KEYS)
 def test_an_unknown_key_gets_the_nearest_name(write, override, near):
     assert refusal(write("c.yaml", merged()), [override]).endswith(f"; did you mean '{near}'?")
 
@@ -580,196 +571,188 @@ def test_a_key_like_no_other_gets_no_proposal(write):
     assert "did you mean" not in refusal(write("c.yaml", merged()), ["optimizer.xyzzy=1"])
 
 
-@pytest.mark.parametrize(
-    ("sections", "overrides", "message"),
-    [
-        (
-            {"data": {"size": 224, "resize": 200}},
-            [],
-            "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.val_size' is null (default), "
-            "'data.resize' is 200 (c.yaml:8); allowed: data.val_size, or data.size if that is null, <= data.resize",
-        ),
-        (
-            {"data": {"resize": 256}},
-            ["data.size=288"],
-            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
-            "'data.resize' is 256 (c.yaml:7); allowed: data.val_size, or data.size if that is null, <= data.resize",
-        ),
-        (
-            {"data": {"size": 224, "resize": 256}},
-            ["data.size=288"],
-            "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
-            "'data.resize' is 256 (c.yaml:8); ",
-        ),
-        (
-            {"data": {"size": 128, "resize": 200}},
-            ["data.val_size=224"],
-            "--set: impossible combination: 'data.size' is 128 (c.yaml:7), 'data.val_size' is 224 (--set), "
-            "'data.resize' is 200 (c.yaml:8); ",
-        ),
-        (
-            {},
-            ["data.train=null"],
-            "--set: impossible combination: 'data.format' is 'auto' (default), 'data.train' is null (--set), "
-            "'data.val' is 'v' (c.yaml:6), 'data.synthetic_images' is null (default); allowed: data.train and "
-            "data.val, without data.synthetic_images; with data.format synthetic only the latter",
-        ),
-        (
-            {},
-            ["data.format=synthetic", "data.synthetic_images=100"],
-            "--set: impossible combination: 'data.format' is ",
-        ),
-        ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
-        (
-            {"data": {"augment": "trivial"}},
-            ["data.augment_magnitude=10"],
-            "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.augment_operations' is 2 "
-            "(default), 'data.augment_magnitude' is 10 (--set), 'data.augment_deviation' is 0.0 (default), "
-            "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude "
-            "9, data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
-        ),
-        (
-            {"data": {"augment": "trivial"}},
-            ["data.extra_operations=[invert]"],
-            "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.extra_operations' is "
-            "['invert'] (--set); allowed: data.extra_operations only with data.augment rand",
-        ),
-        (
-            {"model": {"memory_format": "nchw", "fuse": False}},
-            ["data.pad_channels=true"],
-            "--set: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
-            "'data.pad_channels' is true (--set); ",
-        ),
-        (
-            {},
-            ["schedule.kind=step"],
-            "--set: impossible combination: 'schedule.kind' is 'step' (--set), 'schedule.milestones' is [] (default); "
-            "allowed: schedule.milestones exactly with schedule.kind step",
-        ),
-        ({}, ["schedule.milestones=[30]"], "--set: impossible combination: 'schedule.kind' is 'cosine' (default), "),
-        (
-            {},
-            ["schedule.kind=constant", "schedule.end_lr=0.1"],
-            "--set: impossible combination: 'schedule.kind' is 'constant' (--set), 'schedule.end_lr' is 0.1 (--set); ",
-        ),
-        (
-            {},
-            ["schedule.end_lr=0.75"],
-            "--set: impossible combination: 'schedule.end_lr' is 0.75 (--set), 'optimizer.lr' is 0.5 (c.yaml:",
-        ),
-        (
-            {"loss_scale": {"min_scale": 131072}},
-            [],
-            "c.yaml:13: impossible combination: 'loss_scale.min_scale' is 131072.0 (c.yaml:13), "
-            "'loss_scale.init_scale' is 65536.0 (default), ",
-        ),
-        (
-            {},
-            ["model.memory_format=nchw", "model.fuse=true"],
-            "--set: impossible combination: 'model.memory_format' is 'nchw' (--set), 'model.fuse' is true (--set); "
-            "allowed: model.fuse only with model.memory_format nhwc",
-        ),
-        (
-            {},
-            ["model.memory_format=nchw", "model.fuse=false", "precision.compute=bfloat16"],
-            "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), "
-            "'model.memory_format' is 'nchw' (--set); "
-            "allowed: precision.compute bfloat16 only with model.memory_format nhwc",
-        ),
-        ({}, ["loss_scale.init_scale=33554432"], "--set: impossible combination: 'loss_scale.min_scale' is "),
-        (
-            {"optimizer": {"momentum": 0.9}},
-            ["optimizer.name=Adam"],
-            "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
-            "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
-            "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS, SGDW, ScheduleFreeSGD; null with the "
-            "others",
-        ),
-        (
-            {},
-            ["optimizer.nesterov=true"],
-            "--set: impossible combination: 'optimizer.name' is 'CorrectedMomentumSGD' (default), 'optimizer.nesterov' "
-            "is true (--set); allowed: optimizer.nesterov only with SGDW",
-        ),
-        (
-            {},
-            ["optimizer.name=ScheduleFreeSGD"],
-            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
-            "'schedule.kind' is 'cosine' (default); allowed: schedule.kind constant with ScheduleFreeSGD; a warm-up is "
-            "allowed",
-        ),
-        (
-            {"schedule": {"kind": "constant"}},
-            ["optimizer.name=ScheduleFreeSGD", "optimizer.momentum=0"],
-            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
-            "'optimizer.momentum' is 0.0 (--set); allowed: optimizer.momentum above 0 with ScheduleFreeSGD",
-        ),
-        (
-            {"schedule": {"kind": "constant"}},
-            ["optimizer.name=ScheduleFreeSGD", "training.ema_decay=0.9"],
-            "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
-            "'training.ema_decay' is 0.9 (--set); allowed: training.ema_decay null with ScheduleFreeSGD, which has its",
-        ),
-        (
-            {"optimizer": {"trust_coefficient": 0.001}},
-            ["optimizer.name=LAMB"],
-            "--set: impossible combination: 'optimizer.name' is 'LAMB' (--set), "
-            "'optimizer.trust_coefficient' is 0.001 (c.yaml:9); allowed: optimizer.trust_coefficient only with LARS; "
-            "null with the others",
-        ),
-        (
-            {"training": {"label_smoothing": 0.1}},
-            ["training.loss=bce", "training.bce_threshold=0"],
-            "--set: impossible combination: 'training.bce_threshold' is 0.0 (--set), 'training.label_smoothing' is 0.1",
-        ),
-        (
-            {},
-            ["schedule.warmup_epochs=90"],
-            "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), ",
-        ),
-        (
-            {"update": {"fused": False}},
-            ["capture=true"],
-            "--set: impossible combination: 'update.fused' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
-            "allowed: capture.mode off if update.fused is false: only the fused update can be captured",
-        ),
-        (
-            {"training": {"device": "cpu"}, "capture": {"mode": "required"}},
-            [],
-            "c.yaml:14: impossible combination: 'training.device' is 'cpu' (c.yaml:12), 'capture.mode' is 'required' "
-            "(c.yaml:14); allowed: capture.mode required only on a GPU, not with training.device cpu",
-        ),
-        (
-            {"model": {"memory_format": "nchw", "fuse": False}, "capture": {"mode": "required"}},
-            [],
-            "c.yaml:15: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
-            "'capture.mode' is 'required' (c.yaml:15); allowed: capture.mode required only with "
-            "model.memory_format nhwc: ",
-        ),
-    ],
-)
+IMPOSSIBLE = [
+    (
+        {"data": {"size": 224, "resize": 200}},
+        [],
+        "c.yaml:8: impossible combination: 'data.size' is 224 (c.yaml:7), 'data.val_size' is null (default), "
+        "'data.resize' is 200 (c.yaml:8); allowed: data.val_size, or data.size if that is null, <= data.resize",
+    ),
+    (
+        {"data": {"resize": 256}},
+        ["data.size=288"],
+        "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+        "'data.resize' is 256 (c.yaml:7); allowed: data.val_size, or data.size if that is null, <= data.resize",
+    ),
+    (
+        {"data": {"size": 224, "resize": 256}},
+        ["data.size=288"],
+        "--set: impossible combination: 'data.size' is 288 (--set), 'data.val_size' is null (default), "
+        "'data.resize' is 256 (c.yaml:8); ",
+    ),
+    (
+        {"data": {"size": 128, "resize": 200}},
+        ["data.val_size=224"],
+        "--set: impossible combination: 'data.size' is 128 (c.yaml:7), 'data.val_size' is 224 (--set), "
+        "'data.resize' is 200 (c.yaml:8); ",
+    ),
+    (
+        {},
+        ["data.train=null"],
+        "--set: impossible combination: 'data.format' is 'auto' (default), 'data.train' is null (--set), "
+        "'data.val' is 'v' (c.yaml:6), 'data.synthetic_images' is null (default); allowed: data.train and "
+        "data.val, without data.synthetic_images; with data.format synthetic only the latter",
+    ),
+    ({}, ["data.format=synthetic", "data.synthetic_images=100"], "--set: impossible combination: 'data.format' is "),
+    ({}, ["data.root=r"], "--set: impossible combination: 'data.format' is 'auto' (default), 'data.root' is 'r'"),
+    (
+        {"data": {"augment": "trivial"}},
+        ["data.augment_magnitude=10"],
+        "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.augment_operations' is 2 "
+        "(default), 'data.augment_magnitude' is 10 (--set), 'data.augment_deviation' is 0.0 (default), "
+        "'data.augment_probability' is 1.0 (default); allowed: data.augment_operations 2, data.augment_magnitude "
+        "9, data.augment_deviation 0.0, data.augment_probability 1.0 unless data.augment is rand",
+    ),
+    (
+        {"data": {"augment": "trivial"}},
+        ["data.extra_operations=[invert]"],
+        "--set: impossible combination: 'data.augment' is 'trivial' (c.yaml:7), 'data.extra_operations' is "
+        "['invert'] (--set); allowed: data.extra_operations only with data.augment rand",
+    ),
+    (
+        {"model": {"memory_format": "nchw", "fuse": False}},
+        ["data.pad_channels=true"],
+        "--set: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
+        "'data.pad_channels' is true (--set); ",
+    ),
+    (
+        {},
+        ["schedule.kind=step"],
+        "--set: impossible combination: 'schedule.kind' is 'step' (--set), 'schedule.milestones' is [] (default); "
+        "allowed: schedule.milestones exactly with schedule.kind step",
+    ),
+    ({}, ["schedule.milestones=[30]"], "--set: impossible combination: 'schedule.kind' is 'cosine' (default), "),
+    (
+        {},
+        ["schedule.kind=constant", "schedule.end_lr=0.1"],
+        "--set: impossible combination: 'schedule.kind' is 'constant' (--set), 'schedule.end_lr' is 0.1 (--set); ",
+    ),
+    (
+        {},
+        ["schedule.end_lr=0.75"],
+        "--set: impossible combination: 'schedule.end_lr' is 0.75 (--set), 'optimizer.lr' is 0.5 (c.yaml:",
+    ),
+    (
+        {"loss_scale": {"min_scale": 131072}},
+        [],
+        "c.yaml:13: impossible combination: 'loss_scale.min_scale' is 131072.0 (c.yaml:13), "
+        "'loss_scale.init_scale' is 65536.0 (default), ",
+    ),
+    (
+        {},
+        ["model.memory_format=nchw", "model.fuse=true"],
+        "--set: impossible combination: 'model.memory_format' is 'nchw' (--set), 'model.fuse' is true (--set); "
+        "allowed: model.fuse only with model.memory_format nhwc",
+    ),
+    (
+        {},
+        ["model.memory_format=nchw", "model.fuse=false", "precision.compute=bfloat16"],
+        "--set: impossible combination: 'precision.compute' is 'bfloat16' (--set), "
+        "'model.memory_format' is 'nchw' (--set); "
+        "allowed: precision.compute bfloat16 only with model.memory_format nhwc",
+    ),
+    ({}, ["loss_scale.init_scale=33554432"], "--set: impossible combination: 'loss_scale.min_scale' is "),
+    (
+        {"optimizer": {"momentum": 0.9}},
+        ["optimizer.name=Adam"],
+        "--set: impossible combination: 'optimizer.name' is 'Adam' (--set), "
+        "'optimizer.momentum' is 0.9 (c.yaml:9); allowed: optimizer.momentum only with "
+        "MomentumSGD, CorrectedMomentumSGD, NesterovAG, RMSpropGraves, LARS, SGDW, ScheduleFreeSGD; null with the "
+        "others",
+    ),
+    (
+        {},
+        ["optimizer.nesterov=true"],
+        "--set: impossible combination: 'optimizer.name' is 'CorrectedMomentumSGD' (default), 'optimizer.nesterov' "
+        "is true (--set); allowed: optimizer.nesterov only with SGDW",
+    ),
+    (
+        {},
+        ["optimizer.name=ScheduleFreeSGD"],
+        "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+        "'schedule.kind' is 'cosine' (default); allowed: schedule.kind constant with ScheduleFreeSGD; a warm-up is "
+        "allowed",
+    ),
+    (
+        {"schedule": {"kind": "constant"}},
+        ["optimizer.name=ScheduleFreeSGD", "optimizer.momentum=0"],
+        "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+        "'optimizer.momentum' is 0.0 (--set); allowed: optimizer.momentum above 0 with ScheduleFreeSGD",
+    ),
+    (
+        {"schedule": {"kind": "constant"}},
+        ["optimizer.name=ScheduleFreeSGD", "training.ema_decay=0.9"],
+        "--set: impossible combination: 'optimizer.name' is 'ScheduleFreeSGD' (--set), "
+        "'training.ema_decay' is 0.9 (--set); allowed: training.ema_decay null with ScheduleFreeSGD, which has its",
+    ),
+    (
+        {"optimizer": {"trust_coefficient": 0.001}},
+        ["optimizer.name=LAMB"],
+        "--set: impossible combination: 'optimizer.name' is 'LAMB' (--set), "
+        "'optimizer.trust_coefficient' is 0.001 (c.yaml:9); allowed: optimizer.trust_coefficient only with LARS; "
+        "null with the others",
+    ),
+    (
+        {"training": {"label_smoothing": 0.1}},
+        ["training.loss=bce", "training.bce_threshold=0"],
+        "--set: impossible combination: 'training.bce_threshold' is 0.0 (--set), 'training.label_smoothing' is 0.1",
+    ),
+    ({}, ["schedule.warmup_epochs=90"], "--set: impossible combination: 'schedule.warmup_epochs' is 90.0 (--set), "),
+    (
+        {"update": {"fused": False}},
+        ["capture=true"],
+        "--set: impossible combination: 'update.fused' is false (c.yaml:13), 'capture.mode' is 'auto' (--set); "
+        "allowed: capture.mode off if update.fused is false: only the fused update can be captured",
+    ),
+    (
+        {"training": {"device": "cpu"}, "capture": {"mode": "required"}},
+        [],
+        "c.yaml:14: impossible combination: 'training.device' is 'cpu' (c.yaml:12), 'capture.mode' is 'required' "
+        "(c.yaml:14); allowed: capture.mode required only on a GPU, not with training.device cpu",
+    ),
+    (
+        {"model": {"memory_format": "nchw", "fuse": False}, "capture": {"mode": "required"}},
+        [],
+        "c.yaml:15: impossible combination: 'model.memory_format' is 'nchw' (c.yaml:4), "
+        "'capture.mode' is 'required' (c.yaml:15); allowed: capture.mode required only with "
+        "model.memory_format nhwc: ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "overrides", "message"), IMPOSSIBLE)
 def test_an_impossible_combination_names_every_value_and_its_place(write, sections, overrides, message):
     assert refusal(write("c.yaml", merged(**sections)), overrides).startswith(message)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["data.size=256"],
-        ["loss_scale.init_scale=1", "loss_scale.min_scale=1", "loss_scale.max_scale=1"],
-        ["loss_scale.init_scale=33554432", "loss_scale.max_scale=null"],
-        ["loss_scale.init_scale=33554432", "loss_scale.mode=static"],
-        ["loss_scale.init_scale=0.5", "loss_scale.min_scale=1", "loss_scale.mode=none"],
-        ["optimizer.name=Adam", "optimizer.momentum=null"],
-        ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
-        ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
-        ["schedule.warmup_epochs=89.5"],
-        ["update.fused=false", "capture=false"],
-        ["capture=true", "training.device=cpu", "model.memory_format=nchw", "model.fuse=false"],
-        ["capture=required", "capture.max_graphs=1"],
-        ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
-    ],
-)
+EDGES = [
+    ["data.size=256"],
+    ["loss_scale.init_scale=1", "loss_scale.min_scale=1", "loss_scale.max_scale=1"],
+    ["loss_scale.init_scale=33554432", "loss_scale.max_scale=null"],
+    ["loss_scale.init_scale=33554432", "loss_scale.mode=static"],
+    ["loss_scale.init_scale=0.5", "loss_scale.min_scale=1", "loss_scale.mode=none"],
+    ["optimizer.name=Adam", "optimizer.momentum=null"],
+    ["optimizer.name=NesterovAG", "optimizer.momentum=0"],
+    ["optimizer.name=LARS", "optimizer.momentum=0", "optimizer.trust_coefficient=1"],
+    ["schedule.warmup_epochs=89.5"],
+    ["update.fused=false", "capture=false"],
+    ["capture=true", "training.device=cpu", "model.memory_format=nchw", "model.fuse=false"],
+    ["capture=required", "capture.max_graphs=1"],
+    ["training.seed=4294967295", "training.device=gpu:1", "data.crop_area=[1, 1]"],
+]
+
+
+@pytest.mark.parametrize("overrides", EDGES)
 def test_values_at_the_edge_of_what_is_allowed_load(write, overrides):
     load(write("c.yaml", merged()), overrides)
 
@@ -1017,21 +1000,21 @@ def test_a_mapping_keeps_its_order_in_files_overrides_and_dumps(write):
     assert flat(turned)["optimizer.rates"] == [["/a/*", 0.1], ["/fc/*", 10.0]]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer.rates=[1]", "--set: 'optimizer.rates' is [1]; allowed: a mapping from strings to numbers, each"),
-        ("optimizer.rates=0.5", "--set: 'optimizer.rates' is 0.5; allowed: a mapping"),
-        ("optimizer.rates={a: b}", "--set: 'optimizer.rates' is {'a': 'b'}; allowed: a mapping"),
-        ("optimizer.rates={a: -1}", "--set: 'optimizer.rates' is {'a': -1}; allowed: a mapping"),
-        ("optimizer.rates={a: {b: 1}}", "--set: 'optimizer.rates' is {'a': a mapping}; allowed: a mapping"),
-        ("optimizer.rates={a: 1, a: 2}", "--set:1: duplicate key 'a'; it is already on line 1"),
-        ("optimizer.rates={[a]: 1}", "--set:1: found a list or mapping as a key; allowed: a name"),
-        ("optimizer.freeze=/fc/*", "--set: 'optimizer.freeze' is '/fc/*'; allowed: a list of strings"),
-        ("optimizer.freeze=[1]", "--set: 'optimizer.freeze' is [1]; allowed: a list of strings"),
-        ("optimizer.lr={a: 1}", "--set: 'optimizer.lr' is a mapping; allowed: a number"),
-    ],
-)
+NO_MAPPINGS = [
+    ("optimizer.rates=[1]", "--set: 'optimizer.rates' is [1]; allowed: a mapping from strings to numbers, each"),
+    ("optimizer.rates=0.5", "--set: 'optimizer.rates' is 0.5; allowed: a mapping"),
+    ("optimizer.rates={a: b}", "--set: 'optimizer.rates' is {'a': 'b'}; allowed: a mapping"),
+    ("optimizer.rates={a: -1}", "--set: 'optimizer.rates' is {'a': -1}; allowed: a mapping"),
+    ("optimizer.rates={a: {b: 1}}", "--set: 'optimizer.rates' is {'a': a mapping}; allowed: a mapping"),
+    ("optimizer.rates={a: 1, a: 2}", "--set:1: duplicate key 'a'; it is already on line 1"),
+    ("optimizer.rates={[a]: 1}", "--set:1: found a list or mapping as a key; allowed: a name"),
+    ("optimizer.freeze=/fc/*", "--set: 'optimizer.freeze' is '/fc/*'; allowed: a list of strings"),
+    ("optimizer.freeze=[1]", "--set: 'optimizer.freeze' is [1]; allowed: a list of strings"),
+    ("optimizer.lr={a: 1}", "--set: 'optimizer.lr' is a mapping; allowed: a number"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), NO_MAPPINGS)
 def test_what_is_no_mapping_is_refused(write, override, message):
     found = refusal(write("c.yaml", merged()), [override])
     assert message in found

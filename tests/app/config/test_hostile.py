@@ -62,18 +62,18 @@ def test_an_avalanche_of_aliases_is_not_expanded(work):
     refusal("c.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "override"),
-    [
-        ("{name}: 1", "{name}=1"),
-        ("model: {{{name}: 1}}", "model.{name}=1"),
-        ("model: {{arch: {name}, classes: {name}}}", "model.classes={name}"),
-        ("model: !<{name}> {{}}", "model.arch=!<{name}> a"),
-        ("model: *{name}", "model.arch=*{name}"),
-        ("base: {name}", "{name}"),
-        ("model: {{classes: [{name}, {name}]}}", "model.classes=[{name}, {name}]"),
-    ],
-)
+QUOTED = [
+    ("{name}: 1", "{name}=1"),
+    ("model: {{{name}: 1}}", "model.{name}=1"),
+    ("model: {{arch: {name}, classes: {name}}}", "model.classes={name}"),
+    ("model: !<{name}> {{}}", "model.arch=!<{name}> a"),
+    ("model: *{name}", "model.arch=*{name}"),
+    ("base: {name}", "{name}"),
+    ("model: {{classes: [{name}, {name}]}}", "model.classes=[{name}, {name}]"),
+]
+
+
+@pytest.mark.parametrize(("text", "override"), QUOTED)
 @pytest.mark.parametrize("name", ["x" * 5000, '"a\\n\\0\\e[31m"', "\x1b[31m", "\0", '"\\ud800"', "ä\u2028\x85"])
 def test_whatever_is_quoted_a_message_is_one_printable_line_that_is_not_too_long(work, name, text, override):
     (work / "bad.yaml").write_text(text.format(name=name) + "\n")

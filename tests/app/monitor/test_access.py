@@ -100,23 +100,23 @@ def test_without_the_token_nothing_is_seen_except_the_entrance(path, method):
     assert TOKEN.encode() not in repr(sent).encode()
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"authorization": f"Bearer {TOKEN[:-1]}"},
-        {"authorization": f"Bearer {TOKEN}x"},
-        {"authorization": "Bearer"},
-        {"authorization": "Bearer \xfc"},
-        {"authorization": f"Basic {TOKEN}"},
-        {"authorization": TOKEN},
-        {"cookie": "mixprec_monitor_8080="},
-        {"cookie": "mixprec_monitor_8080=\xfc"},
-        {"cookie": f"mixprec_monitor_8080={TOKEN}"},
-        {"cookie": COOKIE[:-1]},
-        {"cookie": COOKIE.replace("8080", "8081")},
-    ],
-)
+NO_TOKENS = [
+    {},
+    {"authorization": f"Bearer {TOKEN[:-1]}"},
+    {"authorization": f"Bearer {TOKEN}x"},
+    {"authorization": "Bearer"},
+    {"authorization": "Bearer \xfc"},
+    {"authorization": f"Basic {TOKEN}"},
+    {"authorization": TOKEN},
+    {"cookie": "mixprec_monitor_8080="},
+    {"cookie": "mixprec_monitor_8080=\xfc"},
+    {"cookie": f"mixprec_monitor_8080={TOKEN}"},
+    {"cookie": COOKIE[:-1]},
+    {"cookie": COOKIE.replace("8080", "8081")},
+]
+
+
+@pytest.mark.parametrize("headers", NO_TOKENS)
 def test_what_is_not_the_token_opens_nothing(headers):
     assert _status(_ask(**headers)) == 401
     assert _status(_ask(kind="websocket", **headers)) == "websocket.close"
@@ -146,17 +146,17 @@ def test_the_cookie_has_the_port_that_the_browser_asks_for():
     assert _status(_ask(cookie=cookie)) == 401
 
 
-@pytest.mark.parametrize(
-    ("path", "location"),
-    [
-        ("//evil.example/", b"/evil.example/"),
-        ("///evil.example", b"/evil.example"),
-        ("/\\evil.example", b"/%5Cevil.example"),
-        ("http://evil.example/", b"/http%3A//evil.example/"),
-        ("/a\r\nx: y", b"/a%0D%0Ax%3A%20y"),
-        ("/ü", b"/%C3%BC"),
-    ],
-)
+REDIRECTIONS = [
+    ("//evil.example/", b"/evil.example/"),
+    ("///evil.example", b"/evil.example"),
+    ("/\\evil.example", b"/%5Cevil.example"),
+    ("http://evil.example/", b"/http%3A//evil.example/"),
+    ("/a\r\nx: y", b"/a%0D%0Ax%3A%20y"),
+    ("/ü", b"/%C3%BC"),
+]
+
+
+@pytest.mark.parametrize(("path", "location"), REDIRECTIONS)
 def test_the_redirection_stays_here(path, location):
     sent = _ask(f"{path}?token={TOKEN}")
     assert (_status(sent), dict(sent[0]["headers"])[b"location"]) == (303, location)
@@ -171,14 +171,14 @@ def test_a_token_in_the_address_is_for_pages_only():
     assert _status(_ask(f"/?token={TOKEN.replace('~', '%7E')}")) == 303
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        *("evil.example", "localhost.evil.example", "127.0.0.1.evil", "127.0.0.2", "127.1", "0.0.0.0:8080", ""),
-        *("a:b:c", "127.0.0.1:80:90", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:123456", "127.0.0.1:8080@evil.example"),
-        *("user@127.0.0.1:8080", "127.0.0.1/evil", "127.0.0.1 ", "127.0.0.1\n", "::1", "[::1", "[", "localhost."),
-    ],
-)
+HOSTS = [
+    *("evil.example", "localhost.evil.example", "127.0.0.1.evil", "127.0.0.2", "127.1", "0.0.0.0:8080", ""),
+    *("a:b:c", "127.0.0.1:80:90", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:123456", "127.0.0.1:8080@evil.example"),
+    *("user@127.0.0.1:8080", "127.0.0.1/evil", "127.0.0.1 ", "127.0.0.1\n", "::1", "[::1", "[", "localhost."),
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
 def test_a_name_that_leads_here_is_not_enough(host):
     assert _status(_asked(host=host)) == 400
     assert _status(_ask(f"/?token={TOKEN}", host=host)) == 400
@@ -204,14 +204,14 @@ def test_names_of_this_machine(host):
     assert _status(_asked(host=host, origin=f"http://{host}")) == 200
 
 
+ORIGINS = [
+    *("http://evil.example", "http://localhost:9999", "null", "", "[", "http://[", "localhost:8080"),
+    *("http://localhost:8080@evil.example", "http://user@localhost:8080", "ftp://localhost:8080"),
+]
+
+
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-@pytest.mark.parametrize(
-    "origin",
-    [
-        *("http://evil.example", "http://localhost:9999", "null", "", "[", "http://[", "localhost:8080"),
-        *("http://localhost:8080@evil.example", "http://user@localhost:8080", "ftp://localhost:8080"),
-    ],
-)
+@pytest.mark.parametrize("origin", ORIGINS)
 def test_pages_of_other_sites_are_refused(kind, origin):
     assert _status(_asked(kind=kind, origin=origin)) in (403, "websocket.close")
     assert _status(_asked(kind=kind, origin="http://localhost:8080")) in (200, "websocket.accept")
@@ -225,34 +225,34 @@ def test_what_is_too_large_is_not_read():
     assert _asked(method="POST", body=[part] * 22) == []  # it has not said so before: broken off
 
 
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        ({"authorization": BEARER}, [WORK, ANSWER, HEADER]),
-        ({"authorization": BEARER, "body": [b"a", b"b"], "content_length": "2"}, [BODY, WORK, ANSWER, HEADER]),
-        ({"authorization": BEARER, "body": [b"a"], "transfer_encoding": "chunked"}, [BODY, WORK, ANSWER, HEADER]),
-        ({"content_length": "2"}, []),
-        ({"authorization": BEARER, "kind": "websocket"}, [SOCKET, HEADER]),
-        ({"kind": "websocket"}, []),
-    ],
-)
+REQUESTS = [
+    ({"authorization": BEARER}, [WORK, ANSWER, HEADER]),
+    ({"authorization": BEARER, "body": [b"a", b"b"], "content_length": "2"}, [BODY, WORK, ANSWER, HEADER]),
+    ({"authorization": BEARER, "body": [b"a"], "transfer_encoding": "chunked"}, [BODY, WORK, ANSWER, HEADER]),
+    ({"content_length": "2"}, []),
+    ({"authorization": BEARER, "kind": "websocket"}, [SOCKET, HEADER]),
+    ({"kind": "websocket"}, []),
+]
+
+
+@pytest.mark.parametrize(("request_", "said"), REQUESTS)
 def test_only_the_token_gives_a_connection_more_time(request_, said):
     entered = Entered()
     _ask(entered=entered, **request_)
     assert entered.said == said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["{results}/none"], "no such folder; wanted: a folder with results of runs"),
-        (["{results}", "--port", "70000"], "not a port; allowed: 1 to 65535"),
-        (["{results}", "--port", "0"], "not a port; allowed: 1 to 65535"),
-        (["{results}", "--port", "x"], "invalid int value"),
-        (["{results}", "--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0"),
-        ([""], "it is empty; give a folder"),
-    ],
-)
+BAD_ARGUMENTS = [
+    (["{results}/none"], "no such folder; wanted: a folder with results of runs"),
+    (["{results}", "--port", "70000"], "not a port; allowed: 1 to 65535"),
+    (["{results}", "--port", "0"], "not a port; allowed: 1 to 65535"),
+    (["{results}", "--port", "x"], "invalid int value"),
+    (["{results}", "--host", "0.0.0.0"], "unrecognized arguments: --host 0.0.0.0"),
+    ([""], "it is empty; give a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_ARGUMENTS)
 def test_bad_arguments_are_one_line(tmp_path, capsys, arguments, message):
     try:
         code = command.main([argument.format(results=tmp_path) for argument in arguments])

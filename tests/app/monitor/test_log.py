@@ -105,17 +105,17 @@ def test_a_line_without_end_is_not_taken(tmp_path):
     assert (len(log), log.damaged) == (2, 0)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"loss_scale": 0},
-        {"loss_scale": None},
-        {"lowest": 10**9},
-        {"binades": [-1, 5]},
-        {"binades": [1e-320, 1e300]},
-        {"binades": 3},
-    ],
-)
+NO_GRADIENTS = [
+    {"loss_scale": 0},
+    {"loss_scale": None},
+    {"lowest": 10**9},
+    {"binades": [-1, 5]},
+    {"binades": [1e-320, 1e300]},
+    {"binades": 3},
+]
+
+
+@pytest.mark.parametrize("wrong", NO_GRADIENTS)
 def test_gradients_that_are_none_are_left_out(tmp_path, wrong):
     good = {"iteration": 1, "epoch": 0.1, "loss_scale": 8.0, "lowest": -3, "binades": [1, 0, 2], "layers": {}}
     _write(tmp_path / "gradients.jsonl", [good, {**good, **wrong}, {**good, "iteration": 2}])

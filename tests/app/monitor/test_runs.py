@@ -44,23 +44,23 @@ def _alive():
     return {"pid": os.getpid(), "host": platform.node(), "start": start_of(os.getpid())}
 
 
-@pytest.mark.parametrize(
-    ("status", "expected"),
-    [
-        ({"state": "training", **_alive()}, "training"),
-        ({"state": "evaluating", **_alive()}, "evaluating"),
-        ({"state": "training", **_alive(), "start": 1}, "killed"),  # the number of the process is another one's now
-        ({"state": "training", **_alive(), "pid": 2**22 + 1}, "killed"),
-        ({"state": "training", "host": "another", "ago": 0}, "training"),
-        ({"state": "training", "host": "another", "ago": 3600}, "silent"),
-        ({"state": "training", "host": "another"}, "silent"),
-        ({"state": "stopped"}, "stopped"),
-        ({"state": "failed"}, "failed"),
-        ({}, "unknown"),
-        ([], "unknown"),
-        ({"state": "training", "pid": "x", "host": platform.node()}, "killed"),
-    ],
-)
+STATES = [
+    ({"state": "training", **_alive()}, "training"),
+    ({"state": "evaluating", **_alive()}, "evaluating"),
+    ({"state": "training", **_alive(), "start": 1}, "killed"),  # the number of the process is another one's now
+    ({"state": "training", **_alive(), "pid": 2**22 + 1}, "killed"),
+    ({"state": "training", "host": "another", "ago": 0}, "training"),
+    ({"state": "training", "host": "another", "ago": 3600}, "silent"),
+    ({"state": "training", "host": "another"}, "silent"),
+    ({"state": "stopped"}, "stopped"),
+    ({"state": "failed"}, "failed"),
+    ({}, "unknown"),
+    ([], "unknown"),
+    ({"state": "training", "pid": "x", "host": platform.node()}, "killed"),
+]
+
+
+@pytest.mark.parametrize(("status", "expected"), STATES)
 def test_the_state_follows_from_the_heartbeat(tmp_path, status, expected):
     if "ago" in status:
         status = {**status, "time": time.time() - status["ago"]}
@@ -81,22 +81,21 @@ def test_a_config_that_cannot_be_read_says_nothing(tmp_path, config):
     assert _rows(tmp_path)["a"].arch == ""
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("status.json", b'{"state": []}'),
-        ("status.json", b'{"state": "done", "epoch": 1' + b"0" * 400 + b"}"),
-        ("status.json", b'{"state": "training", "host": "x", "time": 1' + b"0" * 400 + b"}"),
-        ("status.json", b'{"state": "\\ud800", "host": "x"}'),
-        ("status.json", b'{"state": "training", "pid": "../x", "start": 1, "host": "%s"}' % platform.node().encode()),
-        ("config.yaml", b'a:\n  b: !!int ""\n'),
-        ("config.yaml", b"training:\n  epochs: 1" + b"0" * 400),
-        ("config.yaml", b"model:\n  x: 0x" + 60_000 * b"f"),
-        ("config.yaml", b"{a: " * 15_000),
-        ("config.yaml", b"- " * 200_000),
-    ],
-    ids=range(10),
-)
+BROKEN = [
+    ("status.json", b'{"state": []}'),
+    ("status.json", b'{"state": "done", "epoch": 1' + b"0" * 400 + b"}"),
+    ("status.json", b'{"state": "training", "host": "x", "time": 1' + b"0" * 400 + b"}"),
+    ("status.json", b'{"state": "\\ud800", "host": "x"}'),
+    ("status.json", b'{"state": "training", "pid": "../x", "start": 1, "host": "%s"}' % platform.node().encode()),
+    ("config.yaml", b'a:\n  b: !!int ""\n'),
+    ("config.yaml", b"training:\n  epochs: 1" + b"0" * 400),
+    ("config.yaml", b"model:\n  x: 0x" + 60_000 * b"f"),
+    ("config.yaml", b"{a: " * 15_000),
+    ("config.yaml", b"- " * 200_000),
+]
+
+
+@pytest.mark.parametrize(("file", "content"), BROKEN, ids=range(10))
 def test_no_file_of_a_run_hides_the_other_runs(tmp_path, file, content):
     make_run(tmp_path / "good")
     (make_run(tmp_path / "bad") / file).write_bytes(content)

@@ -59,16 +59,16 @@ def test_an_answer_and_its_progress(tasks):
     assert seen == [(0.5, "half\\nof it")]
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("fails", r"^one\\nline$"),
-        ("garbage", "an answer that cannot be read"),
-        ("silent", "ended with code 3"),
-        ("half", "ended with code 0"),
-        ("killed", r"ended with code -9 \(memory is full\?\)"),
-    ],
-)
+FAILURES = [
+    ("fails", r"^one\\nline$"),
+    ("garbage", "an answer that cannot be read"),
+    ("silent", "ended with code 3"),
+    ("half", "ended with code 0"),
+    ("killed", r"ended with code -9 \(memory is full\?\)"),
+]
+
+
+@pytest.mark.parametrize(("task", "message"), FAILURES)
 def test_failures_are_one_line(tasks, task, message):
     with pytest.raises(TaskError, match=message):
         asyncio.run(tasks.run(task, {}))

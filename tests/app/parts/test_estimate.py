@@ -290,34 +290,27 @@ def test_a_dry_run_says_what_is_needed_and_leaves_nothing(config_of, tmp_path, c
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("free", "settings", "words"),
-    first(
-        1,
-        [
-            (60, ["data.size=2000"], "data.size 2000: 2 images, on which the network is tried, need about "),
-            (
-                200,
-                ["data.size=1000"],
-                r"training.batch_size 32: a step takes about .*, and this machine \(1 GiB in all\) has 200.0 MiB free; "
-                "lower it, and raise training.accumulation_steps by as much to keep the step$",
-            ),
-            (60, ["data.size=1000", "training.batch_size=1"], "data.size 1000: .* free; lower it$"),
-            (
-                60,
-                ["progressive.until=[1]", "progressive.sizes=[600]"],
-                r"progressive.sizes \[600\]: .* free; lower it$",
-            ),
-            (
-                60,
-                ["data.synthetic_images=9999", "progressive.until=[1]", "progressive.sizes=[32]"]
-                + ["progressive.batch_sizes=[9999]"],
-                r"progressive.batch_sizes \[9999\]: .* free; lower it$",
-            ),
-            (60, ["model.arch=wide"], "model.arch wide: .* free; choose a smaller network$"),
-        ],
+TOO_LARGE = [
+    (60, ["data.size=2000"], "data.size 2000: 2 images, on which the network is tried, need about "),
+    (
+        200,
+        ["data.size=1000"],
+        r"training.batch_size 32: a step takes about .*, and this machine \(1 GiB in all\) has 200.0 MiB free; "
+        "lower it, and raise training.accumulation_steps by as much to keep the step$",
     ),
-)
+    (60, ["data.size=1000", "training.batch_size=1"], "data.size 1000: .* free; lower it$"),
+    (60, ["progressive.until=[1]", "progressive.sizes=[600]"], r"progressive.sizes \[600\]: .* free; lower it$"),
+    (
+        60,
+        ["data.synthetic_images=9999", "progressive.until=[1]", "progressive.sizes=[32]"]
+        + ["progressive.batch_sizes=[9999]"],
+        r"progressive.batch_sizes \[9999\]: .* free; lower it$",
+    ),
+    (60, ["model.arch=wide"], "model.arch wide: .* free; choose a smaller network$"),
+]
+
+
+@pytest.mark.parametrize(("free", "settings", "words"), first(1, TOO_LARGE))
 def test_what_clearly_does_not_fit_is_not_tried(config_of, tmp_path, capsys, monkeypatch, free, settings, words):
     config_of()
     there = free << 20, "this machine (1 GiB in all)"
@@ -335,13 +328,13 @@ def _exhausted(*arguments):
     raise MemoryError("out of memory")
 
 
-@pytest.mark.parametrize(
-    ("tried", "words"),
-    [
-        (_exhausted, r"a step runs out of the memory of this machine \(.* in all\); lower it, and raise "),
-        (lambda *arguments: ("", 2**60), r"a step takes about 10737418.* GiB, and this machine .* free; lower it$"),
-    ],
-)
+TRIED = [
+    (_exhausted, r"a step runs out of the memory of this machine \(.* in all\); lower it, and raise "),
+    (lambda *arguments: ("", 2**60), r"a step takes about 10737418.* GiB, and this machine .* free; lower it$"),
+]
+
+
+@pytest.mark.parametrize(("tried", "words"), TRIED)
 def test_a_step_that_does_not_fit_is_found_by_trying(config_of, capsys, monkeypatch, tried, words):
     config_of()
     monkeypatch.setattr(kept_activations, "compared", tried)

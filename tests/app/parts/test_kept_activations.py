@@ -90,20 +90,17 @@ def test_a_dry_run_compares(work, capsys):
     assert os.listdir(work) == ["c.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            ["memory.budget=16 XB"],
-            "'memory.budget' is '16 XB'; allowed: text or a number such as 16 GB, 500 MiB or 0.8",
-        ),
-        (["memory.budget=-1"], "'memory.budget' is -1; allowed: "),
-        (["memory.recompute=all"], "'memory.recompute' is 'all'; allowed: none, blocks, auto"),
-        (["memory.to=x"], "allowed: memory.to only with memory.budget"),
-        (["memory.budget=1 GB", "memory.to=host"], "'memory.to' is 'host'; allowed on the CPU: a folder, or null"),
-        (["memory.budget=1 GB", "memory.to=nowhere"], "'memory.to' is 'nowhere', which is not a writable folder"),
-    ],
-)
+BAD = [
+    (["memory.budget=16 XB"], "'memory.budget' is '16 XB'; allowed: text or a number such as 16 GB, 500 MiB or 0.8"),
+    (["memory.budget=-1"], "'memory.budget' is -1; allowed: "),
+    (["memory.recompute=all"], "'memory.recompute' is 'all'; allowed: none, blocks, auto"),
+    (["memory.to=x"], "allowed: memory.to only with memory.budget"),
+    (["memory.budget=1 GB", "memory.to=host"], "'memory.to' is 'host'; allowed on the CPU: a folder, or null"),
+    (["memory.budget=1 GB", "memory.to=nowhere"], "'memory.to' is 'nowhere', which is not a writable folder"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
 def test_bad_settings(work, settings, message, capsys):
     assert _main("bad", *settings) == 2
     error = capsys.readouterr().err

@@ -327,15 +327,15 @@ def _best(out):
         return int(archive["updater/iteration"]), float(archive["extensions/BestSnapshot/value"])
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "best"),
-    [
-        ([0.1, None, 0.5, 0.4, 0.5, 0.3], (3, 0.5)),  # of equal ones the first
-        ([0.1, 0.2, 0.3, 0.4, 0.5, np.float32(0.625)], (6, 0.625)),
-        ([0.0, math.nan, 0.0, None, None, None], (1, 0.0)),
-        ([None, None, math.nan, 0.25, None, None], (4, 0.25)),
-    ],
-)
+ACCURACIES = [
+    ([0.1, None, 0.5, 0.4, 0.5, 0.3], (3, 0.5)),  # of equal ones the first
+    ([0.1, 0.2, 0.3, 0.4, 0.5, np.float32(0.625)], (6, 0.625)),
+    ([0.0, math.nan, 0.0, None, None, None], (1, 0.0)),
+    ([None, None, math.nan, 0.25, None, None], (4, 0.25)),
+]
+
+
+@pytest.mark.parametrize(("accuracies", "best"), ACCURACIES)
 def test_the_best_snapshot_is_kept_beside_the_newest(tmp_path, accuracies, best):
     _trainer(tmp_path, accuracies=accuracies).run()
     assert _best(tmp_path) == best

@@ -134,16 +134,16 @@ def test_the_seed_decides_the_head_and_weights_leave_the_rest_of_a_run_alone(tra
         assert all(one[name].tobytes() == two[name].tobytes() for name in one.files)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("none.npz", "none.npz: no such file"),
-        ("c.yaml", "c.yaml: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt, .pth"),
-        ("bad.safetensors", "bad.safetensors: damaged, or not a .safetensors file (SafetensorError: "),
-        ("deep.npz", "deep.npz: has layer1/1/bn1/N and 35 more tensors, which CifarResNet here lacks: weights of"),
-        ("other.npz", "other.npz: lacks fc/W (10, 64) and 1 more tensors, which CifarResNet here has: weights of"),
-    ],
-)
+BAD_FILES = [
+    ("none.npz", "none.npz: no such file"),
+    ("c.yaml", "c.yaml: the suffix determines the format of weights; allowed: .npz, .safetensors, .pt, .pth"),
+    ("bad.safetensors", "bad.safetensors: damaged, or not a .safetensors file (SafetensorError: "),
+    ("deep.npz", "deep.npz: has layer1/1/bn1/N and 35 more tensors, which CifarResNet here lacks: weights of"),
+    ("other.npz", "other.npz: lacks fc/W (10, 64) and 1 more tensors, which CifarResNet here has: weights of"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_FILES)
 def test_a_bad_file_is_one_line_before_the_images_are_looked_at(train, tmp_path, monkeypatch, value, message):
     write("deep.npz", MODELS["resnet14"](10))
     np.savez(

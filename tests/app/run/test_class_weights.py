@@ -189,26 +189,26 @@ def test_balanced_weights_count_the_training_images(run, tmp_path):
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"class_weights": "[1, 2]"},
-            "'training.class_weights' is [1.0, 2.0] (--set), 'model.classes' is 3 (c.yaml:10); allowed: "
-            "training.class_weights, if it is a list, with a number for each of model.classes",
-        ),
-        (
-            {"class_weights": "balanced", "loss": "bce"},
-            "'training.loss' is 'bce' (--set), 'training.class_weights' is 'balanced' (--set); allowed: "
-            "training.class_weights only with training.loss cross_entropy",
-        ),
-        (
-            {"class_weights": "[1, 0, 1]"},
-            "'training.class_weights' is [1, 0, 1]; allowed: balanced, or a list of numbers > 0 and <= 1000000, or ",
-        ),
-        ({"class_weights": "balancd"}, "or null; did you mean 'balanced'?"),
-    ],
-)
+UNFIT = [
+    (
+        {"class_weights": "[1, 2]"},
+        "'training.class_weights' is [1.0, 2.0] (--set), 'model.classes' is 3 (c.yaml:10); allowed: "
+        "training.class_weights, if it is a list, with a number for each of model.classes",
+    ),
+    (
+        {"class_weights": "balanced", "loss": "bce"},
+        "'training.loss' is 'bce' (--set), 'training.class_weights' is 'balanced' (--set); allowed: "
+        "training.class_weights only with training.loss cross_entropy",
+    ),
+    (
+        {"class_weights": "[1, 0, 1]"},
+        "'training.class_weights' is [1, 0, 1]; allowed: balanced, or a list of numbers > 0 and <= 1000000, or ",
+    ),
+    ({"class_weights": "balancd"}, "or null; did you mean 'balanced'?"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), UNFIT)
 def test_weights_that_fit_nothing_are_refused_in_one_line(run, tmp_path, settings, message):
     before = sorted(tmp_path.rglob("*"))
     process = run(**{f"training__{name}": value for name, value in settings.items()})

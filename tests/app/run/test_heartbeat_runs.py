@@ -85,11 +85,11 @@ def _interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
+ENDS = [(_exhaust, EVALUATIONS[0], 1, "failed"), (_divide, 5, None, "failed"), (_interrupt, 5, 130, "stopped")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("then", "call", "code", "state"),
-    [(_exhaust, EVALUATIONS[0], 1, "failed"), (_divide, 5, None, "failed"), (_interrupt, 5, 130, "stopped")],
-)
+@pytest.mark.parametrize(("then", "call", "code", "state"), ENDS)
 def test_a_run_that_ends_by_an_exception(fail, tmp_path, then, call, code, state):  # noqa: F811
     if code is None:
         with pytest.raises(ZeroDivisionError):

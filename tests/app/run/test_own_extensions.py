@@ -154,22 +154,19 @@ def test_a_bad_extension_is_one_line_before_the_data_are_looked_at(run, tmp_path
     assert process.stderr.startswith(f"error: --set: 'log.extensions' has '{path}': ")
 
 
-@pytest.mark.parametrize(
-    ("extensions", "message"),
-    [
-        ("[hooks:Counter, hooks:Counter]", "'hooks:Counter': the run already has an extension named 'Counter'; give"),
-        ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
-        (
-            "[hooks:BadTrigger]",
-            "'hooks:BadTrigger': its trigger is [0, 'epoch']; wanted: (N, 'epoch') or (N, 'iteration'",
-        ),
-        ("[hooks:BadPriority]", "'hooks:BadPriority': its priority is 'high'; wanted: a number"),
-        ("[hooks:BadName]", "'hooks:BadName': its name is 3; wanted: text"),
-        ("[hooks.Counter]", "; did you mean '[hooks:Counter]'?"),
-        ("[Counter]", "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package"),
-        ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of strings that are import paths"),
-    ],
-)
+REFUSED = [
+    ("[hooks:Counter, hooks:Counter]", "'hooks:Counter': the run already has an extension named 'Counter'; give"),
+    ("[hooks:Plots]", "'hooks:Plots': the run already has an extension named 'Plots'; give it another name"),
+    ("[hooks:BadTrigger]", "'hooks:BadTrigger': its trigger is [0, 'epoch']; wanted: (N, 'epoch') or (N, 'iteration'"),
+    ("[hooks:BadPriority]", "'hooks:BadPriority': its priority is 'high'; wanted: a number"),
+    ("[hooks:BadName]", "'hooks:BadName': its name is 3; wanted: text"),
+    ("[hooks.Counter]", "; did you mean '[hooks:Counter]'?"),
+    ("[Counter]", "'log.extensions' is ['Counter']; allowed: a list of strings that are import paths, package"),
+    ("hooks:Counter", "'log.extensions' is 'hooks:Counter'; allowed: a list of strings that are import paths"),
+]
+
+
+@pytest.mark.parametrize(("extensions", "message"), REFUSED)
 def test_extensions_that_cannot_be_added_are_refused_before_anything_is_written(run, tmp_path, extensions, message):
     before = sorted(tmp_path.rglob("*"))
     process = run("--out", "out", **_settings(extensions))

@@ -47,21 +47,21 @@ def test_parts_are_frozen_and_said_to_be(train):
     assert not any(line.startswith("parts:") for line in plain.stdout.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            'optimizer.freeze=["/linaer/*"]',
-            "error: --set: 'optimizer.freeze' has '/linaer/*', which matches no parameter; did you mean '/linear/*'",
-        ),
-        ("optimizer.rates={/x: 2}", "'/x', which matches no parameter; there are /conv/*, /linear/*, /norm/*, ..."),
-        (
-            'precision.keep_float32=["/linaer"]',
-            "error: --set: 'precision.keep_float32' has '/linaer', which matches no link; did you mean '/linear'?",
-        ),
-        ('optimizer.freeze=["*"]', "'optimizer.freeze' and 'optimizer.rates' freeze all parameters"),
-    ],
-)
+NO_PATTERNS = [
+    (
+        'optimizer.freeze=["/linaer/*"]',
+        "error: --set: 'optimizer.freeze' has '/linaer/*', which matches no parameter; did you mean '/linear/*'",
+    ),
+    ("optimizer.rates={/x: 2}", "'/x', which matches no parameter; there are /conv/*, /linear/*, /norm/*, ..."),
+    (
+        'precision.keep_float32=["/linaer"]',
+        "error: --set: 'precision.keep_float32' has '/linaer', which matches no link; did you mean '/linear'?",
+    ),
+    ('optimizer.freeze=["*"]', "'optimizer.freeze' and 'optimizer.rates' freeze all parameters"),
+]
+
+
+@pytest.mark.parametrize(("setting", "message"), NO_PATTERNS)
 def test_a_pattern_for_nothing_is_an_error_of_one_line(train, tmp_path, setting, message):
     run = train("out", setting)
     (line,) = run.stderr.splitlines()

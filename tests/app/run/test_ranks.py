@@ -22,21 +22,21 @@ from mixprec.training.evaluation import Evaluator
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, None),
-        (HYDRA, (1, 4, 1)),
-        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, (5, 8, 2)),
-        # srun --mpi=pmi2, srun --mpi=pmix
-        ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_LOCALID": "3", "SLURM_PROCID": "3"}, (3, 4, 3)),
-        ({"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
-        # the batch script of a job with tasks, and tasks without MPI
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None),
-        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, None),
-        ({"PMI_RANK": "", "PMI_SIZE": "4"}, None),
-    ],
-)
+PLACES = [
+    ({}, None),
+    (HYDRA, (1, 4, 1)),
+    ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, (5, 8, 2)),
+    # srun --mpi=pmi2, srun --mpi=pmix
+    ({"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_LOCALID": "3", "SLURM_PROCID": "3"}, (3, 4, 3)),
+    ({"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
+    # the batch script of a job with tasks, and tasks without MPI
+    ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None),
+    ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}, None),
+    ({"PMI_RANK": "", "PMI_SIZE": "4"}, None),
+]
+
+
+@pytest.mark.parametrize(("environment", "place"), PLACES)
 def test_the_place_is_that_of_the_launchers_environment(environment, place):
     found = launched.rank_in(environment)
     assert found == (None if place is None else launched.LaunchedRank(*place))
@@ -131,15 +131,15 @@ def each(size, function):
     return results
 
 
-@pytest.mark.parametrize(
-    ("failing", "lines"),
-    [
-        ({0, 1, 2}, ["error: bad 0", None, None]),
-        ({1}, [None, "rank 1: error: bad 1", None]),
-        ({1, 2}, [None, "rank 1: error: bad 1", None]),
-        ({0, 2}, ["rank 0: error: bad 0", None, None]),
-    ],
-)
+FAILING = [
+    ({0, 1, 2}, ["error: bad 0", None, None]),
+    ({1}, [None, "rank 1: error: bad 1", None]),
+    ({1, 2}, [None, "rank 1: error: bad 1", None]),
+    ({0, 2}, ["rank 0: error: bad 0", None, None]),
+]
+
+
+@pytest.mark.parametrize(("failing", "lines"), FAILING)
 def test_bad_input_of_some_ranks_ends_all_with_one_line(failing, lines):
     def load(ranks):
         with ranks.together():
@@ -275,19 +275,19 @@ def _moved(config, delivered, then, now, batch_then=4, batch_now=4, rank=0):
     return rank_states.own(arrays, config(batch_now), 48, ranks, iterator, "s.npz")
 
 
-@pytest.mark.parametrize(
-    ("delivered", "then", "now", "batch_now", "place"),
-    [
-        (12, 2, 1, 4, 24),  # the end of the second epoch of 6 batches
-        (12, 2, 4, 4, 6),
-        (13, 2, 1, 4, 26),
-        (13, 2, 1, 8, 13),  # as many images in a step
-        (14, 2, 4, 4, 7),
-        (13, 2, 4, 4, None),
-        (13, 2, 3, 4, None),
-        (15, 2, 3, 4, 10),
-    ],
-)
+RESUMED = [
+    (12, 2, 1, 4, 24),  # the end of the second epoch of 6 batches
+    (12, 2, 4, 4, 6),
+    (13, 2, 1, 4, 26),
+    (13, 2, 1, 8, 13),  # as many images in a step
+    (14, 2, 4, 4, 7),
+    (13, 2, 4, 4, None),
+    (13, 2, 3, 4, None),
+    (15, 2, 3, 4, 10),
+]
+
+
+@pytest.mark.parametrize(("delivered", "then", "now", "batch_now", "place"), RESUMED)
 def test_another_number_of_ranks_goes_on_at_the_same_image(config, delivered, then, now, batch_now, place):
     if place is None:
         with pytest.raises(snapshots.SnapshotError, match=f"s.npz: of {then} ranks with 4 images each, after"):
@@ -330,17 +330,17 @@ def test_each_rank_goes_on_with_its_own_random_numbers(config):
     assert [arrays[f"{PLACE}state"][0] for arrays in same] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "addresses", "line"),
-    [
-        ("auto", ["01", "02", "03", "04"], None),
-        ("gpu", ["01", "02", "03", "03"], "error: 'training.device' is 'gpu': ranks 2 and 3 have the same GPU"),
-        ("gpu:0", ["01", "01"], "the same GPU, 01; start as many ranks on a machine as it has GPUs, with 'auto' or"),
-        ("auto", [None, None], None),
-        ("auto", ["01", None], "error: the device is @cupy on rank 0 and @numpy on rank 1: all ranks must have the"),
-        ("gpu", ["01", "none"], "rank 1: error: 'training.device' is 'gpu', but no GPU"),
-    ],
-)
+ADDRESSES = [
+    ("auto", ["01", "02", "03", "04"], None),
+    ("gpu", ["01", "02", "03", "03"], "error: 'training.device' is 'gpu': ranks 2 and 3 have the same GPU"),
+    ("gpu:0", ["01", "01"], "the same GPU, 01; start as many ranks on a machine as it has GPUs, with 'auto' or"),
+    ("auto", [None, None], None),
+    ("auto", ["01", None], "error: the device is @cupy on rank 0 and @numpy on rank 1: all ranks must have the"),
+    ("gpu", ["01", "none"], "rank 1: error: 'training.device' is 'gpu', but no GPU"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "addresses", "line"), ADDRESSES)
 def test_each_rank_has_a_gpu_for_itself(config, monkeypatch, wanted, addresses, line):
     """Or none has one; what is wrong ends all of them."""
 

@@ -255,39 +255,37 @@ def _corrupt_newest(images, work):
 OWN = ("--set", "data.train=images/train")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "prepare"),
-    [
-        _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
-        _bad("an empty config", ["--config", ""], "argument --config: it is empty; give a file"),
-        _bad("no option", ["--set", "a=1"], "--config"),
-        _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
-        _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
-        _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
-        _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
-        _bad("bad loss scale", ["--set", "loss_scale.init_scale=3"], "loss_scale.init_scale"),
-        _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.fused=false"], "update.fused"),
-        _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
-        _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
-        _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),
-        _bad("no data folder", ["--set", "data.train=nowhere"], "nowhere"),
-        _bad("empty class folder", OWN, "images/train/d", _empty_class),
-        _bad("truncated JPEG", OWN, "images/train/b/01.jpg", _truncate),
-        _bad("batch size 0", ["--set", "training.batch_size=0"], "training.batch_size"),
-        _bad("batch size too large", ["--set", "training.batch_size=23"], "22 images, but training.batch_size is 23"),
-        _bad("out is not writable", ["--out", "/proc/out"], "/proc/out: not writable"),
-        _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
-        _bad("out is used", ["--out", "used"], "used: already used", _use),
-        _bad("corrupt snapshot", ["--resume", "bad.npz"], "bad.npz: corrupt snapshot", _corrupt),
-        _bad("corrupt newest", ["--out", "o", "--resume", "auto"], "; remove it, and --resume auto", _corrupt_newest),
-        _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
-        _bad("a misspelled auto", ["--resume", "atuo"], "atuo: no such snapshot; did you mean 'auto'?"),
-        _bad("a folder of snapshots", ["--resume", "."], "not a snapshot; did you mean '--resume auto --out .'?"),
-        _bad(
-            "a GPU by --set", ["--set", "training.device=@cupy:7"], "error: --set: 'training.device' is 'gpu:7', but "
-        ),
-    ],
-)
+BAD = [
+    _bad("no config", ["--config", "missing.yaml"], "missing.yaml"),
+    _bad("an empty config", ["--config", ""], "argument --config: it is empty; give a file"),
+    _bad("no option", ["--set", "a=1"], "--config"),
+    _bad("unknown option", ["--confg", "small.yaml"], "--conf"),
+    _bad("unknown key", ["--set", "optimizer.learning_rate=1"], "optimizer.lr"),
+    _bad("wrong type", ["--set", "training.epochs=many"], "training.epochs"),
+    _bad("bad --set", ["--set", "training.epochs"], "training.epochs"),
+    _bad("bad loss scale", ["--set", "loss_scale.init_scale=3"], "loss_scale.init_scale"),
+    _bad("a capture that cannot be", ["--set", "capture=true", "--set", "update.fused=false"], "update.fused"),
+    _bad("unknown network", ["--set", "model.arch=resnet9"], "resnet8"),
+    _bad("wrong number of classes", ["--set", "model.classes=10"], "model.classes is 10"),
+    _bad("no GPU", ["--set", "training.device=gpu:77"], "gpu:77"),
+    _bad("no data folder", ["--set", "data.train=nowhere"], "nowhere"),
+    _bad("empty class folder", OWN, "images/train/d", _empty_class),
+    _bad("truncated JPEG", OWN, "images/train/b/01.jpg", _truncate),
+    _bad("batch size 0", ["--set", "training.batch_size=0"], "training.batch_size"),
+    _bad("batch size too large", ["--set", "training.batch_size=23"], "22 images, but training.batch_size is 23"),
+    _bad("out is not writable", ["--out", "/proc/out"], "/proc/out: not writable"),
+    _bad("out is a file", ["--out", "small.yaml"], "small.yaml: not a folder"),
+    _bad("out is used", ["--out", "used"], "used: already used", _use),
+    _bad("corrupt snapshot", ["--resume", "bad.npz"], "bad.npz: corrupt snapshot", _corrupt),
+    _bad("corrupt newest", ["--out", "o", "--resume", "auto"], "; remove it, and --resume auto", _corrupt_newest),
+    _bad("no snapshot", ["--resume", "none.npz"], "none.npz: no such snapshot"),
+    _bad("a misspelled auto", ["--resume", "atuo"], "atuo: no such snapshot; did you mean 'auto'?"),
+    _bad("a folder of snapshots", ["--resume", "."], "not a snapshot; did you mean '--resume auto --out .'?"),
+    _bad("a GPU by --set", ["--set", "training.device=@cupy:7"], "error: --set: 'training.device' is 'gpu:7', but "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message", "prepare"), BAD)
 def test_bad_input_is_one_line_with_exit_code_2_and_leaves_nothing(run, work, images, arguments, message, prepare):
     if prepare:
         prepare(images, work)

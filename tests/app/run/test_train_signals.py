@@ -232,18 +232,15 @@ def _start(work, out, number, place=None, filename=None, before="", settings=())
     )
 
 
-@pytest.mark.parametrize(
-    ("place", "filename", "last"),
-    first(
-        1,
-        [
-            (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
-            (10, None, 5),
-            (None, "snapshot_iter_15.npz", 10),
-            (None, "snapshot_best.npz", 5),
-        ],
-    ),
-)
+KILLS = [
+    (EVALUATIONS[-1], None, 18),  # in the last evaluation, before which there is a snapshot
+    (10, None, 5),
+    (None, "snapshot_iter_15.npz", 10),
+    (None, "snapshot_best.npz", 5),
+]
+
+
+@pytest.mark.parametrize(("place", "filename", "last"), first(1, KILLS))
 def test_kill_9_and_resume(train, work, whole, place, filename, last):
     """In a step, in an evaluation, and half way through the file of a snapshot."""
     out = work / f"killed-{place}-{filename}"

@@ -50,10 +50,10 @@ def test_statistics_of_blocks_that_differ(anywhere):
     np.testing.assert_allclose(saved.invstd, 1 / np.sqrt(cases.exact(x).var() + 2e-5), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "width", "outlier"),
-    pairs([(2048, 16), (128, 256), (32, 512), (300, 40), (8192, 64)], [8, 16, 32, 10**6], [5, 20, 45, 100, 1e4]),
-)
+OUTLIERS = pairs([(2048, 16), (128, 256), (32, 512), (300, 40), (8192, 64)], [8, 16, 32, 10**6], [5, 20, 45, 100, 1e4])
+
+
+@pytest.mark.parametrize(("shape", "width", "outlier"), OUTLIERS)
 def test_variances_of_rows_that_begin_with_outliers(primitives, shape, width, outlier):
     """A first row that is far from all others, and all rows at the border of images of some width."""
     x = cases.arrays(np.random.default_rng(0), shape, np.float32)

@@ -32,17 +32,17 @@ def as_counters(*numbers):
     return [np.array([number], np.uint64) for number in numbers]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([0x00000000] * 6, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
-        ([0xFFFFFFFF] * 6, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
-        (
-            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0],
-            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
-        ),
-    ],
-)
+KNOWN = [
+    ([0x00000000] * 6, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 6, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), KNOWN)
 def test_known_answers(words, expected):
     """From kat_vectors of Random123 1.14: a counter of four words and a key of two."""
     assert philox(as_counters(*words[:4]), words[4:]).tolist() == [expected]

@@ -91,21 +91,21 @@ def test_round_between_all_neighbours(part, sign, processor):
     _assert_rounded(block[np.abs(block) < 65520])
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (65519.996, 65504),
-        (65520, np.inf),
-        (1e30, np.inf),
-        (np.inf, np.inf),
-        (2.0**-25, 0),
-        (np.nextafter(np.float32(2.0**-25), np.float32(1)), 2.0**-24),
-        (3 * 2.0**-25, 2.0**-23),
-        (2.0**-14 - 2.0**-25, 2.0**-14),
-        (1e-45, 0),
-        (0.0, 0.0),
-    ],
-)
+EDGES = [
+    (65519.996, 65504),
+    (65520, np.inf),
+    (1e30, np.inf),
+    (np.inf, np.inf),
+    (2.0**-25, 0),
+    (np.nextafter(np.float32(2.0**-25), np.float32(1)), 2.0**-24),
+    (3 * 2.0**-25, 2.0**-23),
+    (2.0**-14 - 2.0**-25, 2.0**-14),
+    (1e-45, 0),
+    (0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), EDGES)
 def test_round_at_the_edges(value, expected):
     """The largest number, the smallest, and where subnormal ones begin, in blocks with others or alone."""
     for sign in (1, -1):

@@ -55,10 +55,10 @@ def step(layer, of_x, u, b, h, c):
     return getattr(F, layer.kind)(of_x + of_h), c
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "reverse", "has_states", "bias", "sizes", "has_dy"),
-    pairs(KINDS, STORAGE, (False, True), (True, False), BIASES, SIZES, (True, False)),
-)
+LAYERS = pairs(KINDS, STORAGE, (False, True), (True, False), BIASES, SIZES, (True, False))
+
+
+@pytest.mark.parametrize(("kind", "dtype", "reverse", "has_states", "bias", "sizes", "has_dy"), LAYERS)
 def test_a_layer_and_its_gradients(on_both, kind, dtype, reverse, has_states, bias, sizes, has_dy):
     rng = np.random.default_rng(0)
     layer = Recurrence(*("lstm" if kind == "interleaved" else kind, *sizes), reverse, kind == "interleaved")

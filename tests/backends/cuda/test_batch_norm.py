@@ -162,10 +162,10 @@ def test_cudnn_needs_one_launch_each_way(cuda, relu, add):
     assert (found.kernels, len(found.plans)) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "add"),
-    [((2, 3, 3, 12), FLOAT16, False), ((1, 1, 1, 16), FLOAT16, False), ((2, 3, 3, 16), FLOAT16, True)],
-)
+WITHOUT_ENGINE = [((2, 3, 3, 12), FLOAT16, False), ((1, 1, 1, 16), FLOAT16, False), ((2, 3, 3, 16), FLOAT16, True)]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "add"), WITHOUT_ENGINE)
 def test_where_cudnn_has_no_engine_there_are_two_launches_each_way(cuda, shape, dtype, add):
     """Channels that do not fit, a single row, an addition without a ReLU: of that the gradient is cuDNN's again."""
     x = send(np.ones(shape, dtype))

@@ -164,15 +164,15 @@ def test_many_blocks(cuda, dtype):
 # --- rules
 
 
-@pytest.mark.parametrize(
-    ("pooling", "attributes"),
-    [
-        (RESNET, BatchNorm()),
-        (Pooling((3, 3), (2, 2), (1, 2)), RELU),
-        (Pooling((3, 3), (2, 1), (1, 1)), RELU),
-        (Pooling((2, 2), (2, 2)), RELU),
-    ],
-)
+COMPOSED = [
+    (RESNET, BatchNorm()),
+    (Pooling((3, 3), (2, 2), (1, 2)), RELU),
+    (Pooling((3, 3), (2, 1), (1, 1)), RELU),
+    (Pooling((2, 2), (2, 2)), RELU),
+]
+
+
+@pytest.mark.parametrize(("pooling", "attributes"), COMPOSED)
 def test_everything_else_is_composed(cuda, pooling, attributes):
     rng = np.random.default_rng(0)
     x = arrays(rng, (2, 5, 6, 8), np.float16)

@@ -217,17 +217,17 @@ def test_other_settings_are_other_plans(fresh):
 # --- convolution and batch normalization
 
 
-@pytest.mark.parametrize(
-    ("add", "autotune", "capability", "node_cost", "fused"),
-    [
-        (False, "off", 90, 1.0, True),
-        (True, "heuristic", 90, 1.0, True),
-        (True, "measure", 90, 9.0, True),  # by rule
-        (True, "heuristic", 80, 1.0, True),  # a guess
-        (True, "measure", 80, 0.9, True),  # a node more, and a kernel less
-        (False, "measure", 80, 1.1, False),
-    ],
-)
+DECISIONS = [
+    (False, "off", 90, 1.0, True),
+    (True, "heuristic", 90, 1.0, True),
+    (True, "measure", 90, 9.0, True),  # by rule
+    (True, "heuristic", 80, 1.0, True),  # a guess
+    (True, "measure", 80, 0.9, True),  # a node more, and a kernel less
+    (False, "measure", 80, 1.1, False),
+]
+
+
+@pytest.mark.parametrize(("add", "autotune", "capability", "node_cost", "fused"), DECISIONS)
 def test_convolution_and_batch_normalization(add, autotune, capability, node_cost, fused):
     """Apart: a plan and two kernels. With the sums of the convolution: a plan of two nodes, and one kernel."""
     cuda = HostCuda(node_cost, capability)
@@ -255,17 +255,17 @@ def test_convolution_and_batch_normalization(add, autotune, capability, node_cos
     assert (found.kernels, found.plans) == ((1, ["conv_fprop+genstats"]) if fused else (2, ["conv_fprop"]))
 
 
-@pytest.mark.parametrize(
-    ("x_shape", "w_shape", "capability", "names"),
-    [
-        ((2, 5, 5, 16), (8, 3, 3, 16), 90, ["statistics"]),
-        ((2, 5, 5, 16), (8, 3, 3, 16), 80, ["statistics", "separate"]),
-        ((2, 5, 5, 16), (8, 5, 5, 16), 90, ["statistics"]),
-        ((2, 5, 5, 16), (8, 7, 7, 16), 90, ["separate"]),
-        ((2, 5, 5, 16), (12, 3, 3, 16), 90, ["separate"]),
-        ((2, 5, 5, 3), (8, 3, 3, 3), 90, ["separate"]),
-    ],
-)
+BY_RULE = [
+    ((2, 5, 5, 16), (8, 3, 3, 16), 90, ["statistics"]),
+    ((2, 5, 5, 16), (8, 3, 3, 16), 80, ["statistics", "separate"]),
+    ((2, 5, 5, 16), (8, 5, 5, 16), 90, ["statistics"]),
+    ((2, 5, 5, 16), (8, 7, 7, 16), 90, ["separate"]),
+    ((2, 5, 5, 16), (12, 3, 3, 16), 90, ["separate"]),
+    ((2, 5, 5, 3), (8, 3, 3, 3), 90, ["separate"]),
+]
+
+
+@pytest.mark.parametrize(("x_shape", "w_shape", "capability", "names"), BY_RULE)
 def test_sums_that_are_first_by_rule(x_shape, w_shape, capability, names):
     """Wherever cuDNN has an engine; with ``deterministic`` none: they differ from run to run."""
     cuda, padded = HostCuda(capability=capability), Convolution(pad=(w_shape[1] // 2,) * 2)
@@ -284,10 +284,10 @@ def test_the_engine_that_does_not_win_by_rule_is_not_built(autotune):
     assert ["sum" in plan.operation.has for plan in cuda.cudnn.plans()] == [True]
 
 
-@pytest.mark.parametrize(
-    ("relu", "add", "compile_seconds", "kernels"),
-    [(True, True, 3, 1 + 2), (True, True, 0, 1), (True, False, 3, 1), (False, False, 3, 1)],
-)
+PRICES = [(True, True, 3, 1 + 2), (True, True, 0, 1), (True, False, 3, 1), (False, False, 3, 1)]
+
+
+@pytest.mark.parametrize(("relu", "add", "compile_seconds", "kernels"), PRICES)
 def test_the_price_of_sums_holds_the_backward_pass_that_they_decide_on(
     monkeypatch, relu, add, compile_seconds, kernels
 ):

@@ -260,15 +260,16 @@ def test_each_stream_has_a_workspace_before_it_captures(side):
         cuda.products(matrix, matrix)
 
 
+PRODUCTS = [
+    ({}, "32F", "32F", "32F"),
+    ({"tf32": True}, "32F", "32F_FAST_TF32", "32F"),
+    ({"tf32": True, "tensor_cores": False}, *3 * ["32F_PEDANTIC"]),
+]
+
+
 @pytest.mark.parametrize("side", ["host"], indirect=True)
 @pytest.mark.parametrize(
-    ("settings", "half", "single", "product"),
-    [
-        ({}, "32F", "32F", "32F"),
-        ({"tf32": True}, "32F", "32F_FAST_TF32", "32F"),
-        ({"tf32": True, "tensor_cores": False}, *3 * ["32F_PEDANTIC"]),
-    ],
-    ids=["default", "TF32", "no Tensor cores"],
+    ("settings", "half", "single", "product"), PRODUCTS, ids=["default", "TF32", "no Tensor cores"]
 )
 def test_products_of_float32_are_rounded_to_tf32_only_if_that_is_asked_for(side, settings, half, single, product):
     """As in convolutions; and the products with inverses never."""

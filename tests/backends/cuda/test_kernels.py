@@ -47,18 +47,18 @@ def test_nothing_is_launched_for_nothing():
     assert not launcher.launches
 
 
-@pytest.mark.parametrize(
-    ("length", "dtypes", "addresses", "width"),
-    [
-        (64, [FLOAT16], [512, 1024], 8),
-        (64, [BFLOAT16, FLOAT32], [512], 4),
-        (0, [FLOAT32], [16], 4),
-        (63, [FLOAT16], [512], 1),
-        (12, [FLOAT16], [512], 1),
-        (12, [FLOAT32], [512], 4),
-        (64, [FLOAT16], [512, 520], 1),
-    ],
-)
+WIDTHS = [
+    (64, [FLOAT16], [512, 1024], 8),
+    (64, [BFLOAT16, FLOAT32], [512], 4),
+    (0, [FLOAT32], [16], 4),
+    (63, [FLOAT16], [512], 1),
+    (12, [FLOAT16], [512], 1),
+    (12, [FLOAT32], [512], 4),
+    (64, [FLOAT16], [512, 520], 1),
+]
+
+
+@pytest.mark.parametrize(("length", "dtypes", "addresses", "width"), WIDTHS)
 def test_width(length, dtypes, addresses, width):
     assert kernels.width_of(length, dtypes, addresses) == width
 

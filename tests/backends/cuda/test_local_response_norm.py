@@ -58,17 +58,17 @@ def test_odd_values(device, channels, n, dtype, seed, misaligned):
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("shape", "n", "beta", "dtype"),
-    [
-        ((2, 1040), 5, 0.75, FLOAT16),
-        ((3, 1040), 40, 0.6, FLOAT32),
-        ((3, 131), 5, 0.6, BFLOAT16),
-        ((3, 131), 260, 0.75, FLOAT32),
-        ((40, 24), 17, 0.6, FLOAT16),
-        pytest.param((3, 1040), 1200, 0.75, BFLOAT16, marks=pytest.mark.slow),
-    ],
-)
+WINDOWS = [
+    ((2, 1040), 5, 0.75, FLOAT16),
+    ((3, 1040), 40, 0.6, FLOAT32),
+    ((3, 131), 5, 0.6, BFLOAT16),
+    ((3, 131), 260, 0.75, FLOAT32),
+    ((40, 24), 17, 0.6, FLOAT16),
+    pytest.param((3, 1040), 1200, 0.75, BFLOAT16, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("shape", "n", "beta", "dtype"), WINDOWS)
 def test_rows_and_windows_of_many_groups_and_blocks(device, shape, n, beta, dtype):
     """A thread needs what other blocks have, next to the edge and far from it."""
     x, dy = arrays(np.random.default_rng(0), (2, *shape), dtype)

@@ -102,34 +102,34 @@ def test_images_are_folded_and_cast_in_one_launch_in_either_order_of_memory(dtyp
     same(back, PRIMITIVES.cast(PRIMITIVES.cast(x, FLOAT16), dtype))
 
 
-@pytest.mark.parametrize(
-    ("shape", "convolution", "dtype"),
-    [
-        ((1, 8, 8, 8), RESNET, FLOAT16),  # channels enough
-        ((1, 8, 9, 3), RESNET, FLOAT16),
-        ((1, 9, 8, 3), RESNET, FLOAT16),
-        ((1, 8, 8, 3), Convolution((1, 1), (3, 3)), FLOAT16),
-        ((1, 16, 16, 3), Convolution((2, 2), (3, 3), (2, 2)), FLOAT16),
-        ((1, 8, 8, 3), Convolution((2, 2), (3, 3), groups=3), FLOAT16),
-        ((1, 2, 2, 3), Convolution((2, 2)), FLOAT16),  # the filter is larger, which is an error elsewhere
-        ((1, 8, 8, 3), RESNET, FLOAT32),  # no Tensor cores
-    ],
-)
+NOT_FOLDED = [
+    ((1, 8, 8, 8), RESNET, FLOAT16),  # channels enough
+    ((1, 8, 9, 3), RESNET, FLOAT16),
+    ((1, 9, 8, 3), RESNET, FLOAT16),
+    ((1, 8, 8, 3), Convolution((1, 1), (3, 3)), FLOAT16),
+    ((1, 16, 16, 3), Convolution((2, 2), (3, 3), (2, 2)), FLOAT16),
+    ((1, 8, 8, 3), Convolution((2, 2), (3, 3), groups=3), FLOAT16),
+    ((1, 2, 2, 3), Convolution((2, 2)), FLOAT16),  # the filter is larger, which is an error elsewhere
+    ((1, 8, 8, 3), RESNET, FLOAT32),  # no Tensor cores
+]
+
+
+@pytest.mark.parametrize(("shape", "convolution", "dtype"), NOT_FOLDED)
 def test_what_is_not_folded(shape, convolution, dtype):
     w_shape = 6, 7, 7, shape[3] // convolution.groups
     assert HostCuda().conv_form(shape, w_shape, dtype, convolution) is convolution
     assert PRIMITIVES.conv_form(shape, w_shape, dtype, convolution) is convolution
 
 
-@pytest.mark.parametrize(
-    ("autotune", "capability", "names"),
-    [
-        ("off", 90, ["squares"]),
-        ("measure", 90, ["squares"]),
-        ("heuristic", 80, ["squares", "conv"]),
-        ("measure", 80, ["squares", "conv"]),
-    ],
-)
+SQUARES = [
+    ("off", 90, ["squares"]),
+    ("measure", 90, ["squares"]),
+    ("heuristic", 80, ["squares", "conv"]),
+    ("measure", 80, ["squares", "conv"]),
+]
+
+
+@pytest.mark.parametrize(("autotune", "capability", "names"), SQUARES)
 def test_squares_are_first_and_all_on_an_h100(autotune, capability, names, monkeypatch):
     """What is not measured is the first of these.
 

@@ -48,19 +48,19 @@ def damaged(content):
     return pytest.param(content if isinstance(content, bytes) else json.dumps(content).encode())
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        damaged(b"{"),
-        damaged([]),
-        damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": {"name": "eng1", "milliseconds": 1.0}}}),
-        damaged({"format": 2, "environment": ENVIRONMENT}),
-        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}, "never": {"conv": ["eng1"]}}),
-        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": "eng1"}, "never": {}}),
-        damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": {"name": 1, "seconds": 0}}, "never": {}}),
-        damaged({"format": 2, "environment": {**ENVIRONMENT, "sm": 80}, "choices": {}, "never": {}}),
-    ],
-)
+DAMAGED = [
+    damaged(b"{"),
+    damaged([]),
+    damaged({"format": 1, "environment": ENVIRONMENT, "choices": {"conv": {"name": "eng1", "milliseconds": 1.0}}}),
+    damaged({"format": 2, "environment": ENVIRONMENT}),
+    damaged({"format": 2, "environment": ENVIRONMENT, "choices": {}, "never": {"conv": ["eng1"]}}),
+    damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": "eng1"}, "never": {}}),
+    damaged({"format": 2, "environment": ENVIRONMENT, "choices": {"conv": {"name": 1, "seconds": 0}}, "never": {}}),
+    damaged({"format": 2, "environment": {**ENVIRONMENT, "sm": 80}, "choices": {}, "never": {}}),
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_file_that_cannot_be_trusted_is_named_once_and_replaced(tmp_path, caplog, content):
     path = Path(Choices(tmp_path, ENVIRONMENT).path)
     path.write_bytes(content)

@@ -774,15 +774,15 @@ def test_streams_of_threads_have_workspaces_of_their_own(device, stream, count):
 # --- what cuDNN offers, and should not
 
 
-@pytest.mark.parametrize(
-    ("dtype", "x", "w", "engine"),
-    [
-        ("bfloat16", (5, 1, 1, 17), (8, 1, 1, 17), "eng1_k0=0"),
-        ("bfloat16", (5, 1, 1, 16), (10, 1, 1, 16), "eng1_k0=0"),
-        ("bfloat16", (5, 1, 1, 16), (8, 1, 1, 16), "eng0_k0=0"),
-        ("float16", (5, 1, 1, 17), (10, 1, 1, 17), "eng0_k0=0"),
-    ],
-)
+WRONG_ENGINES = [
+    ("bfloat16", (5, 1, 1, 17), (8, 1, 1, 17), "eng1_k0=0"),
+    ("bfloat16", (5, 1, 1, 16), (10, 1, 1, 16), "eng1_k0=0"),
+    ("bfloat16", (5, 1, 1, 16), (8, 1, 1, 16), "eng0_k0=0"),
+    ("float16", (5, 1, 1, 17), (10, 1, 1, 17), "eng0_k0=0"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "x", "w", "engine"), WRONG_ENGINES)
 def test_engines_that_are_wrong_in_bfloat16_are_not_taken(context, monkeypatch, dtype, x, w, engine):
     """Where rows of an input or output are no multiple of 16 bytes; also not if they were chosen before."""
     monkeypatch.setattr(engines, "_WRONG_IF_NARROW", ("eng0",))

@@ -50,16 +50,17 @@ def broken_frontend():
     return types.SimpleNamespace(backend_version=backend_version)
 
 
+MISSING = [
+    (None, fake_cudnn, "cuda-pathfinder"),
+    (pathfinder_without("cudart"), fake_cudnn, "libcudart.so"),
+    (pathfinder_without("nvrtc"), fake_cudnn, "libnvrtc.so"),
+    (pathfinder_without(None), None, "nvidia-cudnn-frontend"),
+    (pathfinder_without(None), broken_frontend(), "libcudnn.so.9"),
+]
+
+
 @pytest.mark.parametrize(
-    ("pathfinder", "cudnn", "named"),
-    [
-        (None, fake_cudnn, "cuda-pathfinder"),
-        (pathfinder_without("cudart"), fake_cudnn, "libcudart.so"),
-        (pathfinder_without("nvrtc"), fake_cudnn, "libnvrtc.so"),
-        (pathfinder_without(None), None, "nvidia-cudnn-frontend"),
-        (pathfinder_without(None), broken_frontend(), "libcudnn.so.9"),
-    ],
-    ids=["pathfinder", "cudart", "nvrtc", "frontend", "cudnn"],
+    ("pathfinder", "cudnn", "named"), MISSING, ids=["pathfinder", "cudart", "nvrtc", "frontend", "cudnn"]
 )
 def test_what_is_missing_is_named(modules, pathfinder, cudnn, named):
     modules(pathfinder, cudnn)

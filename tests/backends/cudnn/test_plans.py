@@ -132,18 +132,14 @@ def test_network(builder, network, batch, dtype, gpu):
     assert_all_are_built(builder, operations, gpu)
 
 
-@pytest.mark.parametrize(
-    ("network", "gpu", "dtype"),
-    first(
-        4,
-        [
-            *((network, "H200", "float16") for network in plan_cases_nchw.NETWORKS),
-            *((network, gpu, "float16") for network in plan_cases_nchw.NETWORKS for gpu in ("A100", "B200")),
-            *((network, "H200", "float32") for network in plan_cases_nchw.NETWORKS),
-        ],
-        4,
-    ),
-)
+PLAIN = [
+    *((network, "H200", "float16") for network in plan_cases_nchw.NETWORKS),
+    *((network, gpu, "float16") for network in plan_cases_nchw.NETWORKS for gpu in ("A100", "B200")),
+    *((network, "H200", "float32") for network in plan_cases_nchw.NETWORKS),
+]
+
+
+@pytest.mark.parametrize(("network", "gpu", "dtype"), first(4, PLAIN, 4))
 def test_plain_chainer(builder, network, dtype, gpu):
     """Every convolution that Chainer's own networks ask for through the bridge, in NCHW."""
     operations = plan_cases_nchw.operations_of(network, 32, dtype)

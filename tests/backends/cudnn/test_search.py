@@ -130,14 +130,14 @@ def test_what_was_broken_before_is_not_an_engines_fault(gpu):
     assert 0 in executed_engines()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError("out of memory"),
-        RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
-        RuntimeError("cudaErrorMemoryAllocation: out of memory"),
-    ],
-)
+LACKS = [
+    MemoryError("out of memory"),
+    RuntimeError("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cudaErrorMemoryAllocation: out of memory"),
+]
+
+
+@pytest.mark.parametrize("error", LACKS)
 def test_a_lack_of_memory_says_nothing_about_an_engine(gpu, monkeypatch, error):
     def scarce(engine, pack, workspace, execute):
         if engine == 1:
@@ -207,15 +207,15 @@ def element(value):
     return change
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "why"),
-    [
-        ("y", scaled(1.05), "y differs by "),
-        ("y", element(np.nan), "1 elements of y are not finite"),
-        ("y", element(np.inf), "1 elements of y are not finite"),
-        ("invstd", scaled(0.9), "invstd differs by "),
-    ],
-)
+OFF = [
+    ("y", scaled(1.05), "y differs by "),
+    ("y", element(np.nan), "1 elements of y are not finite"),
+    ("y", element(np.inf), "1 elements of y are not finite"),
+    ("invstd", scaled(0.9), "invstd differs by "),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "why"), OFF)
 def test_an_engine_whose_result_is_off_is_not_taken_and_said_by_name(gpu, monkeypatch, caplog, name, change, why):
     engine_does(monkeypatch, changed(NORM, name, change))
     assert taken(gpu, NORM) == "eng2_k0=0"

@@ -191,18 +191,18 @@ def test_wrong_sizes_are_errors(shapes, moves, sizes, primitive, right):
     assert c >= d * moves[6]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"w_shape": (5, 3, 3, 9)}, "5 filters and 9 channels of 1 groups do not fit"),
-        ({"w_shape": (5, 7, 3, 8)}, "the filter is larger than the input"),
-        ({"moves": (0, 1, 0, 0, 1, 1, 1)}, "stride, dilation and groups are above 0"),
-        ({"x": np.zeros(10, np.float32)}, "x has 10 elements, not 576"),
-        ({"y": np.zeros(10, np.float32)}, "y has 10 elements, not 160"),
-        ({"y": np.zeros(160, np.float16)}, "y has format 'e', not one of 'f'"),
-        ({"x_shape": (2, 6, 6)}, "x_shape must be a tuple of 4 integers"),
-    ],
-)
+MESSAGES = [
+    ({"w_shape": (5, 3, 3, 9)}, "5 filters and 9 channels of 1 groups do not fit"),
+    ({"w_shape": (5, 7, 3, 8)}, "the filter is larger than the input"),
+    ({"moves": (0, 1, 0, 0, 1, 1, 1)}, "stride, dilation and groups are above 0"),
+    ({"x": np.zeros(10, np.float32)}, "x has 10 elements, not 576"),
+    ({"y": np.zeros(10, np.float32)}, "y has 10 elements, not 160"),
+    ({"y": np.zeros(160, np.float16)}, "y has format 'e', not one of 'f'"),
+    ({"x_shape": (2, 6, 6)}, "x_shape must be a tuple of 4 integers"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), MESSAGES)
 def test_messages(change, message):
     given = {
         "x_shape": (2, 6, 6, 8),

@@ -144,15 +144,15 @@ def test_large_arrays(gpu, shape, dtype):
     check(gpu, shape, dtype, mean=1.0)
 
 
-@pytest.mark.parametrize(
-    ("mean", "dtype", "pixels"),
-    [
-        (100, cases.FLOAT16, (60, 80)),
-        (-1000, cases.FLOAT32, (59, 79)),
-        (3e5, cases.FLOAT32, (60, 80)),
-        (100, cases.BFLOAT16, (59, 79)),
-    ],
-)
+LARGE_MEANS = [
+    (100, cases.FLOAT16, (60, 80)),
+    (-1000, cases.FLOAT32, (59, 79)),
+    (3e5, cases.FLOAT32, (60, 80)),
+    (100, cases.BFLOAT16, (59, 79)),
+]
+
+
+@pytest.mark.parametrize(("mean", "dtype", "pixels"), LARGE_MEANS)
 def test_large_means_beside_small_variances(host, mean, dtype, pixels):
     x = cases.arrays(np.random.default_rng(0), (3, 8, *pixels), dtype, 1, mean)
     x[:, :, ::7] = mean
@@ -211,10 +211,10 @@ def test_a_channel_of_constants(host, value, pixels, dtype):
     np.testing.assert_array_equal(dbeta, 16 * pixels)
 
 
-@pytest.mark.parametrize(
-    ("pixels", "place", "value", "dtype"),
-    pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), cases.STORAGE),
-)
+NOT_FINITE = pairs((3, 9, 12, 49, 64), (0, -1, slice(None)), (np.inf, np.nan), cases.STORAGE)
+
+
+@pytest.mark.parametrize(("pixels", "place", "value", "dtype"), NOT_FINITE)
 def test_what_is_not_finite_stays_in_its_channel(host, value, pixels, place, dtype):
     """Also if it shares 16 bytes with the next channel."""
     x = np.ones((16, 9, pixels), dtype)

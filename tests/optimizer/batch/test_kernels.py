@@ -48,19 +48,19 @@ def test_all_rules_with_hooks_are_chainers(launcher, hooks):
     assert len(launcher.launches) == (both.batch._passes + 1) * STEPS
 
 
-@pytest.mark.parametrize(
-    ("rule", "hooks", "launches"),
-    [
-        ("SGD", [], 2),
-        ("SGD", [optimizer_hooks.GradientClipping(1.0)], 2),
-        ("SGD", [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
-        ("SGD", [optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
-        ("SGD", [optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
-        ("LARS", [], 2),
-        ("LAMB", [], 2),
-        ("LARS", [optimizer_hooks.GradientClipping(1.0)], 3),
-    ],
-)
+WITH_NORMS = [
+    ("SGD", [], 2),
+    ("SGD", [optimizer_hooks.GradientClipping(1.0)], 2),
+    ("SGD", [optimizer_hooks.WeightDecay(0.01), optimizer_hooks.GradientLARS()], 2),
+    ("SGD", [optimizer_hooks.GradientClipping(1.0), optimizer_hooks.Lasso(0.01)], 3),
+    ("SGD", [optimizer_hooks.GradientLARS(), optimizer_hooks.GradientClipping(1.0)], 3),
+    ("LARS", [], 2),
+    ("LAMB", [], 2),
+    ("LARS", [optimizer_hooks.GradientClipping(1.0)], 3),
+]
+
+
+@pytest.mark.parametrize(("rule", "hooks", "launches"), WITH_NORMS)
 def test_launches_of_hooks_and_rules_with_norms(launcher, rule, hooks, launches):
     both = twin(launcher, [(rule, 5, np.float16), *[("SGD", 5, np.float16)] * 7], hooks)
     for _ in range(2):
@@ -327,14 +327,14 @@ def test_one_element_that_is_not_finite_is_seen_wherever_it_is(launcher, dtype):
     assert not receive(both.batch.check())
 
 
-@pytest.mark.parametrize(
-    ("gradient", "message"),
-    [
-        (array(np.zeros(8, np.float16)), "the gradient of p0 is float16 of shape (8,)"),
-        (array(np.zeros(9, np.float32)), "the gradient of p0 is float32 of shape (9,)"),
-        (np.zeros(9, np.float16), "the gradient of p0 is not on the device"),
-    ],
-)
+UNFIT = [
+    (array(np.zeros(8, np.float16)), "the gradient of p0 is float16 of shape (8,)"),
+    (array(np.zeros(9, np.float32)), "the gradient of p0 is float32 of shape (9,)"),
+    (np.zeros(9, np.float16), "the gradient of p0 is not on the device"),
+]
+
+
+@pytest.mark.parametrize(("gradient", "message"), UNFIT)
 def test_a_gradient_that_does_not_fit_is_an_error(launcher, gradient, message):
     both = twin(launcher, [("SGD", 9, np.float16)])
     param = parameter(both.entries[0].param.array, gradient)

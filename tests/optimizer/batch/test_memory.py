@@ -97,16 +97,16 @@ def test_a_copy_in_the_order_of_another_array(dense, data):
     assert same_order(array, found) == (flat(array).tobytes() == flat(found).tobytes()) or array.size < 2
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros(6)[::2],
-        np.zeros(6)[::-1],
-        np.zeros((4, 3))[:, :2],
-        np.broadcast_to(np.zeros(3), (2, 3)),
-        np.broadcast_to(np.zeros(1), (2, 2)),
-    ],
-)
+NOT_DENSE = [
+    np.zeros(6)[::2],
+    np.zeros(6)[::-1],
+    np.zeros((4, 3))[:, :2],
+    np.broadcast_to(np.zeros(3), (2, 3)),
+    np.broadcast_to(np.zeros(1), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("array", NOT_DENSE)
 def test_arrays_that_are_not_dense(array):
     """They have an order of axes, which their dense copies share."""
     assert not is_dense(array)
@@ -209,14 +209,13 @@ def test_rules(name, batched):
         assert same_order(other.master(param).array, param.array)
 
 
-@pytest.mark.parametrize(
-    "hooks",
-    [
-        [optimizer_hooks.GradientHardClipping(-0.7, 0.8), optimizer_hooks.Lasso(0.0017)],
-        [optimizer_hooks.GradientClipping(3.1), optimizer_hooks.WeightDecay(0.013)],
-    ],
-    ids=lambda hooks: type(hooks[0]).__name__,
-)
+HOOKS = [
+    [optimizer_hooks.GradientHardClipping(-0.7, 0.8), optimizer_hooks.Lasso(0.0017)],
+    [optimizer_hooks.GradientClipping(3.1), optimizer_hooks.WeightDecay(0.013)],
+]
+
+
+@pytest.mark.parametrize("hooks", HOOKS, ids=lambda hooks: type(hooks[0]).__name__)
 def test_hooks(hooks):
     other, plain = (_wrapped(order, optimizers.Adam(), hooks) for order in ORDERS)
     for seed in range(3):

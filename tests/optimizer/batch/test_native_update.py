@@ -90,16 +90,15 @@ def test_odd_bounds_of_a_rate_are_those_of_numpys_clip(kind, final_lr):
     _assert_chainers_bits(kind(final_lr=final_lr))
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        *map(optimizer_hooks.WeightDecay, (0.01, 0.0, -0.0)),
-        *map(optimizer_hooks.Lasso, (0.01, 0.0, -0.0)),
-        optimizer_hooks.GradientHardClipping(-0.5, 0.25),
-        optimizer_hooks.GradientHardClipping(0.0, -0.0),
-    ],
-    ids=lambda hook: hook.name,
-)
+HOOKS = [
+    *map(optimizer_hooks.WeightDecay, (0.01, 0.0, -0.0)),
+    *map(optimizer_hooks.Lasso, (0.01, 0.0, -0.0)),
+    optimizer_hooks.GradientHardClipping(-0.5, 0.25),
+    optimizer_hooks.GradientHardClipping(0.0, -0.0),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
 def test_a_hook_has_chainers_bits(hook):
     formula = hook_formula_of(hook)
     p, g, v = _arrays(2, 3)
@@ -197,32 +196,32 @@ READ_ONLY.flags.writeable = False
 UNALIGNED = np.zeros(17, np.uint8)[1:].view(F32)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("Sgd", (), 3),
-        ("Sgd", [], []),
-        ("Sgd", ("WeightDecay",) * 9, []),
-        ("Sgd", ("Sgd",), []),
-        ("sgd", (), []),
-        ("\ud800", (), []),
-        (7, (), []),
-        ("Sgd", (), [ONE]),
-        ("Sgd", (), [(None, ONE, ONE)]),
-        ("MomentumSgd", (), [(None, ONE)]),
-        ("MomentumSgd", (), [(None, ONE, ONE[1:])]),
-        ("Sgd", (), [(None, ONE), (None, ONE[::2])]),
-        ("Sgd", (), [(None, READ_ONLY)]),
-        ("Sgd", (), [(None, UNALIGNED)]),
-        ("Sgd", (), [(None, ONE.astype(float))]),
-        ("Sgd", (), [(None, ONE.astype(">f4"))]),
-        ("Sgd", (), [(ONE, ONE)]),
-        ("Sgd", (), [(ONE[1:].astype(F16), ONE)]),
-        ("Sgd", (), [(None, None)]),
-        (None, (), [(None, ONE, ONE)]),
-    ],
-)
+WRONG_TABLES = [
+    (),
+    ("Sgd", (), 3),
+    ("Sgd", [], []),
+    ("Sgd", ("WeightDecay",) * 9, []),
+    ("Sgd", ("Sgd",), []),
+    ("sgd", (), []),
+    ("\ud800", (), []),
+    (7, (), []),
+    ("Sgd", (), [ONE]),
+    ("Sgd", (), [(None, ONE, ONE)]),
+    ("MomentumSgd", (), [(None, ONE)]),
+    ("MomentumSgd", (), [(None, ONE, ONE[1:])]),
+    ("Sgd", (), [(None, ONE), (None, ONE[::2])]),
+    ("Sgd", (), [(None, READ_ONLY)]),
+    ("Sgd", (), [(None, UNALIGNED)]),
+    ("Sgd", (), [(None, ONE.astype(float))]),
+    ("Sgd", (), [(None, ONE.astype(">f4"))]),
+    ("Sgd", (), [(ONE, ONE)]),
+    ("Sgd", (), [(ONE[1:].astype(F16), ONE)]),
+    ("Sgd", (), [(None, None)]),
+    (None, (), [(None, ONE, ONE)]),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_TABLES)
 def test_wrong_tables_are_refused(arguments):
     with pytest.raises((ValueError, TypeError, BufferError)):
         library().update_table(*arguments)

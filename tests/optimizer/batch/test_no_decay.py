@@ -46,19 +46,19 @@ def excluded(kinds, model):
 NORM = {"/norm/gamma", "/norm/beta", "/block/norm/gamma", "/block/norm/beta"}
 
 
-@pytest.mark.parametrize(
-    ("kinds", "expected"),
-    [
-        (None, set()),
-        ((), set()),
-        ("ndim <= 1", NORM | {"/stem/b", "/block/temperature", "/block/fc/b"}),
-        (L.BatchNormalization, NORM),
-        (MyNorm, set()),
-        (Block, {"/block/temperature"}),
-        ((L.BatchNormalization, L.Linear), NORM | {"/block/fc/W", "/block/fc/b"}),
-        (("ndim <= 1", L.Linear), NORM | {"/stem/b", "/block/temperature", "/block/fc/W", "/block/fc/b"}),
-    ],
-)
+BY_KIND = [
+    (None, set()),
+    ((), set()),
+    ("ndim <= 1", NORM | {"/stem/b", "/block/temperature", "/block/fc/b"}),
+    (L.BatchNormalization, NORM),
+    (MyNorm, set()),
+    (Block, {"/block/temperature"}),
+    ((L.BatchNormalization, L.Linear), NORM | {"/block/fc/W", "/block/fc/b"}),
+    (("ndim <= 1", L.Linear), NORM | {"/stem/b", "/block/temperature", "/block/fc/W", "/block/fc/b"}),
+]
+
+
+@pytest.mark.parametrize(("kinds", "expected"), BY_KIND)
 def test_parameters_are_excluded_by_kind(kinds, expected):
     assert excluded(kinds, Net()) == expected
 
@@ -111,18 +111,18 @@ def test_copies_answer_for_their_own_parameters(copied):
     assert not other(model.gamma)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "found"),
-    [
-        ("ndim<=1", "'ndim<=1'"),
-        (True, "True"),
-        (int, "the class int"),
-        (L.Linear(2, 2), "Linear"),
-        ((L.Linear, None), "None"),
-        ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)"),
-        (np.zeros(2), "ndarray, shape (2,) float64"),
-    ],
-)
+REFUSED = [
+    ("ndim<=1", "'ndim<=1'"),
+    (True, "True"),
+    (int, "the class int"),
+    (L.Linear(2, 2), "Linear"),
+    ((L.Linear, None), "None"),
+    ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)"),
+    (np.zeros(2), "ndarray, shape (2,) float64"),
+]
+
+
+@pytest.mark.parametrize(("kinds", "found"), REFUSED)
 def test_anything_else_is_refused_in_one_line(kinds, found):
     with pytest.raises(TypeError) as caught:
         NoDecay(kinds)
@@ -156,17 +156,16 @@ def test_hooks_that_need_no_other_stay_as_they_are():
     assert NoDecay("ndim <= 1").hook(clipping) is clipping
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "changed"),
-    [
-        (optimizers.AdamW(weight_decay_rate=0.5), {"weight_decay_rate": 0.0}),
-        (optimizers.MSVAG(weight_decay_rate=0.5), {"weight_decay_rate": 0.0}),
-        (mixprec.LARS(weight_decay=0.5), {"weight_decay": 0.0, "adapt": False}),
-        (mixprec.LAMB(weight_decay=0.5), {"weight_decay": 0.0, "adapt": False}),
-        (optimizers.MomentumSGD(), {}),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+WITHOUT_DECAY = [
+    (optimizers.AdamW(weight_decay_rate=0.5), {"weight_decay_rate": 0.0}),
+    (optimizers.MSVAG(weight_decay_rate=0.5), {"weight_decay_rate": 0.0}),
+    (mixprec.LARS(weight_decay=0.5), {"weight_decay": 0.0, "adapt": False}),
+    (mixprec.LAMB(weight_decay=0.5), {"weight_decay": 0.0, "adapt": False}),
+    (optimizers.MomentumSGD(), {}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "changed"), WITHOUT_DECAY, ids=lambda value: type(value).__name__)
 def test_rules_go_without_their_own_decay(optimizer, changed):
     rule, other = optimizer.create_update_rule(), optimizer.create_update_rule()
     before = optimizer.hyperparam.get_dict()

@@ -104,10 +104,10 @@ def test_batched_or_not_is_the_same_run(name, compute):
     _assert_same(batched, alone)
 
 
-@pytest.mark.parametrize(
-    ("name", "into", "writer", "reader"),
-    first(3, pairs(["Adam, decay", "MSVAG, clipping", "LARS"], ["new", "live"], BOTH, BOTH)),
-)
+FILES = pairs(["Adam, decay", "MSVAG, clipping", "LARS"], ["new", "live"], BOTH, BOTH)
+
+
+@pytest.mark.parametrize(("name", "into", "writer", "reader"), first(3, FILES))
 def test_a_file_of_either_goes_on_in_the_other(name, into, writer, reader):
     """In a fresh optimizer, or in one in mid-run, whose state, t and masters are replaced."""
     uninterrupted = _run(_optimizer(name), range(10))
@@ -241,35 +241,35 @@ def _other_rule(make):
     return lambda optimizer: setattr(optimizer.target.a, "update_rule", make(optimizer))
 
 
-@pytest.mark.parametrize(
-    ("do", "path", "batched"),
-    [
-        (_ignore, "batched: SGDRule", 3),
-        (_other_rule(lambda optimizer: None), "not updated: no update rule", 2),
-        (lambda o: setattr(o.target.a.update_rule, "enabled", False), "not updated: its rule is disabled", 2),
-        (_other_rule(lambda optimizer: Halving(optimizer.hyperparam)), "one by one: the rule Halving is unknown", 2),
-        (
-            _other_rule(lambda optimizer: mixprec.LARS().create_update_rule()),
-            "one by one: LARSRule needs norms of whole parameters",
-            2,
-        ),
-        (_unknown_hook, "one by one: the hook mine is unknown", 2),
-        (_rule_hook(_ignore, "mine", "post"), "one by one: the hook mine runs after the update", 2),
-        (_rule_hook(optimizer_hooks.GradientLARS()), "one by one: the hook GradientLARS needs whole parameters", 2),
-        (
-            lambda o: setattr(o.target.a, "array", np.zeros(6, np.float16)[::2]),
-            "one by one: its array is not dense in memory",
-            2,
-        ),
-        (
-            lambda o: setattr(o.target.a.update_rule.hyperparam, "lr", np.array(0.5)),
-            "one by one: its hyperparameter lr is an array",
-            2,
-        ),
-        (_uninitialized, "waits until it is initialized", 2),
-        (_shared, "one by one: it occurs 2 times, and Chainer updates it that many times", 2),
-    ],
-)
+OF_ONE = [
+    (_ignore, "batched: SGDRule", 3),
+    (_other_rule(lambda optimizer: None), "not updated: no update rule", 2),
+    (lambda o: setattr(o.target.a.update_rule, "enabled", False), "not updated: its rule is disabled", 2),
+    (_other_rule(lambda optimizer: Halving(optimizer.hyperparam)), "one by one: the rule Halving is unknown", 2),
+    (
+        _other_rule(lambda optimizer: mixprec.LARS().create_update_rule()),
+        "one by one: LARSRule needs norms of whole parameters",
+        2,
+    ),
+    (_unknown_hook, "one by one: the hook mine is unknown", 2),
+    (_rule_hook(_ignore, "mine", "post"), "one by one: the hook mine runs after the update", 2),
+    (_rule_hook(optimizer_hooks.GradientLARS()), "one by one: the hook GradientLARS needs whole parameters", 2),
+    (
+        lambda o: setattr(o.target.a, "array", np.zeros(6, np.float16)[::2]),
+        "one by one: its array is not dense in memory",
+        2,
+    ),
+    (
+        lambda o: setattr(o.target.a.update_rule.hyperparam, "lr", np.array(0.5)),
+        "one by one: its hyperparameter lr is an array",
+        2,
+    ),
+    (_uninitialized, "waits until it is initialized", 2),
+    (_shared, "one by one: it occurs 2 times, and Chainer updates it that many times", 2),
+]
+
+
+@pytest.mark.parametrize(("do", "path", "batched"), OF_ONE)
 def test_what_the_report_says_of_one_parameter(do, path, batched):
     """The others are batched."""
     optimizer = _small()
@@ -284,27 +284,27 @@ def _optimizer_hook(hook, timing="auto", name=None):
     return lambda optimizer: optimizer.add_hook(hook, name=name, timing=timing)
 
 
-@pytest.mark.parametrize(
-    ("new", "do", "path"),
-    [
-        (lambda: _small(batched=False), _ignore, "one by one: batched=False"),
-        (lambda: _small(OddStep()), _ignore, "one by one: OddStep has its own update()"),
-        (lambda: _small(OddHooks()), _ignore, "one by one: OddHooks has its own reallocate_cleared_grads()"),
-        (_small, _optimizer_hook(_ignore, name="mine"), "one by one: the hook mine is unknown"),
-        (
-            _small,
-            _optimizer_hook(optimizer_hooks.WeightDecay(0.1), "post"),
-            "one by one: the hook WeightDecay runs after the update",
-        ),
-        (
-            _small,
-            _optimizer_hook(optimizer_hooks.GradientNoise(0.1, lambda xp, shape, *args: xp.zeros(shape))),
-            "one by one: the hook GradientNoise is unknown",
-        ),
-        (_small, _optimizer_hook(optimizer_hooks.WeightDecay(0.1)), "batched: WeightDecay, SGDRule"),
-        (_small, _optimizer_hook(optimizer_hooks.GradientClipping(0.1)), "batched: GradientClipping, SGDRule"),
-    ],
-)
+OF_ALL = [
+    (lambda: _small(batched=False), _ignore, "one by one: batched=False"),
+    (lambda: _small(OddStep()), _ignore, "one by one: OddStep has its own update()"),
+    (lambda: _small(OddHooks()), _ignore, "one by one: OddHooks has its own reallocate_cleared_grads()"),
+    (_small, _optimizer_hook(_ignore, name="mine"), "one by one: the hook mine is unknown"),
+    (
+        _small,
+        _optimizer_hook(optimizer_hooks.WeightDecay(0.1), "post"),
+        "one by one: the hook WeightDecay runs after the update",
+    ),
+    (
+        _small,
+        _optimizer_hook(optimizer_hooks.GradientNoise(0.1, lambda xp, shape, *args: xp.zeros(shape))),
+        "one by one: the hook GradientNoise is unknown",
+    ),
+    (_small, _optimizer_hook(optimizer_hooks.WeightDecay(0.1)), "batched: WeightDecay, SGDRule"),
+    (_small, _optimizer_hook(optimizer_hooks.GradientClipping(0.1)), "batched: GradientClipping, SGDRule"),
+]
+
+
+@pytest.mark.parametrize(("new", "do", "path"), OF_ALL)
 def test_what_the_report_says_of_all_parameters(new, do, path):
     optimizer = new()
     do(optimizer)

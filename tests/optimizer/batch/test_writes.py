@@ -81,10 +81,10 @@ def _npz(optimizer, values, where, tmp_path):
     serializers.load_npz(tmp_path / "file.npz", optimizer.target)
 
 
-@pytest.mark.parametrize(
-    ("write", "shape", "elements", "skip", "half", "batched"),
-    pairs([_elements, _view, _copydata, _another_array, _npz], SHAPES, ["all", "first", "last"], BOTH, HALF, BOTH),
-)
+WRITES = pairs([_elements, _view, _copydata, _another_array, _npz], SHAPES, ["all", "first", "last"], BOTH, HALF, BOTH)
+
+
+@pytest.mark.parametrize(("write", "shape", "elements", "skip", "half", "batched"), WRITES)
 def test_a_write_reaches_the_master(write, shape, elements, skip, half, batched, tmp_path):
     """All elements, or one and no other, which keep what they have beyond 16 bits; also if the next step is skipped."""
     arrays = {"w": _values(shape, dtype=half), "x": _values((3,)), "y": _values((1200,), dtype=half)}
@@ -143,14 +143,14 @@ def test_a_write_of_the_value_that_is_there_changes_nothing(half, batched):
         assert_same_bits(optimizer.master(param).array, before[name], name)
 
 
-@pytest.mark.parametrize(
-    ("half", "rule", "hooks"),
-    pairs(
-        HALF,
-        ["enabled", "disabled", "none", "unknown hook"],
-        [(), [optimizer_hooks.GradientClipping(1.0)], [optimizer_hooks.WeightDecay(0.1)]],
-    ),
+UPDATES = pairs(
+    HALF,
+    ["enabled", "disabled", "none", "unknown hook"],
+    [(), [optimizer_hooks.GradientClipping(1.0)], [optimizer_hooks.WeightDecay(0.1)]],
 )
+
+
+@pytest.mark.parametrize(("half", "rule", "hooks"), UPDATES)
 def test_writes_whoever_updates_the_parameter(half, rule, hooks):
     """The batch, Chainer, or nobody."""
     arrays = {"w": _values((9,), dtype=half), "x": _values((1100,), dtype=half), "z": _values((4,))}

@@ -111,14 +111,14 @@ def test_the_loader_ends_after_an_error(config, monkeypatch, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({"index": 2}, "train: no image 2; its 2 images count from 0"),
-        ({"index": 0, "count": 33}, "'count' is 33; wanted: a whole number from 1 to 32"),
-        ({"index": 0, "overrides": ["data.train=nowhere"]}, "nowhere: no such file or folder; data.train says"),
-    ],
-)
+BAD_REQUESTS = [
+    ({"index": 2}, "train: no image 2; its 2 images count from 0"),
+    ({"index": 0, "count": 33}, "'count' is 33; wanted: a whole number from 1 to 32"),
+    ({"index": 0, "overrides": ["data.train=nowhere"]}, "nowhere: no such file or folder; data.train says"),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), BAD_REQUESTS)
 def test_bad_requests_are_one_line(config, request_, message):
     assert message in error("augment", **{"config": str(config), **request_})
 

@@ -49,17 +49,17 @@ def test_a_thumbnail_is_small_and_upright(tmp_path):
     assert small[-14:].max() < 15
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({"indices": [7]}, "images/val: no image 7; its 7 images count from 0"),
-        ({"indices": []}, "'indices' is []; wanted: a list of 1 to 60 whole numbers"),
-        ({"indices": [0] * 61}, "wanted: a list of 1 to 60 whole numbers"),
-        ({"indices": [-1]}, "'indices' is [-1]; wanted"),
-        ({"indices": [0], "run": "."}, ".: no config.yaml in it; wanted: a results folder"),
-        ({"indices": [0], "overrides": ["data.val=null"]}, "data.val"),
-    ],
-)
+BAD_REQUESTS = [
+    ({"indices": [7]}, "images/val: no image 7; its 7 images count from 0"),
+    ({"indices": []}, "'indices' is []; wanted: a list of 1 to 60 whole numbers"),
+    ({"indices": [0] * 61}, "wanted: a list of 1 to 60 whole numbers"),
+    ({"indices": [-1]}, "'indices' is [-1]; wanted"),
+    ({"indices": [0], "run": "."}, ".: no config.yaml in it; wanted: a results folder"),
+    ({"indices": [0], "overrides": ["data.val=null"]}, "data.val"),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), BAD_REQUESTS)
 def test_bad_requests_are_one_line(work, request_, message):
     assert message in error("images", **{"run": str(work / "run"), **request_})
 
@@ -110,24 +110,18 @@ def test_skipped_files_are_listed(copied):
     assert f"{bad} (and 3 more: a/" in found["problem"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "opened", "problem"),
-    [
-        (["data.train=nowhere"], [False, True], "nowhere: no such file or folder"),
-        (
-            [
-                "data.format=synthetic",
-                "data.train=null",
-                "data.val=null",
-                "data.synthetic_images=9",
-                "snapshot.best=false",
-            ],
-            *([False, False], "data.format is synthetic"),
-        ),
-        (["model.classes=4"], [True, True], "3 classes, but model.classes is 4"),
-        (["training.batch_size=24"], [True, True], "22 images, but training.batch_size is 24"),
-    ],
-)
+PROBLEMS = [
+    (["data.train=nowhere"], [False, True], "nowhere: no such file or folder"),
+    (
+        ["data.format=synthetic", "data.train=null", "data.val=null", "data.synthetic_images=9", "snapshot.best=false"],
+        *([False, False], "data.format is synthetic"),
+    ),
+    (["model.classes=4"], [True, True], "3 classes, but model.classes is 4"),
+    (["training.batch_size=24"], [True, True], "22 images, but training.batch_size is 24"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "opened", "problem"), PROBLEMS)
 def test_problems_of_data_are_no_errors(work, overrides, opened, problem):
     found = answer("data", config=str(work / "small.yaml"), overrides=overrides)
     assert [found[part] is not None for part in ("train", "val")] == opened

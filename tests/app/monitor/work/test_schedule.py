@@ -86,17 +86,17 @@ def test_synthetic_images_are_counted():
     assert answer("schedule", config="digits.yaml", overrides=overrides)["images"] == 160
 
 
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [
-        ({}, "no such file or folder; data.train says where the images are; 'images' may say how many"),
-        ({"images": 15}, "'images' is 15; wanted: at least training.batch_size * ranks, 16"),
-        ({"images": 0}, "'images' is 0; wanted: a whole number from 1"),
-        ({"overrides": ["training.epochs=x"]}, "--set: 'training.epochs' is 'x'"),
-        ({"config": "nowhere.yaml"}, "nowhere.yaml: no such file; mixprec comes with digits.yaml"),
-        ({"overrides": ["model.arch=resnet9"]}, "'model.arch' is 'resnet9'"),
-    ],
-)
+BAD_REQUESTS = [
+    ({}, "no such file or folder; data.train says where the images are; 'images' may say how many"),
+    ({"images": 15}, "'images' is 15; wanted: at least training.batch_size * ranks, 16"),
+    ({"images": 0}, "'images' is 0; wanted: a whole number from 1"),
+    ({"overrides": ["training.epochs=x"]}, "--set: 'training.epochs' is 'x'"),
+    ({"config": "nowhere.yaml"}, "nowhere.yaml: no such file; mixprec comes with digits.yaml"),
+    ({"overrides": ["model.arch=resnet9"]}, "'model.arch' is 'resnet9'"),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), BAD_REQUESTS)
 def test_bad_requests_are_one_line(request_, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert message in error("schedule", **{"config": "digits.yaml", **request_})

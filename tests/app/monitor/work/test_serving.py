@@ -59,18 +59,18 @@ sys.exit(serving.main(["it"], {{"it": types.SimpleNamespace(run=run, fields={{}}
     assert ("Traceback" in done.stderr) == (what == "raises")
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "message"),
-    [
-        (fields.RequestError("one\ntwo"), 2, r"one\ntwo"),
-        (MemoryError(), 2, "memory is full"),
-        (MemoryError("Unable to allocate 9 GiB"), 2, "memory is full: Unable to allocate 9 GiB"),
-        (PermissionError(13, "Permission denied", "a\nb"), 2, r"a\nb: Permission denied"),
-        (OSError("strange"), 2, "OSError: strange"),
-        (ModuleNotFoundError("No module named 'x'"), 1, "ModuleNotFoundError: No module named 'x' ("),
-        (RuntimeError("over\n two lines"), 1, "RuntimeError: over two lines ("),
-    ],
-)
+ERRORS = [
+    (fields.RequestError("one\ntwo"), 2, r"one\ntwo"),
+    (MemoryError(), 2, "memory is full"),
+    (MemoryError("Unable to allocate 9 GiB"), 2, "memory is full: Unable to allocate 9 GiB"),
+    (PermissionError(13, "Permission denied", "a\nb"), 2, r"a\nb: Permission denied"),
+    (OSError("strange"), 2, "OSError: strange"),
+    (ModuleNotFoundError("No module named 'x'"), 1, "ModuleNotFoundError: No module named 'x' ("),
+    (RuntimeError("over\n two lines"), 1, "RuntimeError: over two lines ("),
+]
+
+
+@pytest.mark.parametrize(("raised", "code", "message"), ERRORS)
 def test_errors(raised, code, message, capsys):
     def run(request, progress):
         raise raised
