@@ -171,9 +171,7 @@ class _GradTable(_backprop_utils.GradTable):
         gradients = None if node is None else self.grads.get(node)
         if type(gradients) is not _Terms:
             gradient = super().pop(node)
-            if _is_waiting(gradient) and not _is_edge(node):
-                return computed(gradient)
-            return gradient
+            return computed(gradient) if _is_waiting(gradient) and not _is_edge(node) else gradient
         del self.grads[node]
         if len(gradients) == 2 and _is_taken_as_two(node):
             return Sum(*gradients)

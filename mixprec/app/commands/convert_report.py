@@ -9,7 +9,7 @@ import numpy as np
 from mixprec.app.commands.command_line import add_choice, failed, parser_of
 from mixprec.base import files, importing
 from mixprec.base.declaration import IMPORT_PATH
-from mixprec.base.messages import OneLineError, hint, nearest
+from mixprec.base.messages import OneLineError, hint, nearest, reworded
 from mixprec.base.name_patterns import UnknownName
 from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, LAYOUT_SYNONYMS, LAYOUTS, meant
 from mixprec.precision.policy import Policy
@@ -197,7 +197,5 @@ def _report(arguments, networks):
 
 
 def _write(path, text):
-    try:
+    with reworded(lambda reason: CommandError(f"cannot write {path}: {reason}")):
         files.write_text(path, text)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from error

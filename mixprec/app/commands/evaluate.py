@@ -1,6 +1,5 @@
 """``mixprec evaluate``: the network of a run on validation images, as the monitor's page evaluates it."""
 
-import contextlib
 import json
 import os
 
@@ -10,7 +9,7 @@ from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, newest_run, open_config, open_run, some
 from mixprec.app.parts import gpus
 from mixprec.base import files
-from mixprec.base.messages import OneLineError, counted, printable
+from mixprec.base.messages import OneLineError, counted, printable, reworded
 from mixprec.base.text_table import aligned
 from mixprec.recipes.models import MODELS
 
@@ -75,12 +74,8 @@ def _run(arguments, networks):
             files.write_text(target, f"{text}\n")
 
 
-@contextlib.contextmanager
 def _naming(file):
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{file}: {error.strerror}") from error
+    return reworded(lambda reason: RunError(f"{file}: {reason}"))
 
 
 def _device(arguments, networks):

@@ -108,9 +108,7 @@ def _run(arguments, networks):
         lines.append("weights of 7 bits, as this processor has no VNNI")
     with contextlib.suppress(ReaderGone):  # the files are written, even if a reader has taken the first lines only
         say("\n".join([*lines, f"files, {out_folder.JSON} and {out_folder.PICTURE}: {one_line(arguments.out)}"]))
-    if bad:
-        return failed(_complaint(bad), 1)
-    return 0
+    return failed(_complaint(bad), 1) if bad else 0
 
 
 def _complaint(bad):

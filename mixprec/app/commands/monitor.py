@@ -12,7 +12,7 @@ from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
 from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, reworded
 
 _HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
 
@@ -144,9 +144,7 @@ def _check_port(port):
     """Raises :class:`ServerError` if nothing can be bound there, which the server would say at length."""
     if not 0 < port < 1 << 16:
         raise ServerError(f"--port {port}: not a port; allowed: 1 to 65535")
-    try:
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind((_HOST, port))
-    except OSError as error:
-        raise ServerError(f"--port {port}: {error.strerror}; give another --port") from error
+    wording = reworded(lambda reason: ServerError(f"--port {port}: {reason}; give another --port"))
+    with wording, socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind((_HOST, port))

@@ -87,9 +87,7 @@ class _Pass:
 
     def product(self, states, rows=slice(None)):
         """Returns the products of states (rows, H) with some rows of u, zeros without u."""
-        if self.u is None:
-            return np.float32(0)
-        return self.primitives.linear(states, self.u[rows])
+        return np.float32(0) if self.u is None else self.primitives.linear(states, self.u[rows])
 
     def back(self, gates, rows=slice(None)):
         """Returns the products of gradients of some gates with their rows of u."""
