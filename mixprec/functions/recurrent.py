@@ -114,7 +114,8 @@ class Recurrent(Node):
             (of_w, self._of_biases, dp),
             (of_u, self._of_biases, dq),
         ):
-            is_wanted = not {*indexes}.isdisjoint(range(len(found), len(found) + len(nodes)))  # not all are for chainer.grad
+            here = range(len(found), len(found) + len(nodes))
+            is_wanted = not {*indexes}.isdisjoint(here)  # chainer.grad may ask for x alone
             found += compute(primitives, nodes, *arrays) if is_wanted else [None] * len(nodes)
         if layer.kind == "gru_reset_before" and not has_states:  # Chainer's link does not use this gate then
             found[1] = found[1 + len(w)] = None
