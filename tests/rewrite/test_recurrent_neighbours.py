@@ -16,6 +16,7 @@ from mixprec.distributed import buckets
 from mixprec.functions import recurrent, reset_dropout, watching
 from mixprec.functions.recurrent import Recurrent
 from mixprec.optimizer import ranks
+from tests.comparison import assert_equal
 from tests.kfac import references
 from tests.kfac.references import assert_near
 from tests.stand_ins import rank_threads
@@ -82,12 +83,6 @@ def train(optimizer, steps=3, batch=words):
     return found | {name: param.array for name, param in model.namedparams()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 @every_link
 def test_kfac_leaves_recurrent_parameters_to_the_rule(link):
     """Of the observed layer all uses count, as in double precision."""
@@ -118,7 +113,7 @@ def test_recomputation(link, compute, part):
 
     found, expected = train(built(link, compute, prepare=prepare)), train(built(link, compute))
     if part != "rnn" or link.startswith("NStep"):
-        assert_same(found, expected)
+        assert_equal(found, expected)
     for name in [name for name in expected if name.endswith(" 0")]:
         assert_near(found[name], expected[name], 2e-3 if compute == "float16" else 1e-5, name)
 
@@ -127,7 +122,7 @@ def test_recomputation(link, compute, part):
 def test_offloading(link, compute, tmp_path):
     with mixprec.offload("100 GB", to=tmp_path, smallest=64):
         found = train(built(link, compute))
-    assert_same(found, train(built(link, compute)))
+    assert_equal(found, train(built(link, compute)))
 
 
 @every_link
@@ -192,7 +187,7 @@ def test_masters(link, compute, rule, monkeypatch):
         return [part.copy() for part in rows(array, count)]
 
     monkeypatch.setattr(recurrent, "_rows", apart)
-    assert_same(train(other), expected)
+    assert_equal(train(other), expected)
     assert bool(parts) == link.startswith("NStep")
     copied(other.target, plain)
     mixprec.revert(other.target)
