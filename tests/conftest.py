@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import importlib.util
+import logging
 import os
 import signal
 import sys
@@ -67,6 +68,16 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def announced(monkeypatch, caplog):
+    """What is announced, as if nothing had been announced before."""
+    from mixprec.base import announcements  # with Chainer, for which a test may need a stand-in first
+
+    monkeypatch.setattr(announcements, "_said", set())
+    caplog.set_level(logging.WARNING, "mixprec")
+    return caplog
 
 
 @pytest.fixture(autouse=True)

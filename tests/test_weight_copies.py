@@ -15,6 +15,7 @@ import mixprec
 import mixprec.links
 from mixprec.export.chainer_graph import plain_copy
 from tests.cases import first, pairs
+from tests.comparison import assert_same
 from tests.stand_ins import device_stand_in
 from tests.stand_ins.device_stand_in import DeviceArray
 
@@ -99,12 +100,6 @@ def _file(link):
     return dict(np.load(file))
 
 
-def _assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_array_equal(found[key], value, err_msg=key, strict=True)
-
-
 def _state(model, optimizer=None):
     """Returns arrays of parameters and, of an optimizer, of masters."""
     found = {name: param.array for name, param in model.namedparams()}
@@ -126,14 +121,14 @@ def test_a_copy_is_float32_and_computes_as_its_source(name, mode):
     model, _ = _converted(*mode)
     twin = COPIES[name](model)
     assert {param.dtype for param in twin.params()} == {np.dtype(np.float32)}
-    _assert_same(_file(twin), _file(model))
+    assert_same(_file(twin), _file(model))
     results = []
     for each in (model, twin):
         each.cleargrads()
         y = each(X, IDS)
         F.sum(y**2).backward()
         results.append(_gradients(each) | {"": y.array})
-    _assert_same(results[1], results[0])
+    assert_same(results[1], results[0])
 
 
 @copies
@@ -141,15 +136,15 @@ def test_setup_and_convert_of_a_copy_start_from_the_masters(name, mode):
     model, optimizer = _converted(*mode)
     twin = COPIES[name](model)
     again = mixprec.MixedPrecisionOptimizer(optimizers.Adam(), 64).setup(twin)
-    _assert_same({k: v for k, v in _state(twin, again).items() if "master" in k},
+    assert_same({k: v for k, v in _state(twin, again).items() if "master" in k},
                  {k: v for k, v in _state(model, optimizer).items() if "master" in k})  # fmt: skip
     mixprec.convert(twin, compute=mode[0], layout=mode[1])
-    _assert_same(_state(twin, again), _state(model, optimizer))
+    assert_same(_state(twin, again), _state(model, optimizer))
     plain = COPIES[name](model)
     mixprec.revert(plain)
-    _assert_same(_file(plain), _file(model))
+    assert_same(_file(plain), _file(model))
     mixprec.convert(plain, compute=mode[0], layout=mode[1])
-    _assert_same(_state(plain), _state(model))
+    assert_same(_state(plain), _state(model))
 
 
 def _add(target, source, tau):
@@ -274,7 +269,7 @@ def test_copyparams_takes_and_gives_float32_bits(source, compute, inputs):
     plain = chainer.Sequential(L.Linear(3, 4), F.relu, L.Linear(4, 2))
     for target in (model, twin, plain):
         target.copyparams(given)
-        _assert_same(_file(target), _file(given))
+        assert_same(_file(target), _file(given))
     assert model[0].W.dtype == compute
     np.testing.assert_array_equal(optimizer.master(model[0].W).array, _file(given)["0/W"])
 
@@ -293,7 +288,7 @@ def test_copyparams_without_masters_rounds():
     model = chainer.Sequential(L.Linear(3, 4), F.relu, L.Linear(4, 2))
     mixprec.convert(model)
     model.copyparams(given)
-    _assert_same(_state(model), _state(given))
+    assert_same(_state(model), _state(given))
 
 
 def test_gradients_of_a_copy_are_added_to_those_of_its_source():
@@ -323,11 +318,11 @@ def test_what_comes_with_a_wrapper_is_as_before(copied, turned, mode):
     model, optimizer = _converted(*mode)
     model.fc.W.array[0, 0] = 3  # not in its master yet
     found = copied((model, optimizer)[:: -1 if turned else 1])[:: -1 if turned else 1]
-    _assert_same(_state(found[0]), _state(model))
+    assert_same(_state(found[0]), _state(model))
     for each in ((model, optimizer), found):
         each[1].update(lambda each=each: F.sum(each[0](X, IDS) ** 2))
-    _assert_same(_state(*found), _state(model, optimizer))
-    _assert_same(_gradients(found[0]), _gradients(model))
+    assert_same(_state(*found), _state(model, optimizer))
+    assert_same(_gradients(found[0]), _gradients(model))
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -340,10 +335,10 @@ def test_what_comes_with_an_updater_is_as_before(wrapped):
         optimizer.setup(model).update(_loss(model))
     updater = training.StandardUpdater(chainer.iterators.SerialIterator([X[0]], 1), optimizer)
     found = _pickled(updater).get_optimizer("main")
-    _assert_same(_state(found.target), _state(model))
+    assert_same(_state(found.target), _state(model))
     for each in (optimizer, found):
         each.update(_loss(each.target))
-    _assert_same(_state(found.target), _state(model))
+    assert_same(_state(found.target), _state(model))
 
 
 def test_uninitialized_parameters_that_come_with_a_wrapper_are_as_before():
@@ -362,7 +357,7 @@ def test_replicas_of_parallel_updater_keep_16_bits(given):
     iterator = chainer.iterators.SerialIterator([X[0]], 1)
     updater = training.updaters.ParallelUpdater(iterator, optimizer, models=models, devices=devices)
     assert updater._models["second"] is not model
-    _assert_same(_state(updater._models["second"]), _state(model))
+    assert_same(_state(updater._models["second"]), _state(model))
 
 
 def test_a_shared_copy_shares_arrays_in_16_bits():
@@ -375,7 +370,7 @@ def test_a_shared_copy_shares_arrays_in_16_bits():
 def test_export_of_a_copy_is_that_of_its_source():
     model, _ = _small()
     for each in (model, copy.deepcopy(model)):
-        _assert_same(_file(plain_copy(each)), _file(model))
+        assert_same(_file(plain_copy(each)), _file(model))
     assert model[0].W.dtype == np.float16
 
 
@@ -388,15 +383,15 @@ def test_float16_that_the_user_has_chosen(links):
     optimizer = mixprec.MixedPrecisionOptimizer(optimizers.SGD(0.01), 1).setup(model)
     optimizer.update(lambda: F.sum(model(X[:, :, 0, 0].astype(np.float16))))
     for twin in (copy.deepcopy(model), _pickled(model)):
-        _assert_same(_state(twin), _state(model))
-        _assert_same(_file(twin), _file(model))
+        assert_same(_state(twin), _state(model))
+        assert_same(_file(twin), _file(model))
         twin.W.array[0, 0] = 3
         expected = _file(model)["W"]
         expected[0, 0] = 3
         np.testing.assert_array_equal(_file(twin)["W"], expected)
         chainer.serializers.NpzDeserializer(_file(model)).load(twin)
         again = mixprec.MixedPrecisionOptimizer(optimizers.SGD(), 1).setup(twin)
-        _assert_same(_state(twin, again), _state(model, optimizer))
+        assert_same(_state(twin, again), _state(model, optimizer))
 
 
 def test_nothing_is_read_from_a_device():

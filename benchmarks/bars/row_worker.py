@@ -104,11 +104,7 @@ class WarmStep:
         self._on_cpu, self._alone, self.slower = task.specifier == "@numpy", alone, ""
         self._step = bar.make(task)
         self._step.warm_up()
-        self._step.synchronize()
-        start = time.perf_counter()
-        self._step()
-        self._step.synchronize()
-        self.seconds = time.perf_counter() - start
+        self.seconds = self._seconds(1)
         self._give_back()
 
     def block(self, steps):
@@ -116,12 +112,7 @@ class WarmStep:
         self._step.warm_up()
         for _ in range(int(_BEFORE / self.seconds)):
             self._step()
-        self._step.synchronize()
-        start = time.perf_counter()
-        for _ in range(steps):
-            self._step()
-        self._step.synchronize()
-        seconds = (time.perf_counter() - start) / steps
+        seconds = self._seconds(steps)
         host_seconds = None if self._on_cpu else self._host_seconds()
         peak, self.slower = self._step.peak(), self._step.why_eager()
         self._give_back()
@@ -143,6 +134,14 @@ class WarmStep:
     def _give_back(self):
         if not self._alone:
             self._step.release()
+
+    def _seconds(self, steps):
+        self._step.synchronize()
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        self._step.synchronize()
+        return (time.perf_counter() - start) / steps
 
     def _host_seconds(self):
         seconds = []

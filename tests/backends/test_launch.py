@@ -11,7 +11,6 @@ import pytest
 from mixprec.backends import device_log, launch
 from mixprec.backends.capture_error import CaptureError
 from mixprec.backends.cudnn import settings
-from mixprec.base import announcements
 
 
 class Pinned(np.ndarray):
@@ -264,9 +263,8 @@ class Compiler:
 
 
 @pytest.fixture
-def compiler(cupy, monkeypatch, tmp_path):
+def compiler(cupy, announced, monkeypatch, tmp_path):
     settings.configure(cache=tmp_path)
-    monkeypatch.setattr(announcements, "_said", set())
     yield Compiler(cupy, monkeypatch)
     launch._compile.cache_clear()
 

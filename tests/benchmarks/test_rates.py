@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from benchmarks import gpu, rates
+from benchmarks import compared_optimizers, gpu, rates
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def small_cpu(monkeypatch):
         return matmul(a, b, out=out)
 
     clock = itertools.count()
-    monkeypatch.setattr(rates, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(compared_optimizers, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(rates, "_COPIED", 1000)
     monkeypatch.setattr(rates, "_MULTIPLIED", 16)
     monkeypatch.setattr(np, "matmul", counting)

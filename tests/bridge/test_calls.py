@@ -2,8 +2,6 @@
 cannot. That Chainer's calls get the right numbers is in ``test_gpu.py``.
 """
 
-import logging
-
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 from mixprec import backends
 from mixprec.backends.cudnn import settings
 from mixprec.backends.nchw import Nchw
-from mixprec.base import announcements
 from mixprec.bridge import constants, functions
 from mixprec.bridge.calls import NotBridged
 from mixprec.functions import reset_dropout
@@ -34,14 +31,6 @@ def device(monkeypatch):
     primitives = HostCuda()
     backends.register(DeviceArray, primitives)
     return primitives
-
-
-@pytest.fixture
-def said(monkeypatch, caplog):
-    """What is announced, as if nothing had been announced before."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return caplog
 
 
 def drawn(*shapes, dtype=FLOAT32):
@@ -147,7 +136,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize(("function", "case", "refused"), pairs(NAMES, list(CONVOLUTIONS), ["no engine", "float64"]))
-def test_chainers_own_convolution(monkeypatch, said, function, case, refused):
+def test_chainers_own_convolution(monkeypatch, announced, function, case, refused):
     """It gives the same, and is announced once with shape and reason."""
     *shapes, geometry = CONVOLUTIONS[case]
     dtype = FLOAT64 if refused == "float64" else FLOAT32
@@ -161,7 +150,7 @@ def test_chainers_own_convolution(monkeypatch, said, function, case, refused):
     monkeypatch.setattr(fake_cudnn_limits, "_RULES", rule)
     for _ in range(2):
         close(convolved(function, x, w, b, dy, geometry), expected)
-    (message,) = (record.getMessage() for record in said.records)
+    (message,) = (record.getMessage() for record in announced.records)
     assert message.startswith(f"cupy.cudnn.{function} by Chainer's own, slower path: ")
     assert ("x".join(map(str, shapes[1])) if refused == "no engine" else "float64") in message
 
@@ -223,17 +212,17 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_float64_is_chainers_own(said, name):
+def test_float64_is_chainers_own(announced, name):
     """Announced, and the same as float32 by the bridge up to the rounding of that."""
     x = drawn((2, 3, 6, 6))[0]
     ours = OTHERS[name](x)
-    assert not said.records
+    assert not announced.records
     own = OTHERS[name](x.astype(np.float64))
-    messages = [record.getMessage() for record in said.records]
+    messages = [record.getMessage() for record in announced.records]
     assert messages
     assert all(message.endswith("by Chainer's own, slower path: an array of float64") for message in messages)
     OTHERS[name](x.astype(np.float64))
-    assert len(said.records) == len(messages)
+    assert len(announced.records) == len(messages)
     for found, expected in zip(ours, own, strict=True):
         assert (found.dtype, expected.dtype) == (FLOAT32, FLOAT64)
         np.testing.assert_allclose(host(found), host(expected), rtol=1e-4, atol=1e-5)
@@ -337,7 +326,7 @@ def test_workspace_is_one_setting():
     assert settings.current().workspace == functions.get_max_workspace_size() == 2**20
 
 
-def test_batches_of_nothing(said):
+def test_batches_of_nothing(announced):
     """Chainer's own batch normalization of them, which warns of them itself."""
     x, gamma, beta, mean, var = drawn((0, 3, 4, 4), *[(3,)] * 4)
     with pytest.warns(RuntimeWarning):
@@ -345,14 +334,14 @@ def test_batches_of_nothing(said):
             x, gamma, beta, mean, abs(var), None, None, 1e-3, 0.9, True, 1, False
         )
     assert y.shape == x.shape
-    assert "an empty batch has no statistics, shape (0, 3, 4, 4)" in said.text
+    assert "an empty batch has no statistics, shape (0, 3, 4, 4)" in announced.text
 
 
-def test_four_axes_in_space(said):
+def test_four_axes_in_space(announced):
     x, w, y = drawn((1, 2, 3, 3, 3, 3), (1, 2, 2, 2, 2, 2), (1, 1, 2, 2, 2, 2))
     functions.convolution_forward(x, w, None, y, (0,) * 4, (1,) * 4, (1,) * 4, 1, **SWITCHES)
     close(y, F.convolution_nd(host(x), host(w)).array)
-    assert "cuDNN has no convolutions with 4 spatial axes" in said.text
+    assert "cuDNN has no convolutions with 4 spatial axes" in announced.text
 
 
 def test_what_is_not_bridged_says_so():

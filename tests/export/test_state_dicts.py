@@ -11,6 +11,7 @@ import mixprec
 from mixprec.export import WeightsError, load_torchvision, state_dicts, torch_names, torchvision
 from mixprec.export.matching import contents
 from models import MODELS
+from tests.comparison import assert_same_bits
 
 REASON = "torch is not installed: it comes with Python 3.11 only"
 ARCHS = ["resnet18", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("resnet50", "resnext50_32x4d"))]
@@ -47,13 +48,6 @@ def small(classes=5):
             for array in (link.gamma.array, link.beta.array, link.avg_mean, link.avg_var):
                 array[...] = random.uniform(0.5, 1.5, array.shape)
     return network
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape), name
-        assert found[name].tobytes() == array.tobytes(), name
 
 
 # Logits
@@ -112,9 +106,9 @@ def test_a_converted_model_gives_and_takes_the_names_of_the_plain_one(layout, ma
     found = torchvision(model)
     if not masters:  # biases of linear layers are in FP16, too
         rounded["fc.bias"] = rounded["fc.bias"].astype(np.float16).astype(np.float32)
-    assert_equal(found, rounded)
+    assert_same_bits(found, rounded)
     load_torchvision(other, plain)
-    assert_equal(torchvision(other), rounded)
+    assert_same_bits(torchvision(other), rounded)
     with chainer.using_config("train", False):
         np.testing.assert_array_equal(other.predictor(x).array, model.predictor(x).array)
 
@@ -124,7 +118,7 @@ def test_checkpoints_of_training_scripts(key, prefix):
     network, other = small(), MODELS["resnet8"](5)
     state = {prefix + name: array for name, array in torchvision(network).items()}
     load_torchvision(other, {key: state, "epoch": 3, "optimizer": {}})
-    assert_equal(contents(other), contents(network))
+    assert_same_bits(contents(other), contents(network))
 
 
 def test_parameters_with_gradients_are_taken(torch):
@@ -183,7 +177,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(change, message):
     change(state)
     with pytest.raises(WeightsError, match=f"^{message}"):
         load_torchvision(network, state)
-    assert_equal(contents(network), before)
+    assert_same_bits(contents(network), before)
 
 
 @pytest.mark.parametrize("state", [None, 3, [], {}, {"state_dict": {}}])

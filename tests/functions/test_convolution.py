@@ -1,7 +1,5 @@
 """Convolutions of variables in NHWC beside Chainer's in NCHW and float64."""
 
-import logging
-
 import chainer
 import chainer.functions as CF
 import numpy as np
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from mixprec import backends
 from mixprec import functions as F
-from mixprec.base import announcements
 from tests.cases import tries
 from tests.functions.nhwc import BFLOAT16, DTYPES, EPS, EPS32, assert_rounded, channels_last, normal, run, to_nchw, wide
 
@@ -118,14 +115,12 @@ def test_zeros_in_padded_channels_change_nothing():
     assert not dx4[..., 3].any()
 
 
-def test_filters_in_chainers_order_are_copied_which_is_announced_once(caplog, monkeypatch):
-    monkeypatch.setattr(announcements, "_said", set())
+def test_filters_in_chainers_order_are_copied_which_is_announced_once(announced):
     x, W = normal(0, 2, 6, 6, 3), normal(1, 8, 3, 3, 3)
-    with caplog.at_level(logging.WARNING, "mixprec"):
-        y, (_, dW), dy = run(F.convolution_2d, (x, W))
-        run(F.convolution_2d, (x, W))
-    assert [record.name for record in caplog.records] == ["mixprec"]
-    (message,) = caplog.messages
+    y, (_, dW), dy = run(F.convolution_2d, (x, W))
+    run(F.convolution_2d, (x, W))
+    assert [record.name for record in announced.records] == ["mixprec"]
+    (message,) = announced.messages
     assert message.startswith(
         "convolution_2d: W in the order (K, R, S, C / groups) is not C-contiguous, and is copied in every step, at "
     )

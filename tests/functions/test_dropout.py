@@ -11,6 +11,7 @@ from mixprec import functions as F
 from mixprec import links as L
 from mixprec.backends import dropout_state
 from mixprec.training import snapshots
+from tests.comparison import assert_same
 from tests.stand_ins.device_stand_in import DeviceArray
 
 CPU = chainer.get_device("@numpy")
@@ -64,12 +65,6 @@ def _arrays(path):
         return {name: file[name] for name in file.files if not name.endswith("elapsed_time")}
 
 
-def _assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_a_trainer_resumed_in_another_process_is_bitwise_one_that_never_stopped(start_process, tmp_path, dtype):
     _trainer(tmp_path, 6, dtype).run()
@@ -80,7 +75,7 @@ def test_a_trainer_resumed_in_another_process_is_bitwise_one_that_never_stopped(
     snapshots.load(tmp_path / "snapshot_iter_2.npz", trainer)
     trainer.run()
     found = _arrays(tmp_path / "resumed" / "snapshot_iter_6.npz")
-    _assert_same(found, expected)
+    assert_same(found, expected)
     assert found["updater/optimizer:main/mixprec/dropout_state0"].tolist()[1] == 12  # two dropouts a step
 
 

@@ -13,7 +13,7 @@ from tests.cases import in_turn, pairs
 from tests.functions.nhwc import DTYPES, normal, to_nchw
 
 IMAGES, FILTERS = normal(0, 2, 6, 5, 8), normal(1, 4, 8, 3, 3)
-ONES, ZEROS = np.ones(8, np.float32), np.zeros(8, np.float32)
+ONES = np.ones(8, np.float32)
 
 
 # Strides and the like

@@ -11,19 +11,9 @@ import pytest
 import mixprec
 from mixprec import functions
 from mixprec.functions import watching
+from tests.graph_nodes import nodes_behind
 
 X = np.ones((2, 3, 4, 4), np.float32)
-
-
-def _graph(y):
-    """Returns the function nodes behind a variable."""
-    found, todo = set(), [y.creator_node]
-    while todo:
-        function = todo.pop()
-        if function is not None and function not in found:
-            found.add(function)
-            todo += [x.creator_node for x in function.inputs]
-    return found
 
 
 def _network():
@@ -46,7 +36,7 @@ def test_the_nodes_of_a_graph_are_reported_once_and_all(compute, hooked):
             y = model(X)
     nodes = [node for node, _ in found]
     assert len(set(nodes)) == len(nodes)
-    assert set(nodes) == _graph(y)
+    assert set(nodes) == set(nodes_behind(y))
     for node, results in found:
         assert all(result.creator_node is node for result in results)
 

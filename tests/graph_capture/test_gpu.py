@@ -13,6 +13,7 @@ import pytest
 from mixprec import functions
 from mixprec.graph_capture import CaptureError, capture_evaluation
 from tests.cases import first
+from tests.comparison import assert_same_bits
 from tests.graph_capture.captured_runs import FIRST_REPLAY, POISONED, REQUIRED, Network, Run, assert_same, batch, eager
 from tests.stand_ins.capture_sides import device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
@@ -106,18 +107,11 @@ def test_another_batch_shape(side, wishes, replays):  # noqa: F811
         for run in (captured, expected):
             run.run([number], size=2 if number % 2 else 4)
         for found, other in ((captured.kept(), expected.kept()), (captured.gradients(), expected.gradients())):
-            _assert_same_bits(found, other)
+            assert_same_bits(found, other)
         returned = side.receive(captured.observed[-1]["returned"].array)
         assert captured.kept()["loss"].tobytes() == returned.tobytes()
     assert captured.step.replays == replays
     assert_same(captured, expected)
-
-
-def _assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
-        assert found[name].tobytes() == value.tobytes(), name
 
 
 @pytest.mark.slow
@@ -143,7 +137,7 @@ def test_evaluation_between(side):  # noqa: F811
     assert captured.step.replays == evaluate.replays == 12 - FIRST_REPLAY
     expected = evaluations(Run(None, dropout=0.5, side=side), None, 12)
     for one, other in zip(found, expected, strict=True):
-        _assert_same_bits(one, other)
+        assert_same_bits(one, other)
     assert_same(captured, eager(12, dropout=0.5, side=side))
 
 

@@ -13,7 +13,6 @@ import pytest
 from chainer import serializers
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.graph_capture import CaptureError, capture_evaluation
 from tests.cases import first
 from tests.graph_capture.captured_runs import Run, assert_same
@@ -40,8 +39,7 @@ class Small(chainer.Chain):
 
 
 @pytest.fixture
-def cuda(host, device, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(announcements, "_said", set())
+def cuda(host, device, announced):  # noqa: F811
     return device
 
 

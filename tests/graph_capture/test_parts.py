@@ -8,7 +8,6 @@ import pytest
 from ml_dtypes import bfloat16
 
 from mixprec.backends.device_log import Record, record, recording
-from mixprec.base import announcements
 from mixprec.graph_capture import doubts
 from mixprec.graph_capture.doubts import Doubts
 from mixprec.graph_capture.origin import line_of
@@ -406,13 +405,12 @@ def test_a_difference_counts_when_the_same_array_differs_in_calls_in_a_row():
     assert found.after({"b": "b differs", "c": "c differs"}) == "c differs"
 
 
-def test_a_long_comparison_is_announced_once(caplog, monkeypatch):
-    monkeypatch.setattr(announcements, "_said", set())
+def test_a_long_comparison_is_announced_once(announced):
     found = Doubts("the work")
     for number in range(40):
         found.over(number % 2 == 0)
-    (record,) = caplog.records
-    assert "the work still runs eagerly" in record.getMessage()
+    (message,) = announced.messages
+    assert "the work still runs eagerly" in message
 
 
 # --- several ranks

@@ -10,6 +10,7 @@ from mixprec.graph_capture import CaptureError
 from mixprec.precision import pass_scales
 from tests.cases import first
 from tests.graph_capture.captured_runs import REQUIRED, Network, Run, assert_same, eager
+from tests.graph_nodes import nodes_behind
 from tests.stand_ins import graph_on_host, graph_work
 from tests.stand_ins.capture_sides import HOST, device, gpu, gpu_of_module, host, side  # noqa: F401  (fixtures)
 from tests.stand_ins.cuda_sides import both_sides
@@ -127,12 +128,8 @@ def _fork_at_first(self):
 
 
 def _everything(outputs):
-    nodes, found = [node.creator_node for node, _ in outputs], set()
-    while nodes:
-        node = nodes.pop()
-        found |= {(node, place) for place in range(len(node.inputs))}
-        nodes += [x.creator_node for x in node.inputs if x.creator_node is not None]
-    return found
+    nodes = nodes_behind(*(y for y, _ in outputs))
+    return {(node, place) for node in nodes for place in range(len(node.inputs))}
 
 
 def _one_for_all(self, stream, size, address=Workspaces.address):

@@ -15,7 +15,6 @@ import mixprec
 from mixprec.backends import is_of_numpy
 from mixprec.backends.cudnn import settings
 from mixprec.backends.joint_batch import NcclJointBatch
-from mixprec.base import announcements
 from mixprec.distributed import buckets
 from mixprec.graph_capture import CaptureError
 from mixprec.graph_capture.graph_step import TrainingStep
@@ -23,6 +22,7 @@ from mixprec.optimizer import overflow_watchdog
 from mixprec.optimizer import ranks as ranks_of_optimizer
 from mixprec.optimizer.counted_losses import CountedLosses
 from tests import mpi
+from tests.comparison import assert_same_bits
 from tests.graph_capture.captured_runs import Run
 from tests.graph_capture.test_odd import Small, batch
 from tests.stand_ins import fake_cudnn, graph_work, rank_threads
@@ -33,9 +33,8 @@ OVERFLOWS = {(2, 0), (7, 1), (11, 0), (12, 1)}  # (step, rank)
 
 
 @pytest.fixture
-def ranks(host, monkeypatch):  # noqa: F811
+def ranks(host, announced, monkeypatch):  # noqa: F811
     """Runs ``program(run, rank)`` on two ranks with these arguments of capture, ``None`` for eager runs."""
-    monkeypatch.setattr(announcements, "_said", set())
     monkeypatch.setattr(ranks_of_optimizer, "MpiTransport", rank_threads.ThreadTransport)
     monkeypatch.setattr(buckets, "MOST", 2**10)
 
@@ -62,12 +61,6 @@ def feed(run, rank, numbers, size=4):
         run.once(*batch(2 * number + rank, size, bad=(number, rank) in OVERFLOWS))
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        assert found[name].tobytes() == value.tobytes(), name
-
-
 def masters(run):
     return {name: np.array(run.optimizer.master(param).array) for name, param in run.model.namedparams()}
 
@@ -77,7 +70,7 @@ def beside_eager(ranks, program, capture=None, **settings):
     eager = ranks(program, None, **settings)
     captured = ranks(program, {"required": True} if capture is None else capture, **settings)
     for one, other in zip(captured, eager, strict=True):
-        assert_same(one.found, other.found)
+        assert_same_bits(one.found, other.found)
     assert captured[0].nccl.done == captured[1].nccl.done
     return captured
 
@@ -101,7 +94,7 @@ def test_twenty_steps(ranks, monkeypatch):
     first, second = beside_eager(ranks, program)
     assert first.step.replays == second.step.replays == 20 - 5
     assert first.optimizer.skipped == len(OVERFLOWS)
-    assert_same(masters(first), masters(second))
+    assert_same_bits(masters(first), masters(second))
     assert first.nccl.calls == second.nccl.calls
     assert messages[0][-15:] == messages[1][-15:] == 15 * [[2]]
 
@@ -182,7 +175,7 @@ def test_an_error_on_all_ranks_if_capture_is_required(ranks, kind):
         return masters(run)
 
     first, second = ranks(program, {"required": True}, lossfun=fails)
-    assert_same(first.result, second.result)
+    assert_same_bits(first.result, second.result)
 
 
 @pytest.mark.slow
@@ -238,7 +231,7 @@ def test_ranks_whose_gradients_vary_from_run_to_run(ranks, monkeypatch):
     first, second = ranks(program, {"required": True})
     assert first.step.replays == second.step.replays > 0
     assert first.nccl.done == second.nccl.done
-    assert_same(first.result, second.result)
+    assert_same_bits(first.result, second.result)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.distributed import buckets
 from mixprec.optimizer import ranks as ranks_of_optimizer
 from tests.graph_capture.captured_runs import Run
@@ -18,9 +17,8 @@ STEPS = 18
 
 
 @pytest.fixture
-def two_ranks(host, monkeypatch):  # noqa: F811
+def two_ranks(host, announced, monkeypatch):  # noqa: F811
     """Runs on two ranks with these arguments of capture, ``None`` for eager runs."""
-    monkeypatch.setattr(announcements, "_said", set())
     monkeypatch.setattr(ranks_of_optimizer, "MpiTransport", rank_threads.ThreadTransport)
     monkeypatch.setattr(buckets, "MOST", 2**10)
 

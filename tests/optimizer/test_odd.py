@@ -14,6 +14,7 @@ import mixprec
 from mixprec.optimizer import UnscaledBackward
 from mixprec.precision import pass_scales
 from mixprec.precision.master_arrays import master_of
+from tests.comparison import assert_equal
 
 X = np.random.RandomState(0).normal(size=(8, 3)).astype(np.float32)
 BAD = np.full_like(X, np.inf)
@@ -51,12 +52,6 @@ def _arrays(optimizer):
     return {name: np.array(value) for name, value in saved.target.items()}
 
 
-def _assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
-
-
 def _spoil(optimizer):
     for param in optimizer.target.params(False):
         param.grad[...] = np.inf
@@ -81,12 +76,12 @@ def test_a_rule_that_makes_new_arrays_is_undone_and_written_back_in_place():
     arrays = [param.array for param in optimizer.target.params()]
     for each in (optimizer, reference):
         _step(each)
-    _assert_same(_arrays(optimizer), _arrays(reference))
+    assert_equal(_arrays(optimizer), _arrays(reference))
     before, total = _arrays(optimizer), optimizer.target.last.W.update_rule.total.copy()
     optimizer.add_hook(_spoil, name="spoil")
     _step(optimizer)
     assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
     np.testing.assert_array_equal(optimizer.target.last.W.update_rule.total, total)
     assert all(param.array is array for param, array in zip(optimizer.target.params(), arrays, strict=True))
 
@@ -100,7 +95,7 @@ def test_a_forward_pass_before_update_belongs_to_the_step():
         y = optimizer.target(BAD)
     optimizer.update(_loss, y)
     assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
 
 
 def test_a_loss_function_that_raises_ends_its_step():
@@ -116,7 +111,7 @@ def test_a_loss_function_that_raises_ends_its_step():
     before = _arrays(optimizer)
     _step(optimizer, BAD)
     assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
 
 
 def test_another_thread_runs_backward_on_a_model_of_its_own():
@@ -140,7 +135,7 @@ def test_another_thread_runs_backward_on_a_model_of_its_own():
     reference = _optimizer()
     for _ in range(30):
         _step(reference)
-    _assert_same(_arrays(optimizer), _arrays(reference))
+    assert_equal(_arrays(optimizer), _arrays(reference))
 
 
 def test_a_new_optimizer_starts_from_the_masters_of_the_old_one():
@@ -202,7 +197,7 @@ def test_a_hook_that_raises_leaves_everything_as_it_was():
     optimizer.add_hook(interrupt, name="interrupt", timing="post")
     with pytest.raises(KeyboardInterrupt):
         optimizer.update(lambda: F.sum(optimizer.target.last(np.ones((1, 4), "f"))))
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
     assert optimizer.t == 1
 
 
@@ -336,7 +331,7 @@ def test_a_copy_of_a_link_has_statistics_of_its_own():
     teacher(X)
     _step(optimizer, BAD)
     assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
     assert other.target is teacher
     assert not np.array_equal(teacher.bn.avg_mean, np.full(4, 5))
 
@@ -547,9 +542,9 @@ def test_a_step_that_fails_leaves_no_statistics_behind():
     _loss(optimizer.target(X)).backward()
     with pytest.raises(UnscaledBackward):
         optimizer.update()
-    _assert_same(_arrays(optimizer), before)
+    assert_equal(_arrays(optimizer), before)
     _step(optimizer)
     after = _arrays(optimizer)
     _step(optimizer, BAD)
     assert optimizer.last_step_skipped
-    _assert_same(_arrays(optimizer), after)
+    assert_equal(_arrays(optimizer), after)

@@ -1,7 +1,6 @@
 """The search for a first loss scale [11]: no first step is lost, all is as if training had begun at the scale found."""
 
 import contextlib
-import logging
 import tempfile
 
 import chainer
@@ -12,7 +11,6 @@ import pytest
 from chainer import optimizers, serializers
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.functions import reset_dropout
 from mixprec.precision import scale_search
 from mixprec.precision.grad_scales import UnscaledBackward
@@ -27,13 +25,11 @@ SEVERAL = "a step has several losses"
 
 
 @pytest.fixture
-def said(monkeypatch, caplog):
+def said(announced):
     """Returns a function that gives what has been announced, after which it may be announced anew."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
 
     def said():
-        found = [record.getMessage() for record in caplog.records if "not searched" in record.getMessage()]
+        found = [record.getMessage() for record in announced.records if "not searched" in record.getMessage()]
         return [line.partition("(")[2].partition("):")[0] for line in found]
 
     return said

@@ -1,7 +1,5 @@
 """Backward passes that the wrapper did not start: of a library, and within a pass."""
 
-import logging
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -11,7 +9,6 @@ from chainer import optimizers
 from chainer.graph_optimizations.static_graph import static_graph
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.optimizer import UnscaledBackward
 from tests.cases import pairs
 
@@ -36,10 +33,8 @@ def _assert_same(found, expected):
 
 
 @pytest.fixture
-def said(monkeypatch, caplog):
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return lambda: [record.getMessage() for record in caplog.records]
+def said(announced):
+    return lambda: [record.getMessage() for record in announced.records]
 
 
 # A library that calls loss.backward(); optimizer.update()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import mixprec
 from mixprec import functions, links
 from tests.cases import pairs, tries
+from tests.comparison import assert_same
 
 # plain: Chainer alone; bfloat16: the links of mixprec, wrapped; the others: converted to that dtype, and wrapped
 KINDS = ("plain", "float32", "float16", "bfloat16")
@@ -180,12 +181,6 @@ def _counters(arrays, prefix=""):
     return {name: value.item() for name, value in own.items() if name != "rule"}
 
 
-def _assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name, strict=True)
-
-
 def _but_counters(state):
     return {name: value for name, value in state.items() if not name.startswith("optimizer/mixprec/")}
 
@@ -217,10 +212,10 @@ def test_a_resumed_run_is_bitwise_one_that_never_stopped(storage, order, inner, 
     resumed = _optimizer(kind, inner, seed=1)
     storage.load(resumed, order)
     assert _counters(_serialized(resumed)) == COUNTERS[before]
-    _assert_same(_state(resumed), _state(interrupted))
+    assert_same(_state(resumed), _state(interrupted))
 
     _run(resumed, after, first=len(before))
-    _assert_same(_state(resumed), _state(_run(_optimizer(kind, inner), before + after)))
+    assert_same(_state(resumed), _state(_run(_optimizer(kind, inner), before + after)))
 
 
 @pytest.mark.parametrize("before", COUNTERS)
@@ -242,7 +237,7 @@ def test_a_trainer_that_loads_its_snapshot_by_itself_is_bitwise_one_that_never_s
         assert _counters(snapshot, "updater/optimizer:main/") == COUNTERS[before]
     resumed = train(6, "interrupted", seed=1)
     assert resumed.skipped == COUNTERS[before]["skipped"] + 1
-    _assert_same(_state(resumed), _state(train(6, "whole")))
+    assert_same(_state(resumed), _state(train(6, "whole")))
 
 
 @settings(max_examples=tries(50))
@@ -261,7 +256,7 @@ def test_a_run_resumes_bitwise_wherever_it_overflowed_and_stopped(kind, before, 
         file.seek(0)
         serializers.load_npz(file, _part(resumed, part))
     _run(resumed, after, first=len(before))
-    _assert_same(_state(resumed), _state(_run(_optimizer(kind), before + after)))
+    assert_same(_state(resumed), _state(_run(_optimizer(kind), before + after)))
 
 
 def test_overflows_before_the_save_count_towards_patience(storage):
@@ -290,8 +285,8 @@ def test_a_file_initializes_lazy_parameters_without_losing_bits(storage, order, 
     resumed = _optimizer(kind, lazy=True, seed=1)
     storage.load(resumed, order)
     _assert_more_than_fp16(_weights(resumed))
-    _assert_same(_state(resumed), _state(interrupted))
-    _assert_same(_state(_run(resumed, "x..", first=3)), _state(_run(interrupted, "x..", first=3)))
+    assert_same(_state(resumed), _state(interrupted))
+    assert_same(_state(_run(resumed, "x..", first=3)), _state(_run(interrupted, "x..", first=3)))
 
 
 # The model part of a file is that of plain FP32 Chainer.
@@ -308,7 +303,7 @@ def test_a_models_file_holds_the_masters_under_chainers_own_names(storage, kind)
     weights = _weights(optimizer)
     _assert_more_than_fp16(weights)
     assert {weight.dtype for weight in weights.values()} == {np.dtype("float32")}
-    _assert_same({name: file[name] for name in weights}, weights)
+    assert_same({name: file[name] for name in weights}, weights)
 
 
 @HALVES
@@ -320,7 +315,7 @@ def test_a_plain_file_goes_into_a_live_model_in_place(storage, kind):
     storage.load(live, ["model"])
     weights = _weights(live)
     _assert_more_than_fp16(weights)
-    _assert_same(weights, _weights(plain))
+    assert_same(weights, _weights(plain))
     for (name, param), array in zip(live.target.namedparams(), arrays, strict=True):
         assert param.array is array
         np.testing.assert_array_equal(array, weights[name.lstrip("/")].astype(param.dtype), err_msg=name, strict=True)
@@ -348,7 +343,7 @@ def test_every_kind_of_run_goes_on_from_every_other(storage, source, destination
         trained, restored = _restored(storage, source, destination)
     assert restored.t == 3
     before = _state(restored)
-    _assert_same(_but_counters(before), _but_counters(_state(trained)))
+    assert_same(_but_counters(before), _but_counters(_state(trained)))
     if without_scale:
         assert _counters(_serialized(restored)) == _counters(_serialized(_optimizer(destination)))
         assert restored.loss_scale == INITIAL_SCALE
@@ -375,7 +370,7 @@ def test_a_file_that_lacks_one_counter_starts_the_loss_scale_afresh(storage, mis
     restored = _run(_optimizer(seed=1), "..x")
     with _warns_once():
         storage.load(restored)
-    _assert_same(_but_counters(_state(restored)), _but_counters(_state(trained)))
+    assert_same(_but_counters(_state(restored)), _but_counters(_state(trained)))
     assert _counters(_serialized(restored)) == _counters(_serialized(_optimizer()))
 
 
@@ -393,7 +388,7 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_changes(storage, 
     before = _state(optimizer)
     with pytest.raises(ValueError, match=f"saved by {written}, and this optimizer is {here}, .* load the model alone"):
         storage.load(optimizer, ("optimizer",))
-    _assert_same(_state(optimizer), before)
+    assert_same(_state(optimizer), before)
 
 
 def test_one_rule_by_two_names_is_one_and_flags_of_adam_are_not_dropped(tmp_path):
@@ -440,17 +435,17 @@ def test_a_copy_goes_on_like_the_original_and_neither_touches_the_other(duplicat
     original = _run(_optimizer(kind), before)
     copied = duplicate(original)
     start = _state(original)
-    _assert_same(_state(copied), start)
+    assert_same(_state(copied), start)
 
     _run(copied, after, first=len(before))
-    _assert_same(_state(original), start)
+    assert_same(_state(original), start)
 
     end = _state(copied)
     _run(original, after, first=len(before))
     _assert_more_than_fp16(_weights(original))
-    _assert_same(_state(original), end)
+    assert_same(_state(original), end)
     _run(original, ".", first=len(before + after))
-    _assert_same(_state(copied), end)
+    assert_same(_state(copied), end)
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -466,7 +461,7 @@ def test_a_copy_in_the_middle_of_a_step_knows_the_scale_of_its_gradients(duplica
         for _ in range(passes - 1):
             optimizer.scale_loss(optimizer.target(x, t)).backward()
         optimizer.update()
-    _assert_same(_state(copied), _state(original))
+    assert_same(_state(copied), _state(original))
 
 
 def test_a_copy_knows_the_gradients_of_the_last_step(duplicate):
@@ -474,10 +469,10 @@ def test_a_copy_knows_the_gradients_of_the_last_step(duplicate):
     original = _run(_optimizer(), ".")
     copied = duplicate(original)
     expected = dict(original.unscaled_gradients())
-    _assert_same(dict(copied.unscaled_gradients()), expected)
+    assert_same(dict(copied.unscaled_gradients()), expected)
     for optimizer in (original, copied):
         optimizer.update()
-    _assert_same(_state(copied), _state(original))
+    assert_same(_state(copied), _state(original))
 
 
 def test_a_copy_with_lazy_parameters_loads_them_without_losing_bits(duplicate, storage):
@@ -486,4 +481,4 @@ def test_a_copy_with_lazy_parameters_loads_them_without_losing_bits(duplicate, s
     storage.save(interrupted)
     copied = duplicate(_optimizer(lazy=True, seed=1))
     storage.load(copied, ORDERS[1])
-    _assert_same(_state(copied), _state(interrupted))
+    assert_same(_state(copied), _state(interrupted))

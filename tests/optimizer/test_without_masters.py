@@ -1,7 +1,6 @@
 """A model in 16 bits under an optimizer of Chainer's own: it is said, once and by name, that there are no masters."""
 
 import copy
-import logging
 import pickle
 
 import chainer
@@ -13,17 +12,14 @@ from chainer import optimizers
 import mixprec
 import mixprec.functions
 import mixprec.links
-from mixprec.base import announcements
 from mixprec.precision import without_masters
 from tests import mpi
 
 
 @pytest.fixture
-def said(monkeypatch, caplog):
+def said(announced):
     """Returns what has been said of masters so far."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return lambda: [text for text in map(logging.LogRecord.getMessage, caplog.records) if "master weights" in text]
+    return lambda: [text for text in announced.messages if "master weights" in text]
 
 
 def _model():

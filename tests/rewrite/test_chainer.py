@@ -19,6 +19,7 @@ from mixprec import functions as mixprec_functions
 from mixprec.base.dtypes import BFLOAT16
 from mixprec.precision.conversion_state import state_of
 from mixprec.rewrite.example import explain
+from tests.comparison import assert_equal
 from tests.rewrite.twins import assert_same, images, new, statistics, step
 
 EPS16 = 2.0**-11
@@ -69,12 +70,6 @@ def arrays(model):
     for path, link in model.namedlinks():
         found |= {f"{path}/{name}": getattr(link, name) for name in sorted(link._persistent)}
     return {name: None if array is None else np.array(array, np.float32) for name, array in found.items()}
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def is_krsc(param):

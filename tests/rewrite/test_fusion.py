@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import copy
 import gc
-import logging
 import pickle
 import threading
 import weakref
@@ -16,22 +15,12 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.precision.conversion_state import active
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, RELU
 from tests.cases import first, pairs
 from tests.rewrite.twins import WIDTH, assert_same, beside, fusions, images, new, site, statistics, step
 
 KEPT = "it is kept, or a result of the model"
-ASKED = "its value is asked for"
-
-
-@pytest.fixture
-def announced(monkeypatch, caplog):
-    """What is announced, as if nothing had been announced before."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return caplog
 
 
 def normalized(model, x):

@@ -12,7 +12,8 @@ from mixprec.rewrite import deferred
 from mixprec.rewrite.fusions import ADD_RELU, DUAL, NAMES, POOLED, RELU
 from tests.activation_memory.test_offloading_odd import memory  # noqa: F401
 from tests.cases import first, pairs
-from tests.rewrite.test_fusion import KEPT, LOOKS, WHEN, announced, calls, normalized, projection  # noqa: F401
+from tests.comparison import assert_equal
+from tests.rewrite.test_fusion import KEPT, LOOKS, WHEN, calls, normalized, projection
 from tests.rewrite.twins import assert_same, beside, fusions, images, new, site, step
 
 
@@ -52,12 +53,6 @@ def pooled_and_branching(m, x):
     return F.relu(m.bn2(m.conv2(h)) + h)
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
 def join_nothing(monkeypatch):
     """Has pairs, and what is pooled, computed one by one."""
     monkeypatch.setattr(deferred, "FUSIONS", tuple(each for each in deferred.FUSIONS if each.name != POOLED))
@@ -75,7 +70,7 @@ JOINED = [
 
 @pytest.mark.parametrize("example", [None, images(0)], ids=["", "example"])
 @pytest.mark.parametrize(("function", "expected"), JOINED, ids=[function.__name__ for function, _ in JOINED])
-def test_what_is_joined(function, expected, example, announced):  # noqa: F811
+def test_what_is_joined(function, expected, example, announced):
     model, report = beside(function, example=example)
     assert {name: found for name, found in fusions(model).items() if found} == expected
     found = [each for sites in expected.values() for each in sites]
@@ -115,7 +110,7 @@ NOT_JOINED = {
 
 
 @pytest.mark.parametrize("name", NOT_JOINED)
-def test_what_is_not_joined(name, announced):  # noqa: F811
+def test_what_is_not_joined(name, announced):
     function, expected = NOT_JOINED[name]
     model, _ = beside(function, example=images(0))
     assert {name: found for name, found in fusions(model).items() if found} == expected

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import mixprec
-from mixprec.base import announcements
 from mixprec.rewrite import operands
 from mixprec.rewrite.trace import Trace
 from tests.cases import first, in_turn, pairs
@@ -223,32 +222,27 @@ LOST = {
 }
 
 
-@pytest.fixture
-def nothing_said(monkeypatch):
-    monkeypatch.setattr(announcements, "_said", set())
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 @pytest.mark.parametrize("name", LOST)
-def test_what_float16_cannot_hold_is_named_once_with_its_line(name, caplog, nothing_said):
+def test_what_float16_cannot_hold_is_named_once_with_its_line(name, announced):
     function, said = LOST[name]
     net = Net(function)
     mixprec.convert(net)
     for _ in range(3):
         net(VECTORS)
-    (message,) = [each for each in caplog.messages if "becomes" in each]
+    (message,) = [each for each in announced.messages if "becomes" in each]
     assert message.startswith(f"{__file__}:{inspect.getsourcelines(function)[1]}: {said}")
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-def test_inputs_are_looked_at_while_calls_are_traced(caplog, nothing_said):
+def test_inputs_are_looked_at_while_calls_are_traced(announced):
     net = chainer.Sequential(L.Convolution2D(3, 4, 1))
     mixprec.convert(net, IMAGES)
     net(IMAGES * 1e6)
-    assert "becomes" not in caplog.text
+    assert "becomes" not in announced.text
     mixprec.convert(net)
     net(IMAGES * 1e6)
-    assert re.search(r"test_operands.py:\d+ .*: an array of numbers up to .* becomes inf in float16", caplog.text)
+    assert re.search(r"test_operands.py:\d+ .*: an array of numbers up to .* becomes inf in float16", announced.text)
 
 
 class OnDevice(np.ndarray):
@@ -268,7 +262,7 @@ def test_arrays_on_a_device_are_read_on_the_example_only():
 
 
 @pytest.mark.parametrize("compute", ["float16", "bfloat16"])
-def test_what_is_no_news(compute, caplog, nothing_said):
+def test_what_is_no_news(compute, announced):
     def fine(h):
         h = F.clip((h + 0.0) * 1e-5 + np.zeros(4, int) + np.array(np.inf), None, 2.0)
         h = (F.exp(h) + 1e-8) ** 1e-9 + np.full(4, 1e-9, np.float32)
@@ -277,4 +271,4 @@ def test_what_is_no_news(compute, caplog, nothing_said):
     mixprec.convert(Net(fine), VECTORS, compute=compute)
     if compute == "bfloat16":
         mixprec.convert(Net(lambda h: h * 1e-8 - 1e9), VECTORS, compute=compute)
-    assert "becomes" not in caplog.text
+    assert "becomes" not in announced.text

@@ -1,5 +1,6 @@
 """Recurrent links of converted models: results and gradients of plain Chainer, and when Chainer's own code runs."""
 
+import collections
 import copy
 
 import chainer
@@ -12,6 +13,7 @@ from chainer.link_hooks import SpectralNormalization
 import mixprec
 from mixprec.functions.recurrent import Recurrent
 from mixprec.rewrite.trace import sizes_kept
+from tests.graph_nodes import nodes_behind
 
 LIMITS = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}  # of gradients, relative to their norm
 STACKS = {
@@ -71,14 +73,7 @@ def assert_alike(found, expected, compute):
 
 def nodes_of(ys):
     """Returns how often each class of function nodes is in a graph."""
-    todo, seen = [y.creator_node for y in ys], {}
-    while todo:
-        node = todo.pop()
-        if node is not None and id(node) not in seen:
-            seen[id(node)] = node
-            todo += [x.creator_node for x in node.inputs]
-    classes = [type(node) for node in seen.values()]
-    return {each: classes.count(each) for each in classes}
+    return collections.Counter(map(type, nodes_behind(*ys)))
 
 
 def stack(use):
@@ -203,7 +198,7 @@ def test_where_chainers_own_cell_runs(how, change):
     mixprec.convert(net, compute="float32", **how)
     assert_alike(step(net, xs), step(plain, xs), "float32")
     ours = 0 if how or change in (hooked, replaced) else 3 if change is None else 1
-    assert nodes_of(net(xs)).get(Recurrent, 0) == ours
+    assert nodes_of(net(xs))[Recurrent] == ours
 
 
 def test_gradients_of_gradients_in_nchw():

@@ -16,6 +16,7 @@ from mixprec.distributed import buckets
 from mixprec.functions import recurrent, reset_dropout, watching
 from mixprec.functions.recurrent import Recurrent
 from mixprec.optimizer import ranks
+from tests.comparison import assert_equal
 from tests.kfac import references
 from tests.kfac.references import assert_near
 from tests.stand_ins import rank_threads
@@ -82,12 +83,6 @@ def train(optimizer, steps=3, batch=words):
     return found | {name: param.array for name, param in model.namedparams()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 @every_link
 def test_kfac_takes_linear_layers_also_of_cells(link):
     """All their uses count, as in double precision. Other recurrent parameters are left to the rule, and embeddings."""
@@ -120,7 +115,7 @@ def test_recomputation(link, compute, part):
 
     found, expected = train(built(link, compute, prepare=prepare)), train(built(link, compute))
     if part != "rnn" or link.startswith("NStep"):
-        assert_same(found, expected)
+        assert_equal(found, expected)
     for name in [name for name in expected if name.endswith(" 0")]:
         assert_near(found[name], expected[name], 2e-3 if compute == "float16" else 1e-5, name)
 
@@ -129,7 +124,7 @@ def test_recomputation(link, compute, part):
 def test_offloading(link, compute, tmp_path):
     with mixprec.offload("100 GB", to=tmp_path, smallest=64):
         found = train(built(link, compute))
-    assert_same(found, train(built(link, compute)))
+    assert_equal(found, train(built(link, compute)))
 
 
 @every_link
@@ -194,7 +189,7 @@ def test_masters(link, compute, rule, monkeypatch):
         return [part.copy() for part in rows(array, ends)]
 
     monkeypatch.setattr(recurrent, "parts_of", apart)
-    assert_same(train(other), expected)
+    assert_equal(train(other), expected)
     assert bool(parts) == link.startswith("NStep")
     copied(other.target, plain)
     mixprec.revert(other.target)

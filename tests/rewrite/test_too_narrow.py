@@ -1,6 +1,5 @@
 """What convert says of weights and results that 16 bits cannot hold."""
 
-import logging
 import re
 
 import chainer
@@ -19,11 +18,9 @@ X = np.random.RandomState(0).normal(size=(16, 4)).astype(np.float32)
 
 
 @pytest.fixture
-def said(monkeypatch, caplog):
+def said(announced):
     """The warnings of the logger, each said anew."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: [record.getMessage() for record in announced.records]
 
 
 class Net(chainer.Chain):

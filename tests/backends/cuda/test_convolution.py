@@ -1,7 +1,5 @@
 """Convolutions on CUDA, run on the host: cuDNN's stand-in and the kernels around it, beside Chainer's in float64."""
 
-import logging
-
 import chainer
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from mixprec.backends.cuda.candidates import WithoutCudnn
 from mixprec.backends.cudnn import settings as cudnn
 from mixprec.backends.cudnn.errors import NoEngine
 from mixprec.backends.geometry import BatchNorm, Convolution, Following
-from mixprec.base import announcements
 from mixprec.base.cudnn_library import CudnnMissing
 from tests.backends.cpu.test_convolution import bounds, chainers, convolutions, drawn
 from tests.backends.primitive_cases import (
@@ -49,14 +46,6 @@ def cuda():
 def fresh():
     """One that has found no ways yet."""
     return HostCuda()
-
-
-@pytest.fixture
-def announced(monkeypatch, caplog):
-    """What is announced, as if nothing had been announced before."""
-    monkeypatch.setattr(announcements, "_said", set())
-    caplog.set_level(logging.WARNING, "mixprec")
-    return caplog
 
 
 def refuse(monkeypatch, refused):

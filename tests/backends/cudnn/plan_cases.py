@@ -17,6 +17,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 import models
 from mixprec.backends.geometry import Convolution
 from tests.backends.cudnn import operations
+from tests.graph_nodes import nodes_behind
 
 NETWORKS = ("resnet18", "resnet50", "resnet101", "resnext50_32x4d")
 STEM_CHANNELS = 4  # three would cost cuDNN a workspace of 100 MB, and images come with zeros up to here
@@ -28,19 +29,11 @@ def nodes_of(network):
     model = models.MODELS[network]()
     image = np.zeros((1, 3, 224, 224), np.float32)
     with chainer.using_config("train", True):
-        last = model(image).creator_node
-    nodes, followers, seen = [], collections.defaultdict(list), set()
-    waiting = [last]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        nodes.append(node)
+        nodes, followers = nodes_behind(model(image)), collections.defaultdict(list)
+    for node in nodes:
         for variable in node.inputs:
             if variable.creator_node is not None:
                 followers[id(variable.creator_node)].append(node)
-                waiting.append(variable.creator_node)
     return nodes, followers
 
 

@@ -14,6 +14,7 @@ from chainer.functions.connection.deconvolution_2d import Deconvolution2DFunctio
 
 from mixprec.backends.geometry import Convolution
 from mixprec.backends.nchw import Nchw
+from tests.graph_nodes import nodes_behind
 
 
 class Generator(chainer.ChainList):
@@ -71,7 +72,7 @@ def operations_of(network, batch, dtype):
         last = make()(np.zeros((1, *shape), np.float32))
     collected = Collected()
     nchw = Nchw(types.SimpleNamespace(address=lambda array: 0), collected)
-    for node in _nodes(last.creator_node):
+    for node in nodes_behind(last):
         if isinstance(node, (Convolution2DFunction, Deconvolution2DFunction)):
             x, w, *b = (np.empty(variable.shape, dtype) for variable in node.inputs)
             y = node.outputs[0]()
@@ -83,13 +84,3 @@ def operations_of(network, batch, dtype):
             nchw.conv_dgrad(y, w, None, x, convolution)
             nchw.conv_wgrad(x, y, w, convolution)
     return sorted(collected.operations, key=str)
-
-
-def _nodes(last):
-    seen, waiting = {}, [last]
-    while waiting:
-        node = waiting.pop()
-        if id(node) not in seen:
-            seen[id(node)] = node
-            waiting += [variable.creator_node for variable in node.inputs if variable.creator_node is not None]
-    return seen.values()

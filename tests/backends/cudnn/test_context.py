@@ -25,7 +25,6 @@ from mixprec.backends.cudnn.handles import Handles
 from mixprec.backends.cudnn.search_time import SearchTime
 from mixprec.backends.cudnn.workspace import Workspaces
 from mixprec.backends.geometry import Convolution
-from mixprec.base import announcements
 from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice
@@ -331,14 +330,13 @@ def test_a_close_call_is_decided_by_the_second_look():
 
 
 @pytest.fixture
-def search_time(monkeypatch):
+def search_time(monkeypatch, announced):
     """Nothing was measured before, and each measurement takes 10 seconds."""
     found = SearchTime()
     for module in (context_module, plans):
         monkeypatch.setattr(module, "SEARCH_TIME", found)
     clock = itertools.count(step=10.0)
     monkeypatch.setattr(search_time_module, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(announcements, "_said", set())
     return found
 
 

@@ -14,7 +14,6 @@ from mixprec.backends.cudnn.context import CudnnContext
 from mixprec.backends.cudnn.errors import BrokenDevice, NoEngine
 from mixprec.backends.cudnn.search import text_of
 from mixprec.backends.geometry import Convolution
-from mixprec.base import announcements
 from tests.backends.cudnn.operations import arrays, batch_norm, conv_fprop, run
 from tests.stand_ins import fake_cudnn
 from tests.stand_ins.cudnn_host import HostDevice
@@ -27,9 +26,8 @@ COSTS = {0: 3.0, 1: 1.0, 2: 2.0}  # eng1 is the fastest
 
 
 @pytest.fixture(autouse=True)
-def _measuring(tmp_path, monkeypatch):
+def _measuring(tmp_path, announced):
     settings.configure(autotune="measure", cache=tmp_path, compile_seconds=3)  # one of the engines is compiled
-    monkeypatch.setattr(announcements, "_said", set())
     fake_cudnn.executed.clear()
 
 
