@@ -115,12 +115,8 @@ def _read_npz(file):
         arrays = read_arrays(file, _of_network, _objects)
     except Damaged as error:
         raise WeightsError(f"damaged, or not an .npz file ({error})") from error
-    of_network = {
-        name.removeprefix(prefix): array
-        for prefix in _SNAPSHOT
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    named = ((prefix, name) for prefix in _SNAPSHOT for name in arrays if name.startswith(prefix))
+    of_network = {name.removeprefix(prefix): arrays[name] for prefix, name in named}
     return of_network or arrays
 
 

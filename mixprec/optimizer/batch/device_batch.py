@@ -104,15 +104,11 @@ class DeviceBatch:
         self._step = gradients, factors, restores, copied
         if any(self._stages) and (self._partial is None or self._partial.shape[0] < self.table.chunks):
             self._partial = self._launcher.full((self.table.chunks, 2), 0, "float64")
-        address = self._address
+        arrays = [*map(self._address, (self._partial, self._found, self._skip))]
         for stage in range(self._passes):
             summing = _SUMMING[self._stages[stage] if stage < len(self._stages) else None]
             last = stage == self._passes - 1
-            self._launch(
-                "check",
-                self.table.chunks,
-                [*map(address, (self._partial, self._found, self._skip)), stage, summing, int(last)],
-            )
+            self._launch("check", self.table.chunks, [*arrays, stage, summing, int(last)])
         return self._skip
 
     def update(self, skip=None, scaler=None, counter=None, zero_gradients=False):
