@@ -128,10 +128,8 @@ def _made(name, images, batch, threads, gpu):
         several = {"n_processes": threads, "n_prefetch": _PREFETCH}
         return iterators.MultiprocessIterator(dataset, batch, shuffle=True, **several), concat_examples
     # As Chainer's iterators: full batches only. What is left over of an epoch is left out.
-    own = (
-        BatchSpec(batch_size=batch, train=True, crop=CROP, seed=0, last_batch="drop"),
-        Delivery(dtype="float16", threads=threads, prefetch=_PREFETCH),
-    )
+    spec = BatchSpec(batch_size=batch, train=True, crop=CROP, seed=0, last_batch="drop")
+    own = spec, Delivery(dtype="float16", threads=threads, prefetch=_PREFETCH)
     if name == PILLOW:
         return PillowIterator(images, *own), lambda arrays: arrays
     if name == ON_GPU:

@@ -1,5 +1,7 @@
 """The optimizers that are compared: plain Chainer's, mixprec's and torch's, with the same parameters."""
 
+import time
+
 import chainer
 import numpy as np
 from chainer import optimizer_hooks
@@ -59,22 +61,29 @@ def import_torch():
     return torch, ""
 
 
-def take_turns(steps, turns, time):
+def seconds(step):
+    """Returns the seconds that a call takes on the host."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def take_turns(steps, turns, timed):
     """Times steps in turns, so that a drift of the machine hits all of them alike.
 
     Args:
         steps: dict from names to callables.
         turns: number of timed turns; one more is run before.
-        time: callable from such a callable to the seconds that it takes.
+        timed: callable from such a callable to the seconds that it takes, or to its speed.
 
     Returns:
-        dict from names to lists of seconds
+        dict from names to lists of what ``timed`` has returned
     """
-    seconds = {name: [] for name in steps}
+    found = {name: [] for name in steps}
     for _ in range(turns + 1):
         for name, step in steps.items():
-            seconds[name].append(time(step))
-    return {name: timed[1:] for name, timed in seconds.items()}
+            found[name].append(timed(step))
+    return {name: taken[1:] for name, taken in found.items()}
 
 
 def _with_hook(optimizer, hook):

@@ -93,21 +93,14 @@ def table(rows):
 
 def totals(rows):
     """Returns {name: [milliseconds of forward, dgrad, wgrad]} of all convolutions of the network."""
-    return {
-        name: [sum(row.count * row.times[name][i] for row in rows) for i in range(len(PASSES))]
-        for name in rows[0].times
-    }
+    names, passes = rows[0].times, range(len(PASSES))
+    return {name: [sum(row.count * row.times[name][each] for row in rows) for each in passes] for name in names}
 
 
 def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
     settings |= {"threads": number_of_threads(), "instructions": library() and library().instructions()}
-    return {
-        "settings": settings,
-        **machine.record(),
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "totals": totals(rows),
-    }
+    return machine.as_json(rows, settings, totals=totals(rows))
 
 
 def _cells(times):

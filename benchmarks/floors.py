@@ -11,12 +11,9 @@ import numpy as np
 
 BYTES, OPERATIONS = "bytes", "operations"
 
-# Bytes that the update of an element reads and writes, with a WeightDecay hook: the gradient twice, as it is checked
-# before anything is written; master and state; the float16 parameter, which the user may have written to.
-UPDATE_BYTES = {
-    "MomentumSGD": {"float16": 16 + 10, "float32": 16 + 8},
-    "Adam": {"float16": 20 + 14, "float32": 20 + 12},
-}
+# Bytes that MomentumSGD reads and writes to update an element, with a WeightDecay hook: the gradient twice, as it is
+# checked before anything is written; master and state; the float16 parameter, which the user may have written to.
+UPDATE_BYTES = {"float16": 16 + 10, "float32": 16 + 8}
 
 
 def floor(moved_bytes, operations, dtype, rates):

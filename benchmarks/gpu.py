@@ -51,10 +51,9 @@ def flops(device, repeats, dtype="float16"):
     """
     rounded = dtype == "tf32"
     a, b = (device.xp.ones((_MULTIPLIED, _MULTIPLIED), "float32" if rounded else dtype) for _ in range(2))
+    steps = {"product": lambda: device.xp.matmul(a, b)}
     with _rounding(device) if rounded else contextlib.nullcontext():
-        times = compared_optimizers.take_turns(
-            {"product": lambda: device.xp.matmul(a, b)}, repeats, lambda step: seconds(device, step)
-        )
+        times = compared_optimizers.take_turns(steps, repeats, lambda step: seconds(device, step))
     return 2 * _MULTIPLIED**3 / statistics.median(times["product"])
 
 

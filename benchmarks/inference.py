@@ -4,6 +4,7 @@ All of them take as many threads as ``OMP_NUM_THREADS`` says, by default one for
 """
 
 import dataclasses
+import functools
 import statistics
 import time
 from importlib import metadata
@@ -13,7 +14,7 @@ import numpy as np
 
 import mixprec
 import mixprec.export
-from benchmarks import machine
+from benchmarks import compared_optimizers, machine
 from mixprec.base.process_limits import number_of_threads
 from mixprec.export.int8 import quantize
 from mixprec.export.onnx_file import to_half
@@ -67,12 +68,7 @@ def measure(arch, *, batches, size, repeats, seconds):
     rows = []
     for batch in batches:
         images = np.random.RandomState(1).normal(size=(batch, 3, size, size)).astype(np.float32)
-        found = {name: [] for name in ways}
-        for turn in range(repeats + 1):
-            for name, run in ways.items():
-                speed = _timed(run, images, seconds)
-                if turn:
-                    found[name].append(speed)
+        found = compared_optimizers.take_turns(ways, repeats, functools.partial(_rate, images, seconds))
         rows += [Row(name, batch, tuple(speeds), sizes.get(name)) for name, speeds in found.items()]
     return rows
 
@@ -110,7 +106,7 @@ def _run_of(session, name):
     return lambda images: session.run(None, {name: images})[0]
 
 
-def _timed(run, images, seconds):
+def _rate(images, seconds, run):
     begin, calls = time.perf_counter(), 0
     while not calls or time.perf_counter() - begin < seconds:
         run(images)
@@ -134,10 +130,4 @@ def table(rows):
 def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
     versions = {name: metadata.version(name) for name in ("onnx", "onnxruntime")}
-    return {
-        "settings": settings,
-        **machine.record(),
-        **versions,
-        "threads": number_of_threads(),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    return machine.as_json(rows, settings, **versions, threads=number_of_threads())

@@ -58,10 +58,8 @@ def measure(images, *, gpu=None, batch=64, threads=2, repeats=7, seconds=10):
     """
     with contextlib.ExitStack() as stack:
         workers = {name: stack.enter_context(Worker()) for name in compared_loaders.names(gpu)}
-        failed = {
-            name: own.attempt(compared_loaders.prepare, name, images, batch, threads, gpu)[1]
-            for name, own in workers.items()
-        }
+        how = images, batch, threads, gpu
+        failed = {name: own.attempt(compared_loaders.prepare, name, *how)[1] for name, own in workers.items()}
         ready = {name: own for name, own in workers.items() if not failed[name]}
         waited = [name for name in (DALI, PILLOW) if name in ready]
         total = (repeats + 1) * len(ready) + len(waited)
@@ -108,9 +106,4 @@ def table(rows):
 
 def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
-    return {
-        "settings": settings,
-        **machine.record(),
-        "pillow": metadata.version("pillow"),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    return machine.as_json(rows, settings, pillow=metadata.version("pillow"))

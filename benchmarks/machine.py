@@ -1,5 +1,6 @@
 """Versions, commit and machine of a measurement."""
 
+import dataclasses
 import datetime
 import pathlib
 import platform
@@ -20,6 +21,11 @@ def record():
         "commit": _commit(),
         "cpu": environment.cpu(),
     }
+
+
+def as_json(rows, settings, **more):
+    """Returns rows, dataclasses, as a dict for JSON with their settings and what they were measured on."""
+    return {"settings": settings, **record(), **more, "rows": [dataclasses.asdict(row) for row in rows]}
 
 
 def _version(distribution):

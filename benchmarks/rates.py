@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-import time
 
 import chainer
 import ml_dtypes
@@ -86,9 +85,5 @@ def _flops_of_bfloat16(device, repeats, float16):
 
 
 def _seconds(step, repeats):
-    def timed(step):
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-
-    return statistics.median(compared_optimizers.take_turns({"step": step}, repeats, timed)["step"])
+    times = compared_optimizers.take_turns({"step": step}, repeats, compared_optimizers.seconds)
+    return statistics.median(times["step"])

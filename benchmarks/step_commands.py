@@ -9,15 +9,17 @@ import sys
 
 from tqdm import tqdm
 
-from benchmarks import command_arguments, machine, profile, rates, record_files
+from benchmarks import machine, profile, rates, record_files
 from benchmarks.bars import bars_run, chart, page, result_tables
 from benchmarks.bars.record import gpu_name, trained
 from benchmarks.bars.sequences import SEQUENCES
+from benchmarks.command_arguments import ArgumentsError, add_arch, amount, positive, positives
 from mixprec.app.parts import gpus
 from mixprec.app.run import synthetic_run
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
+_SIZE = "height and width of an image in pixels; default: 224, on a CPU 64"
 
 
 def add(commands, networks):
@@ -39,20 +41,21 @@ def _add_bars(commands, networks):
     command = record_files.add_command(commands, functools.partial(_bars, networks), "bars", text, json)
     help = "train on images, or on sequences: a language model, an encoder and a decoder, or a bidirectional network"
     command.add_argument("--task", choices=["images", *SEQUENCES], default="images", help=help)
-    command_arguments.add_arch(command, None, networks)
+    add_arch(command, None, networks)
     help = "images or sequences in a batch, with commas; default: 32,64,128,256,512, on a CPU 8, or that of the task"
-    command.add_argument("--batch", type=command_arguments.positives, help=help)
-    help = "height and width of an image in pixels; default: 224, on a CPU 64"
-    command.add_argument("--size", type=command_arguments.positive, help=help)
-    command.add_argument("--blocks", type=command_arguments.positive, default=5, help="timed blocks of each row")
+    command.add_argument("--batch", type=positives, help=help)
+    command.add_argument(
+        "--size", type=positive, help="height and width of an image in pixels; default: 224, on a CPU 64"
+    )
+    command.add_argument("--blocks", type=positive, default=5, help="timed blocks of each row")
     help = "timed steps in a block, more if they take less than 1 s, fewer if more than 5; default: 30, on a CPU 10"
-    command.add_argument("--block-steps", type=command_arguments.positive, help=help)
+    command.add_argument("--block-steps", type=positive, help=help)
     help = "seconds after which a row is given up if its block does not answer"
-    command.add_argument("--limit", type=command_arguments.amount, default=600.0, help=help)
+    command.add_argument("--limit", type=amount, default=600.0, help=help)
     help = "the same until the row is warm: kernels, plans and engines of cuDNN; default: --limit"
-    command.add_argument("--prepare-limit", type=command_arguments.amount, help=help)
+    command.add_argument("--prepare-limit", type=amount, help=help)
     help = "begin nothing new after this many minutes, except a first block; omitted rows say so"
-    command.add_argument("--minutes", type=command_arguments.amount, help=help)
+    command.add_argument("--minutes", type=amount, help=help)
     command.add_argument("--peer", choices=bars_run.PEERS, help="measure the same network by it, too")
     help = "only rows with such names, as in a shell: '*FP32*'; may be repeated"
     command.add_argument("--rows", action="append", metavar="PATTERN", help=help)
@@ -61,7 +64,7 @@ def _add_bars(commands, networks):
 def _bars(networks, save, task, **chosen):
     wrong = [key for key in ("arch", "size") if task in SEQUENCES and chosen[key] is not None]
     if wrong:
-        raise command_arguments.ArgumentsError(f"--{wrong[0]}: only for images, not with --task {task}")
+        raise ArgumentsError(f"--{wrong[0]}: only for images, not with --task {task}")
     specifier, device = gpus.resolve_device("auto")
     default = bars_run.defaults(specifier, task)
     small = specifier == "@numpy" and task == "images" and any(chosen[key] is None for key in default)
@@ -109,8 +112,8 @@ def _file_of(specifier, device):
     now = datetime.datetime.now(datetime.timezone.utc)
     try:
         return record_files.json_file(_RESULTS / f"{now:%Y-%m-%d-%H%M%S}-bars-{name}.json")
-    except command_arguments.ArgumentsError as error:
-        raise command_arguments.ArgumentsError(f"without --json: {error}") from None
+    except ArgumentsError as error:
+        raise ArgumentsError(f"without --json: {error}") from None
 
 
 def _add_page(commands):
@@ -126,7 +129,7 @@ def _add_page(commands):
 
 def _page(save, results, out):
     if not os.path.isdir(results):
-        raise command_arguments.ArgumentsError(f"--results: {results} is no folder")
+        raise ArgumentsError(f"--results: {results} is no folder")
     with record_files.writing(out):
         page.write(results, out)
 
@@ -134,18 +137,18 @@ def _page(save, results, out):
 def _add_profile(commands, networks):
     text = "where the time of a training step goes: each layer and kind of kernel, beside what it needs at least"
     command = record_files.add_command(commands, functools.partial(_profile, networks), "profile", text)
-    help = "of configs/resnet50, or a path"
-    command.add_argument("--config", default="nhwc_fused_batched.yaml", metavar="FILE", help=help)
-    command_arguments.add_arch(command, None, networks)
-    command.add_argument("--batch", type=command_arguments.positive, help="images in a batch; default: 256, on a CPU 8")
-    help = "height and width of an image in pixels; default: 224, on a CPU 64"
-    command.add_argument("--size", type=command_arguments.positive, help=help)
+    command.add_argument(
+        "--config", default="nhwc_fused_batched.yaml", metavar="FILE", help="of configs/resnet50, or a path"
+    )
+    add_arch(command, None, networks)
+    command.add_argument("--batch", type=positive, help="images in a batch; default: 256, on a CPU 8")
+    command.add_argument(
+        "--size", type=positive, help="height and width of an image in pixels; default: 224, on a CPU 64"
+    )
     help = "a key of the config that is to be another one, such as cudnn.autotune=off; may be repeated"
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help)
-    command.add_argument("--steps", type=command_arguments.positive, default=5, help="steps that are watched")
-    command.add_argument(
-        "--top", type=command_arguments.positive, default=20, help="calls with most to gain that are listed"
-    )
+    command.add_argument("--steps", type=positive, default=5, help="steps that are watched")
+    command.add_argument("--top", type=positive, default=20, help="calls with most to gain that are listed")
 
 
 def _profile(networks, save, config, arch, batch, size, set, steps, top):

@@ -6,7 +6,6 @@ All of them take as many threads as ``OMP_NUM_THREADS`` says, by default one for
 import dataclasses
 import functools
 import statistics
-import time
 
 from chainer import optimizers
 
@@ -80,8 +79,7 @@ def table(rows):
 
 def as_json(rows, **settings):
     """Returns rows and settings as a dict for JSON, with what they were measured on."""
-    settings["threads"] = number_of_threads()
-    return {"settings": settings, **machine.record(), "rows": [dataclasses.asdict(row) for row in rows]}
+    return machine.as_json(rows, {**settings, "threads": number_of_threads()})
 
 
 def _rows(part, shapes, dtype, hook, steps, repeats):
@@ -99,17 +97,11 @@ def _rows(part, shapes, dtype, hook, steps, repeats):
         compared[TORCH] = compared_optimizers.with_torch(torch, "SGD", shapes, hook, **options)
 
     def time_step(step):
-        return statistics.median(_seconds(step) for _ in range(steps))
+        return statistics.median(compared_optimizers.seconds(step) for _ in range(steps))
 
     times = compared_optimizers.take_turns(compared, repeats, time_step)
     base = statistics.median(times[_PLAIN])
     return [_row(part, name, seconds, base) for name, seconds in times.items()]
-
-
-def _seconds(step):
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def _rule():

@@ -308,17 +308,8 @@ class LongName:
         return "several\nlines " * 100
 
 
-_ODD = {
-    "lines": "\n" * 500,
-    "object": LongName(),
-    "dict": {"a": LongName()},
-    "list": [LongName()],
-    "number": 10**4000,
-    "longer number": -(10**5000),
-    "list of a longer number": [10**5000],
-    "escape": "\x1b[31m",
-    "name": "x" * 10**6,
-}
+_ODD = {"lines": "\n" * 500, "object": LongName(), "dict": {"a": LongName()}, "list": [LongName()], "number": 10**4000}
+_ODD |= {"longer number": -(10**5000), "list of a longer number": [10**5000], "escape": "\x1b[31m", "name": "x" * 10**6}
 
 
 @pytest.mark.parametrize("value", _ODD.values(), ids=_ODD)

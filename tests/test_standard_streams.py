@@ -29,17 +29,11 @@ ALONE = {
     "mixprec.optimizer.rules.generate",  # writes a file of the checkout, for who changes a rule
 }
 FULL = os.strerror(errno.ENOSPC)
-STATES = {  # redirections of a shell, exit code, standard error
-    ">&-": (1, "error: standard output: it is closed\n"),
-    "2>&-": (0, ""),
-    "<&- >&- 2>&-": (1, ""),
-    ">/dev/full": (1, f"error: standard output: {FULL}\n"),
-    "2>/dev/full": (0, ""),
-    ">/dev/full 2>&1": (1, ""),
-    "| true": (0, ""),
-    "2>&1 | true": (0, ""),
-    "| head -1": (0, ""),
-}
+STATES = (
+    {">&-": (1, "error: standard output: it is closed\n"), "2>&-": (0, ""), "<&- >&- 2>&-": (1, "")}
+    | {">/dev/full": (1, f"error: standard output: {FULL}\n"), "2>/dev/full": (0, ""), ">/dev/full 2>&1": (1, "")}
+    | {"| true": (0, ""), "2>&1 | true": (0, ""), "| head -1": (0, "")}
+)
 
 
 def _programs():

@@ -67,10 +67,8 @@ def bars(specifier, *, arch, batch, size):
 
 def _same(config, specifier):
     """Returns what makes a step on synthetic data: two configs with equal results do the same on the device."""
-    parts = {
-        "data": (config.data.size, config.data.pad_channels),
-        **{field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "data"},
-    }
+    parts = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    parts["data"] = config.data.size, config.data.pad_channels
     if specifier == "@numpy":
         parts |= {"capture": None, "cudnn": None}  # there is no graph, and no cuDNN
     return str(parts)

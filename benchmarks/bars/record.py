@@ -30,17 +30,10 @@ def as_json(rows, settings, made, device, kind, *, complete):
         kind: ``"gpu"`` or ``"cpu"``.
         complete: whether the run has come to its end.
     """
-    return {
-        "format": FORMAT,
-        "complete": complete,
-        "settings": dataclasses.asdict(settings),
-        **made,
-        "device": device,
-        "kind": kind,
-        "versions": {each.name: each.version for each in environment.components() if each.version},
-        "threads": number_of_threads(),
-        "rows": [dataclasses.asdict(row) for row in rows],
-    }
+    found = {"format": FORMAT, "complete": complete, "settings": dataclasses.asdict(settings), **made}
+    versions = {each.name: each.version for each in environment.components() if each.version}
+    found |= {"device": device, "kind": kind, "versions": versions, "threads": number_of_threads()}
+    return {**found, "rows": [dataclasses.asdict(row) for row in rows]}
 
 
 def read(path):

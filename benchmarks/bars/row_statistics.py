@@ -59,21 +59,12 @@ def row_of(batch, result, base, items=None):
     if result.reason:
         return Row(batch, bar.name, bar.group, reason=result.reason, note=result.note)
     rates = tuple((items or batch) / block.seconds for block in blocks)
+    speeds = rates, statistics.median(rates), min(rates), max(rates)
     host_seconds = [block.host_seconds for block in blocks if block.host_seconds is not None]
-    return Row(
-        batch,
-        bar.name,
-        bar.group,
-        blocks=rates,
-        median=statistics.median(rates),
-        minimum=min(rates),
-        maximum=max(rates),
-        milliseconds=statistics.median(block.seconds for block in blocks) * 1e3,
-        host_milliseconds=statistics.median(host_seconds) * 1e3 if host_seconds else None,
-        ratio=statistics.median(b.seconds / own.seconds for own, b in zip(blocks, base, strict=True)) if base else None,
-        launches=result.launches and result.launches.launches,
-        syncs=result.launches and result.launches.syncs,
-        peak=max(block.peak for block in blocks),
-        kept=blocks[-1].kept,
-        note=result.note,
-    )
+    times = {"milliseconds": statistics.median(block.seconds for block in blocks) * 1e3}
+    times["host_milliseconds"] = statistics.median(host_seconds) * 1e3 if host_seconds else None
+    pairs = zip(blocks, base, strict=True) if base else ()
+    times["ratio"] = statistics.median(other.seconds / own.seconds for own, other in pairs) if base else None
+    counts = {} if result.launches is None else dataclasses.asdict(result.launches)
+    peak, kept = max(block.peak for block in blocks), blocks[-1].kept
+    return Row(batch, bar.name, bar.group, *speeds, **times, **counts, peak=peak, kept=kept, note=result.note)

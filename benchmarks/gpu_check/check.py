@@ -108,14 +108,8 @@ class Check:
         try:
             shutil.rmtree(folder, ignore_errors=True)  # what a former try has left
             folder.mkdir()
-            ended = group.run(
-                stage.command,
-                folder=self.root,
-                limit=result.limit,
-                signals=self.signals,
-                environment=self.environment,
-                grace=self.grace,
-            )
+            how = {"limit": result.limit, "signals": self.signals, "grace": self.grace}
+            ended = group.run(stage.command, folder=self.root, environment=self.environment, **how)
         except OSError as error:
             result.state, result.note = summary.FAILED, f"cannot be started: {error}"
             return

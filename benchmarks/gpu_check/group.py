@@ -71,15 +71,9 @@ def run(command, *, folder, limit, signals, environment=(), grace=GRACE):
         OSError: the command cannot be started.
     """
     began, output = time.monotonic(), b""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **_ENVIRONMENT, **dict(environment)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    environment = {**os.environ, **_ENVIRONMENT, **dict(environment)}
+    process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
     os.set_blocking(process.stdout.fileno(), False)
 
     def read():  # also after the command's end: what it has left running may print

@@ -93,7 +93,6 @@ def training(folder, lines):
     eager = [line for line in lines if _EAGER in line] + [line for line in captured if _LAUNCHES.match(line)[1] == "0"]
     if eager:
         raise ValueError(eager[0])
-    quoted = [
-        f"epoch {each['epoch']}: loss {each['main/loss']:.3f}, {each['images/s']:.0f} images/s" for each in entries
-    ]
+    line = "epoch {epoch}: loss {main/loss:.3f}, {images/s:.0f} images/s"
+    quoted = [line.format_map(each) for each in entries]
     return [*quoted, *captured]

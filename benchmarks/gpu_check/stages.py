@@ -117,18 +117,11 @@ def stages(scratch):
     ]
 
 
-_SYNTHETIC = {
-    "data.format": "synthetic",
-    "data.train": "null",
-    "data.val": "null",
-    "data.synthetic_images": 512,
-    "data.size": 128,
-    "data.resize": 128,
-    "model.arch": "resnet18",
-    "training.batch_size": 32,
-    "training.device": "gpu",
-    "snapshot.best": "false",
-}
+_SYNTHETIC = (
+    {"data.format": "synthetic", "data.train": "null", "data.val": "null", "data.synthetic_images": 512}
+    | {"data.size": 128, "data.resize": 128, "model.arch": "resnet18", "training.batch_size": 32}
+    | {"training.device": "gpu", "snapshot.best": "false"}
+)
 
 
 def _overrides(keys):
@@ -138,19 +131,11 @@ def _overrides(keys):
 def _parity(scratch, name, seconds):
     """Textured pictures are made, and eight runs train on them side by side, with everything on."""
     images, out = scratch / "textures", scratch / name
-    keys = {
-        "data.train": images / "train",
-        "data.val": images / "val",
-        "data.size": 32,
-        "data.resize": 36,
-        "model.memory_format": "nhwc",
-        "model.fuse": "true",
-        "update.fused": "true",
-        "capture": "true",
-        "training.device": "gpu",
-        "training.epochs": 12,
-        "cudnn.autotune": "heuristic",
-    }
+    keys = (
+        {"data.train": images / "train", "data.val": images / "val", "data.size": 32, "data.resize": 36}
+        | {"model.memory_format": "nhwc", "model.fuse": "true", "update.fused": "true", "capture": "true"}
+        | {"training.device": "gpu", "training.epochs": 12, "cudnn.autotune": "heuristic"}
+    )
     made = _script("make_textures.py", "--images", 5000, "--side", 40, "--out", images)
     words = ("--arms", "fp16", "--seeds", 4, "--jobs", 8, "--out", out, "--json", out / quotes.PARITY)
     trained = _script("benchmark.py", "parity", *words, *_overrides(keys))

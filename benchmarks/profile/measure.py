@@ -2,11 +2,10 @@
 
 import dataclasses
 import statistics
-import time
 
 import chainer
 
-from benchmarks import gpu
+from benchmarks import compared_optimizers, gpu
 from benchmarks.profile.clocks import DeviceClock, HostClock
 from benchmarks.profile.profile_rows import profile_of
 from benchmarks.profile.spans import Spans
@@ -63,6 +62,4 @@ def measure(config, network, specifier, rates, *, steps=5):
 def _seconds(device, step):
     if isinstance(device, chainer.backend.GpuDevice):
         return gpu.seconds(device, step, steps=1)
-    before = time.perf_counter()
-    step()
-    return time.perf_counter() - before
+    return compared_optimizers.seconds(step)

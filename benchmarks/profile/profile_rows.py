@@ -70,11 +70,9 @@ class Profile:
         """Returns a dict from each kind that occurs to ``(calls, microseconds, floor)`` of a step."""
         found = {}
         for kind in kinds.KINDS:
-            rows = [row for row in self.rows if row.kind == kind]
+            rows = [(row.calls, row.microseconds, row.floor) for row in self.rows if row.kind == kind]
             if rows:
-                found[kind] = tuple(
-                    sum(getattr(row, name) for row in rows) for name in ("calls", "microseconds", "floor")
-                )
+                found[kind] = tuple(map(sum, zip(*rows, strict=True)))
         return found
 
     def by_group(self):

@@ -32,10 +32,8 @@ def table(profile, top=20):
 def as_json(profile):
     """Returns a :class:`~benchmarks.profile.profile_rows.Profile` as a dict for JSON."""
     rows = [{**dataclasses.asdict(row), "gain": row.gain} for row in profile.rows]
-    by_kind = [
-        {"kind": kind, "calls": calls, "microseconds": time, "floor": floor}
-        for kind, (calls, time, floor) in profile.by_kind().items()
-    ]
+    titles = "kind", "calls", "microseconds", "floor"
+    by_kind = [dict(zip(titles, (kind, *numbers), strict=True)) for kind, numbers in profile.by_kind().items()]
     return {**dataclasses.asdict(profile), "rows": rows, "kinds": by_kind, "groups": profile.by_group()}
 
 
@@ -60,17 +58,15 @@ def _groups(profile):
     for name, times in groups.items():
         numbers = [sum(times.get(kind, 0.0) for kind in column) for column in _COLUMNS.values()]
         whole = sum(times.values())
-        lines.append(
-            f"{name:{width}}" + "".join(f"{each / 1e3:9.3f}" for each in [*numbers, whole - sum(numbers), whole])
-        )
+        numbers += [whole - sum(numbers), whole]
+        lines.append(f"{name:{width}}" + "".join(f"{each / 1e3:9.3f}" for each in numbers))
     return lines
 
 
 def _top(profile, count):
     rows = sorted(profile.rows, key=lambda row: row.gain, reverse=True)[:count]
-    widths = {
-        name: max([len(name), *(len(getattr(row, name)) for row in rows)]) + 2 for name in ("layer", "kind", "name")
-    }
+    names = "layer", "kind", "name"
+    widths = {name: max([len(name), *(len(getattr(row, name)) for row in rows)]) + 2 for name in names}
     lines = ["".join(f"{name:{width}}" for name, width in widths.items())]
     lines[0] += f"{'calls':>5}{'us':>10}{'floor us':>10}{'gain us':>10}{'limit':>12}  shapes; engines"
     for row in rows:

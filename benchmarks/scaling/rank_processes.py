@@ -140,15 +140,11 @@ def _mpiexec():
 
 def _start(mpiexec, number, address, output):
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    command = [mpiexec, "-n", str(number), sys.executable, "-m", "benchmarks.scaling.rank_processes", address]
+    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    environment = {**os.environ, **_ONE_THREAD, "PYTHONPATH": path}
     # A session of its own: Ctrl-C is for the measuring process, which then ends the ranks.
-    return subprocess.Popen(
-        [mpiexec, "-n", str(number), sys.executable, "-m", "benchmarks.scaling.rank_processes", address],
-        env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    )
+    return subprocess.Popen(command, env=environment, start_new_session=True, **streams)
 
 
 def _serve(address):

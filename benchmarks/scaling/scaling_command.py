@@ -28,12 +28,9 @@ def add(commands, networks):
 def _scaling(networks, save, arch, ranks, batch, dtype, blocks, seconds):
     wrong = [number for number in ranks if number == 1 or batch % number]
     if wrong:
-        raise command_arguments.ArgumentsError(
-            f"--ranks {wrong[0]}: expected numbers of at least 2 that divide --batch {batch}"
-        )
-    settings = {"arch": arch, "ranks": ranks, "batch": batch, "dtype": dtype, "blocks": blocks, "seconds": seconds}
-    found = measured_scaling.measure(
-        networks[arch], arch=arch, batch=batch, numbers=ranks, dtype=dtype, blocks=blocks, seconds=seconds
-    )
+        message = f"--ranks {wrong[0]}: expected numbers of at least 2 that divide --batch {batch}"
+        raise command_arguments.ArgumentsError(message)
+    settings = {"arch": arch, "batch": batch, "dtype": dtype, "blocks": blocks, "seconds": seconds}
+    found = measured_scaling.measure(networks[arch], numbers=ranks, **settings)
     print(found.table(), flush=True)
-    save({"settings": settings, **found.as_json()})
+    save({"settings": {**settings, "ranks": ranks}, **found.as_json()})

@@ -32,6 +32,7 @@ EAGER, CAPTURED = "eager", "captured"
 WAYS = [(EAGER, "nhwc_fused_batched.yaml", ()), (CAPTURED, "static_graph.yaml", ())]
 LAUNCHES = ("kernel", "cudnn", "blas", "array")  # kinds of notes
 _CONVERSIONS = ("to_nhwc", "to_nchw")
+_FIELDS = ("launches", "graph_launches", "uploads", "syncs", "conversions")  # of tables and JSON
 _STEPS = 8  # at most, until one is like the one before
 _CALLS = 12  # at most, until a graph is launched
 _DECAY = 0.9999  # of the learning rate, from step to step
@@ -117,16 +118,12 @@ def count(config, network):
 
 def table(counts):
     """Returns what :func:`counts_of` found as an aligned text table."""
-    titles = ("launches", "graphs", "uploads", "syncs", "conversions")
-    fields = ("launches", "graph_launches", *titles[2:])
+    titles = ("launches", "graphs", *_FIELDS[2:])
     width = max(map(len, counts)) + 2
     lines = [f"{'':{width + 2}}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
     for name, found in counts.items():
-        numbers = [getattr(found, field) for field in fields]
-        cells = [
-            f"{'-' if number is None else number:>{len(title) + 3}}"
-            for title, number in zip(titles, numbers, strict=True)
-        ]
+        pairs = zip(titles, (getattr(found, field) for field in _FIELDS), strict=True)
+        cells = [f"{'-' if number is None else number:>{len(title) + 3}}" for title, number in pairs]
         lines.append(f"  {name:{width}}{''.join(cells)}   {found.note}".rstrip())
     return "\n".join(lines)
 
@@ -139,7 +136,7 @@ def parts_table(counts):
 
 def as_json(counts):
     """Returns what :func:`counts_of` found as a list of dicts for JSON."""
-    fields = ("launches", "graph_launches", "uploads", "syncs", "conversions", "note")
+    fields = (*_FIELDS, "note")
     return [{"name": name, **{field: getattr(found, field) for field in fields}} for name, found in counts.items()]
 
 
@@ -220,27 +217,18 @@ def _captured(launched, notes, optimizer, images_in_step):
     """Returns the :class:`Counts` of captured steps."""
     (graph,) = launched
     inside, outside = _counts(graph.notes), _counts(notes)
-    return dataclasses.replace(
-        outside,
-        graph_launches=len(launched),
-        conversions=inside.conversions + outside.conversions,
-        parts=dict(collections.Counter(inside.parts) + collections.Counter(outside.parts)),
-        moves=_moves([*graph.notes, *notes], images_in_step, optimizer),
-        note=f"{inside.launches} launches in the graph",
-    )
+    both = {"conversions": inside.conversions + outside.conversions}
+    both["parts"] = dict(collections.Counter(inside.parts) + collections.Counter(outside.parts))
+    both["moves"] = _moves([*graph.notes, *notes], images_in_step, optimizer)
+    note = f"{inside.launches} launches in the graph"
+    return dataclasses.replace(outside, graph_launches=len(launched), **both, note=note)
 
 
 def _counts(notes):
     parts = collections.Counter(note.primitive or note.name for note in notes if note.kind in LAUNCHES)
     kinds = collections.Counter(note.kind for note in notes)
-    return Counts(
-        launches=parts.total(),
-        graph_launches=0,
-        uploads=kinds["upload"],
-        syncs=kinds["read"],
-        conversions=sum(parts[name] for name in _CONVERSIONS) + sum(map(_is_strided, notes)),
-        parts=dict(parts),
-    )
+    conversions = sum(parts[name] for name in _CONVERSIONS) + sum(map(_is_strided, notes))
+    return Counts(parts.total(), 0, kinds["upload"], kinds["read"], conversions, dict(parts))
 
 
 def _is_strided(note):

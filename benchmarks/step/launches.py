@@ -194,13 +194,9 @@ def _of_update(name, model):
     halves = sum(param.size for param in params if param.dtype.itemsize == 2)
     others = sum(param.size for param in params) - halves
     gradients = 2 * halves + 4 * others
-    rates = floors.UPDATE_BYTES["MomentumSGD"]
-    statistics = sum(
-        value.nbytes
-        for link in model.links()
-        for value in (link.__dict__[each] for each in link._persistent)
-        if isinstance(value, np.ndarray) and value.ndim
-    )
+    rates = floors.UPDATE_BYTES
+    values = [link.__dict__[each] for link in model.links() for each in link._persistent]
+    statistics = sum(value.nbytes for value in values if isinstance(value, np.ndarray) and value.ndim)
     moved = {"save": 2 * statistics, "check": gradients}
     moved["update"] = halves * rates["float16"] + others * rates["float32"] - gradients
     return Launch(kinds.UPDATE, name, fixed=moved[name])

@@ -9,6 +9,8 @@ _DIGITS, _TEXTURES = _CONFIGS / "digits.yaml", _CONFIGS / "textures.yaml"
 _MAKE_DIGITS = "python scripts/make_digits.py --out data/digits"
 _BASELINE = Arm("baseline", against=None)
 
+_PROGRESSIVE = Arm("progressive", ("progressive.until=[3, 5]", "progressive.sizes=[24, 28]"))
+
 _FP16 = "precision.compute=float16"
 _LOW_LR = (_FP16, "optimizer.lr=0.0005")  # 1/200 of the usual one, with which a step moves weights by little
 
@@ -78,11 +80,7 @@ ABLATIONS = {
     "textures": Study(
         _TEXTURES,
         "python scripts/make_textures.py --images 5000 --side 40 --out data/textures-small",
-        (
-            _BASELINE,
-            *_ingredients(0.1, 0.0005),
-            Arm("progressive", ("progressive.until=[3, 5]", "progressive.sizes=[24, 28]")),
-        ),
+        (_BASELINE, *_ingredients(0.1, 0.0005), _PROGRESSIVE),
         (
             *("training.epochs=8", "data.size=32", "data.resize=36"),
             *("data.train=data/textures-small/train", "data.val=data/textures-small/val"),

@@ -26,17 +26,10 @@ def as_json(study, runs, **settings):
 def _row(arm, runs, margin):
     accuracies = {run.seed: run.accuracy for run in runs if run.arm == arm.name}
     rates = [run.rate for run in runs if run.arm == arm.name and run.rate is not None]
-    row = {
-        "arm": arm.name,
-        "title": arm.title,
-        "settings": list(arm.settings),
-        "masters": arm.masters,
-        "seeds": sorted(accuracies),
-        "mean": statistics.fmean(accuracies.values()),
-        "sd": statistics.stdev(accuracies.values()) if len(accuracies) > 1 else None,
-        "rate": statistics.median(rates) if rates else None,
-        "against": arm.against,
-    }
+    row = {"arm": arm.name, "title": arm.title, "settings": list(arm.settings), "masters": arm.masters}
+    row |= {"seeds": sorted(accuracies), "mean": statistics.fmean(accuracies.values())}
+    row["sd"] = statistics.stdev(accuracies.values()) if len(accuracies) > 1 else None
+    row |= {"rate": statistics.median(rates) if rates else None, "against": arm.against}
     if arm.against is not None:
         reference = {run.seed: run.accuracy for run in runs if run.arm == arm.against}
         paired = compare(*zip(*((accuracies[seed], reference[seed]) for seed in row["seeds"]), strict=True), margin)

@@ -152,20 +152,12 @@ def _finished(folder):
 
 
 def _start(words, folder, lock):
+    # The checkout has the module of runs without masters.
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
     with open(folder.with_suffix(".txt"), "a") as output:
-        return subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _python_path()},
-            pass_fds=(lock.fileno(),),
-        )
-
-
-def _python_path():
-    """Adds the checkout, which has the module of runs without masters."""
-    return os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(words, env=environment, pass_fds=(lock.fileno(),), **streams)
 
 
 def _check_success(process, folder):
@@ -190,11 +182,6 @@ def _epochs(folder):
 def _read(folder, arm, seed):
     entries = [entry for entry in _log(folder) if _ACCURACY in entry]
     last, rates = entries[-1], [entry["images/s"] for entry in entries if "images/s" in entry]
-    return Run(
-        arm=arm.name,
-        seed=seed,
-        accuracies=tuple(round(100 * entry[_ACCURACY], 4) for entry in entries),
-        skipped=int(last["skipped"]),
-        loss_scale=last["loss_scale"],
-        rate=round(statistics.median(rates), 1) if rates else None,
-    )
+    accuracies = tuple(round(100 * entry[_ACCURACY], 4) for entry in entries)
+    rate = round(statistics.median(rates), 1) if rates else None
+    return Run(arm.name, seed, accuracies, int(last["skipped"]), last["loss_scale"], rate)

@@ -168,16 +168,8 @@ def with_frozen_parts(net, x, again):
 
 
 PROGRAMS = [
-    residual_blocks,
-    blocks_in_blocks,
-    branches,
-    inside_and_outside,
-    several_times,
-    results_of_all_kinds,
-    lstm_over_time,
-    kept_in_the_model,
-    dropout_of_all_kinds,
-    with_frozen_parts,
+    *(residual_blocks, blocks_in_blocks, branches, inside_and_outside, several_times, results_of_all_kinds),
+    *(lstm_over_time, kept_in_the_model, dropout_of_all_kinds, with_frozen_parts),
 ]
 
 

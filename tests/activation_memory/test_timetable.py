@@ -15,11 +15,7 @@ from mixprec.activation_memory.timetable import SWAP, Forecast, schedule
 EVENTS = tuple(
     Event(name, is_forward, seconds, others)
     for name, is_forward, seconds, others in [
-        ("f", True, 1.0, 0),
-        ("g", True, 1.0, 0),
-        ("h", True, 1.0, 5),
-        ("h", False, 2.0, 5),
-        ("g", False, 2.0, 0),
+        *(("f", True, 1.0, 0), ("g", True, 1.0, 0), ("h", True, 1.0, 5), ("h", False, 2.0, 5), ("g", False, 2.0, 0)),
         ("f", False, 2.0, 0),
     ]
 )

@@ -127,7 +127,7 @@ def test_floors_of_convolutions_that_tf32_rounds():
 def test_the_floor_of_an_update_is_that_of_the_benchmark_of_updates():
     model, optimizer, step = _trained(Small())
     (key,) = (key for key in _watched(optimizer, step).calls if key.kind == kinds.UPDATE)
-    moved = sum(param.size * floors.UPDATE_BYTES["MomentumSGD"][param.dtype.name] for param in model.params())
+    moved = sum(param.size * floors.UPDATE_BYTES[param.dtype.name] for param in model.params())
     assert (key.floor, key.limit) == (pytest.approx(moved / RATES.bandwidth, rel=1e-12), "bytes")
 
 

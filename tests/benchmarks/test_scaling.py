@@ -63,20 +63,12 @@ def test_without_mpiexec_there_is_one_line(monkeypatch):
 # Ratios
 
 
-RATES = {  # images/s of a turn
-    Arm(MIXPREC, 1, 8, False): 100.0,
-    Arm(PLAIN, 1, 8, False): 50.0,
-    Arm(MIXPREC, 2, 8, False): 160.0,
-    Arm(PLAIN, 2, 8, False): 90.0,
-    Arm(MIXPREC, 2, 8, True): 150.0,
-    Arm(WRAPPED, 2, 8, True): 120.0,
-    Arm(PLAIN, 2, 8, True): 81.0,
-    Arm(MIXPREC, 2, 4, False): 140.0,
-    Arm(PLAIN, 2, 4, False): 80.0,
-    Arm(MIXPREC, 2, 4, True): 126.0,
-    Arm(WRAPPED, 2, 4, True): 70.0,
-    Arm(PLAIN, 2, 4, True): 60.0,
-}
+RATES = (
+    {Arm(MIXPREC, 1, 8, False): 100.0, Arm(PLAIN, 1, 8, False): 50.0, Arm(MIXPREC, 2, 8, False): 160.0}
+    | {Arm(PLAIN, 2, 8, False): 90.0, Arm(MIXPREC, 2, 8, True): 150.0, Arm(WRAPPED, 2, 8, True): 120.0}
+    | {Arm(PLAIN, 2, 8, True): 81.0, Arm(MIXPREC, 2, 4, False): 140.0, Arm(PLAIN, 2, 4, False): 80.0}
+    | {Arm(MIXPREC, 2, 4, True): 126.0, Arm(WRAPPED, 2, 4, True): 70.0, Arm(PLAIN, 2, 4, True): 60.0}
+)
 
 
 def test_efficiencies_of_a_turn():

@@ -101,19 +101,12 @@ def test_a_step_as_a_graph(full):
 
 def test_the_bytes_of_a_step(full):
     """GB in a batch of 256, and the least ones. Nothing is converted, nothing read across memory."""
-    expected = {
-        kinds.CONV_FPROP: (1 + 53 + FILTER, 10.87, 10.87),
-        kinds.CONV_DGRAD: (52, 10.71, 10.71),
-        kinds.CONV_WGRAD: (53 + FILTER, 10.69, 10.69),
-        kinds.BN_FORWARD: (53 - 4, 12.58, 12.58),
-        kinds.BN_BACKWARD: (2 * (53 - 4), 32.38, 21.31),
-        kinds.ELEMENTWISE: (1, 0, 0),
-        kinds.POOLING: (2, 0.1, 0.1),
-        kinds.LINEAR: (3, 0.02, 0.02),
-        kinds.LOSS: (2, 0, 0),
-        kinds.UPDATE: (3, 0.66, 0.66),
-        kinds.OTHER: (1, 0, 0),
-    }
+    expected = (
+        {kinds.CONV_FPROP: (1 + 53 + FILTER, 10.87, 10.87), kinds.CONV_DGRAD: (52, 10.71, 10.71)}
+        | {kinds.CONV_WGRAD: (53 + FILTER, 10.69, 10.69), kinds.BN_FORWARD: (53 - 4, 12.58, 12.58)}
+        | {kinds.BN_BACKWARD: (2 * (53 - 4), 32.38, 21.31), kinds.ELEMENTWISE: (1, 0, 0), kinds.POOLING: (2, 0.1, 0.1)}
+        | {kinds.LINEAR: (3, 0.02, 0.02), kinds.LOSS: (2, 0, 0), kinds.UPDATE: (3, 0.66, 0.66), kinds.OTHER: (1, 0, 0)}
+    )
     for name, copies in ((counts.EAGER, {}), (counts.CAPTURED, {COPY: (4, 0.15, 0.15)})):
         found = totals(full[name].moves, 256)
         rounded = {

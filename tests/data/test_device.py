@@ -100,11 +100,7 @@ def test_no_operator_has_a_name_of_dalis_choice(monkeypatch, flat):  # noqa: F81
     """A checkpoint finds operators by their names, and DALI counts those that it gives through the whole process."""
     graph = Graph(monkeypatch, flat, DaliDevice(device_id=0, decode="cpu"), flip=True)
     assert {name for name in graph._operators if not name.startswith("__Copy")} == {
-        "reader",
-        "decode",
-        "resize",
-        "mirror",
-        "normalize",
+        *("reader", "decode", "resize", "mirror", "normalize"),
     }
 
 

@@ -231,17 +231,11 @@ def test_samples_are_found_in_order(folder, form):
 def test_archive_of_gnu_tar_with_other_files_folders_and_hidden_ones(tmp_path):
     """Extensions count from the first dot, in either case; samples may lie in folders."""
     parts = tmp_path / "parts"
-    for name, content in {
-        "cat/a.JPEG": IMAGES[1],
-        "cat/a.cls": b" 12\n",
-        "cat/a.json": b"{}",
-        "cat/a.seg.png": IMAGES[0],
-        "dog.x/b.cls": b"0",
-        "dog.x/b.png": IMAGES[0],
-        f"dog.x/{'c' * 120}.jpg": IMAGES[2],
-        f"dog.x/{'c' * 120}.cls": b"3",
-        "dog.x/.hidden.jpg": b"no image",
-    }.items():
+    for name, content in (
+        {"cat/a.JPEG": IMAGES[1], "cat/a.cls": b" 12\n", "cat/a.json": b"{}", "cat/a.seg.png": IMAGES[0]}
+        | {"dog.x/b.cls": b"0", "dog.x/b.png": IMAGES[0], f"dog.x/{'c' * 120}.jpg": IMAGES[2]}
+        | {f"dog.x/{'c' * 120}.cls": b"3", "dog.x/.hidden.jpg": b"no image"}
+    ).items():
         (parts / name).parent.mkdir(parents=True, exist_ok=True)
         (parts / name).write_bytes(content)
     (tmp_path / "s").mkdir()

@@ -72,15 +72,9 @@ def test_branch_whose_convolution_has_other_takers_is_no_epilogue():
 
 
 LEFT_OUT = [
-    ((16, 16, 5, 5), 1, False, True),
-    ((16, 3, 3, 3), 1, True, True),
-    ((8, 3, 3, 3), 1, True, True),
-    ((12, 3, 3, 3), 1, True, False),
-    ((8, 8, 3, 3), 1, False, False),
-    ((2, 64, 1, 1), 1, False, True),
-    ((16, 3, 3, 1), 1, True, False),
-    ((16, 1, 3, 3), 16, False, True),
-    ((12, 1, 3, 3), 12, False, False),
+    *(((16, 16, 5, 5), 1, False, True), ((16, 3, 3, 3), 1, True, True), ((8, 3, 3, 3), 1, True, True)),
+    *(((12, 3, 3, 3), 1, True, False), ((8, 8, 3, 3), 1, False, False), ((2, 64, 1, 1), 1, False, True)),
+    *(((16, 3, 3, 1), 1, True, False), ((16, 1, 3, 3), 16, False, True), ((12, 1, 3, 3), 12, False, False)),
     ((32, 4, 1, 1), 8, False, False),
 ]
 

@@ -64,14 +64,9 @@ ROWS = np.random.RandomState(0).randint(0, WORDS, (4, 5)).astype(np.int32)
 
 
 NETWORKS = [
-    ("NStepLSTM", stacked, 2, "LSTM"),
-    ("NStepBiLSTM", twice, 2, "LSTM"),
-    ("NStepGRU", twice, 1, "GRU"),
-    ("NStepBiGRU", joined, 2, "GRU"),
-    ("NStepRNNTanh", joined, 1, "RNN"),
-    ("NStepBiRNNReLU", stacked, 1, "RNN"),
-    ("LSTM", steps, 0, None),
-    ("GRU", steps, 0, None),
+    *(("NStepLSTM", stacked, 2, "LSTM"), ("NStepBiLSTM", twice, 2, "LSTM"), ("NStepGRU", twice, 1, "GRU")),
+    *(("NStepBiGRU", joined, 2, "GRU"), ("NStepRNNTanh", joined, 1, "RNN"), ("NStepBiRNNReLU", stacked, 1, "RNN")),
+    *(("LSTM", steps, 0, None), ("GRU", steps, 0, None)),
 ]
 
 

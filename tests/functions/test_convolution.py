@@ -137,12 +137,8 @@ def test_filters_in_chainers_order_are_copied_which_is_announced_once(caplog, mo
 def _normalized(seed, dtype, groups=1):
     """x, W, gamma, beta, add, running mean, running variance."""
     return [
-        normal(seed, 3, 6, 5, 4, dtype=dtype),
-        channels_last(normal(seed + 1, 8, 4 // groups, 3, 3, dtype=dtype)),
-        normal(seed + 2, 8) + 1,
-        normal(seed + 3, 8),
-        normal(seed + 4, 3, 3, 3, 8, dtype=dtype),
-        normal(seed + 5, 8),
+        *(normal(seed, 3, 6, 5, 4, dtype=dtype), channels_last(normal(seed + 1, 8, 4 // groups, 3, 3, dtype=dtype))),
+        *(normal(seed + 2, 8) + 1, normal(seed + 3, 8), normal(seed + 4, 3, 3, 3, 8, dtype=dtype), normal(seed + 5, 8)),
         np.abs(normal(seed + 6, 8)),
     ]
 

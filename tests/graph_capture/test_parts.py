@@ -38,14 +38,9 @@ X, T = np.ones((2, 3, 4, 4), np.float32), np.zeros(2, np.int32)
 @pytest.mark.parametrize(
     "other",
     [
-        ((X[:1], T[:1]), {}),
-        ((X.astype(np.float16), T), {}),
+        *(((X[:1], T[:1]), {}), ((X.astype(np.float16), T), {})),
         ((np.ascontiguousarray(X.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2), T), {}),
-        ((chainer.Variable(X), T), {}),
-        ((X,), {"t": T}),
-        ((X, T, 0.5), {}),
-        ((X, (T,)), {}),
-        (([X, T],), {}),
+        *(((chainer.Variable(X), T), {}), ((X,), {"t": T}), ((X, T, 0.5), {}), ((X, (T,)), {}), (([X, T],), {})),
         (({"x": X, "t": T},), {}),
     ],
     ids=["shape", "dtype", "memory order", "variable", "keyword", "number", "tuple", "list", "dict"],

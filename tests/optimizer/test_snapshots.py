@@ -28,22 +28,14 @@ INITIAL_SCALE = 2.0**10
 # A run is written as one character a step, "x" for a poisoned batch. These leave every counter at another value than a
 # fresh optimizer has: the first in the middle of clean steps, the second in the middle of overflows.
 COUNTERS = {
-    ".x.": {
-        "skipped": 1,
-        "last_step_skipped": False,
-        "loss_scale/value": INITIAL_SCALE,
-        "loss_scale/clean": 1,
-        "loss_scale/hysteresis_left": 1,
-        "loss_scale/overflows_in_row": 0,
-    },
-    ".xx": {
-        "skipped": 2,
-        "last_step_skipped": True,
-        "loss_scale/value": INITIAL_SCALE / 2,
-        "loss_scale/clean": 0,
-        "loss_scale/hysteresis_left": 0,
-        "loss_scale/overflows_in_row": 2,
-    },
+    ".x.": (
+        {"skipped": 1, "last_step_skipped": False, "loss_scale/value": INITIAL_SCALE, "loss_scale/clean": 1}
+        | {"loss_scale/hysteresis_left": 1, "loss_scale/overflows_in_row": 0}
+    ),
+    ".xx": (
+        {"skipped": 2, "last_step_skipped": True, "loss_scale/value": INITIAL_SCALE / 2, "loss_scale/clean": 0}
+        | {"loss_scale/hysteresis_left": 0, "loss_scale/overflows_in_row": 2}
+    ),
 }
 
 

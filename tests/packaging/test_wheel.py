@@ -67,16 +67,9 @@ def test_wheel_has_the_library_with_kernels_networks_and_configs_and_nothing_els
     expected |= {"mixprec_startup.pth", *NATIVE}
     assert {name for name in names if not name.startswith(INFO)} == expected
     for name in (
-        "py.typed",
-        "backends/kernels/batch_norm.cu",
-        "data/digits.npz",
-        "data/digits.txt",
-        "backends/kernels/batch_norm_rows.cuh",
-        "optimizer/batch/kernels/common.cuh",
-        "docs/config.md",
-        "recipes/models/resnet.py",
-        "recipes/configs/digits.yaml",
-        "recipes/configs/resnet50/90ep.yaml",
+        *("py.typed", "backends/kernels/batch_norm.cu", "data/digits.npz", "data/digits.txt"),
+        *("backends/kernels/batch_norm_rows.cuh", "optimizer/batch/kernels/common.cuh", "docs/config.md"),
+        *("recipes/models/resnet.py", "recipes/configs/digits.yaml", "recipes/configs/resnet50/90ep.yaml"),
     ):
         assert f"mixprec/{name}" in names
     assert f"{INFO}licenses/LICENSE" in names

@@ -111,29 +111,15 @@ def _built(case):
 
 
 # With a ReLU, with that and a pooling, with an addition and a ReLU, with that and each other, alone.
-FUSED = {
-    "sum_with_plus": (1, 0, 1, 0, 0),
-    "sum_in_place": (1, 0, 1, 0, 0),
-    "shortcut_comes_first": (1, 0, 1, 0, 0),
-    "both_have_their_own": (1, 0, 0, 2, 0),
-    "sum_of_three": (0, 0, 0, 0, 3),
-    "sum_after_relu": (1, 0, 0, 0, 0),
-    "identity_after_sum": (2, 0, 0, 0, 0),
-    "normalized_twice": (1, 0, 0, 0, 1),
-    "not_a_relu": (0, 0, 0, 0, 3),
-    "used_twice": (0, 0, 0, 0, 1),
-    "kept": (0, 0, 0, 0, 1),
-    "one_bn_in_two_ways": (1, 0, 0, 0, 1),
-    "forgotten": (1, 0, 1, 0, 0),
-    "several_outputs": (2, 0, 0, 0, 1),
-    "sequential": (2, 0, 0, 0, 0),
-    "chain_list": (2, 0, 0, 0, 0),
-    "inception_bn": (23, 0, 0, 0, 0),
-    "resnet_example": (8, 1, 2, 4, 0),
-    "densenet": (12, 0, 0, 0, 0),
-    "mobilenet_groups": (0, 0, 0, 0, 10),
-    "unet": (5, 0, 0, 0, 0),
-}
+FUSED = (
+    {"sum_with_plus": (1, 0, 1, 0, 0), "sum_in_place": (1, 0, 1, 0, 0), "shortcut_comes_first": (1, 0, 1, 0, 0)}
+    | {"both_have_their_own": (1, 0, 0, 2, 0), "sum_of_three": (0, 0, 0, 0, 3), "sum_after_relu": (1, 0, 0, 0, 0)}
+    | {"identity_after_sum": (2, 0, 0, 0, 0), "normalized_twice": (1, 0, 0, 0, 1), "not_a_relu": (0, 0, 0, 0, 3)}
+    | {"used_twice": (0, 0, 0, 0, 1), "kept": (0, 0, 0, 0, 1), "one_bn_in_two_ways": (1, 0, 0, 0, 1)}
+    | {"forgotten": (1, 0, 1, 0, 0), "several_outputs": (2, 0, 0, 0, 1), "sequential": (2, 0, 0, 0, 0)}
+    | {"chain_list": (2, 0, 0, 0, 0), "inception_bn": (23, 0, 0, 0, 0), "resnet_example": (8, 1, 2, 4, 0)}
+    | {"densenet": (12, 0, 0, 0, 0), "mobilenet_groups": (0, 0, 0, 0, 10), "unet": (5, 0, 0, 0, 0)}
+)
 
 
 @pytest.mark.parametrize("name", FUSED)

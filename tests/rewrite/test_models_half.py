@@ -20,16 +20,8 @@ HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16
 EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place, relative
 SCALE = 2.0**7
 IN_BFLOAT16 = [
-    "resnet_example",
-    "densenet",
-    "senet_times_broadcast",
-    "unet",
-    "googlenet_style",
-    "lstm_classifier",
-    "shufflenet",
-    "user_functions_in_the_old_style",
-    "sum_in_place",
-    "several_outputs",
+    *("resnet_example", "densenet", "senet_times_broadcast", "unet", "googlenet_style", "lstm_classifier"),
+    *("shufflenet", "user_functions_in_the_old_style", "sum_in_place", "several_outputs"),
 ]
 
 

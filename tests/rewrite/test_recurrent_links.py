@@ -301,3 +301,15 @@ def test_wrong_inputs_have_chainers_messages():
     with pytest.raises(chainer.utils.type_check.InvalidType, match="cannot broadcast"):
         net([drawn(0, 3, COLUMNS)], drawn(0, 1, 2, UNITS))
     assert len(net(drawn(0, 4, 3, COLUMNS), drawn(0, 1, 3, UNITS))) == 4  # steps in one array
+
+
+@pytest.mark.parametrize("link", ["LSTM", "NStepLSTM"])
+def test_gradients_of_weights_are_computed_only_if_they_are_wanted(link, monkeypatch):
+    args = (COLUMNS, UNITS) if link == "LSTM" else (1, COLUMNS, UNITS, 0.0)
+    net = seeded(getattr(L, link), *args, program=stateful if link == "LSTM" else stack("zeros"))
+    mixprec.convert(net, compute="float32")
+    monkeypatch.setattr(Recurrent, "_of_matrices", None)
+    monkeypatch.setattr(Recurrent, "_of_biases", None)
+    x = chainer.Variable(drawn(0, 3, COLUMNS))
+    (gradient,) = chainer.grad([F.sum(net([x])[-1])], [x])
+    assert np.linalg.norm(gradient.array) > 0

@@ -82,12 +82,7 @@ def optimizers(model: chainer.Link, x: NDArray[Any], t: NDArray[Any]) -> UpdateR
     with averaging.evaluated():
         model(x, t)
     for scale in (
-        "dynamic",
-        128.0,
-        None,
-        mixprec.NoLossScale(),
-        mixprec.StaticLossScale(2),
-        mixprec.DynamicLossScale(),
+        *("dynamic", 128.0, None, mixprec.NoLossScale(), mixprec.StaticLossScale(2), mixprec.DynamicLossScale()),
     ):
         mixprec.MixedPrecisionOptimizer(mixprec.LARS(), scale)
     optimizer = mixprec.MixedPrecisionOptimizer(

@@ -171,16 +171,9 @@ def test_objects_are_what_their_types_say(batch):
 
 
 MATCHES = [
-    (1, int, True),
-    (True, int, False),
-    (np.bool_(True), bool, False),
-    (1, float, True),
-    (np.float64(1), float, False),
-    (None, float | None, True),
-    ((1, 2), tuple[int, int], True),
-    ((1,), tuple[int, int], False),
-    (("a", 1), tuple[str, ...], False),
-    ({"a": 1}, dict[str, int], True),
+    *((1, int, True), (True, int, False), (np.bool_(True), bool, False), (1, float, True)),
+    *((np.float64(1), float, False), (None, float | None, True), ((1, 2), tuple[int, int], True)),
+    *(((1,), tuple[int, int], False), (("a", 1), tuple[str, ...], False), ({"a": 1}, dict[str, int], True)),
     ([1], list[str], False),
     ("nhwc", typing.Literal["nhwc", "nchw", "channels_last", "channels_first", "contiguous"], True),
 ]

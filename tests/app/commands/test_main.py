@@ -12,16 +12,8 @@ from tests import ROOT
 from tests.called import call
 from tests.cases import first
 
-DOORS = {
-    "train_imagenet": "train",
-    "convert_report": "convert-report",
-    "convert_weights": "weights",
-    "export": "export",
-    "make_digits": "digits",
-    "pack_dataset": "pack",
-    "predict": "predict",
-    "tune": "tune",
-}
+DOORS = {"train_imagenet": "train", "convert_report": "convert-report", "convert_weights": "weights"}
+DOORS |= {"export": "export", "make_digits": "digits", "pack_dataset": "pack", "predict": "predict", "tune": "tune"}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])

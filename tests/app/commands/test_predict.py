@@ -20,14 +20,8 @@ from tests.app.finished import runs
 from tests.called import call
 from tests.guard import guarded
 
-METADATA = {
-    "resize": 8,
-    "size": 8,
-    "mean": [0, 0, 0],
-    "std": [1, 1, 1],
-    "classes": ["red", "green", "blue"],
-    "input": "float32 NCHW",
-}
+METADATA = {"resize": 8, "size": 8, "mean": [0, 0, 0], "std": [1, 1, 1], "classes": ["red", "green", "blue"]}
+METADATA["input"] = "float32 NCHW"
 
 
 @pytest.fixture(autouse=True)
@@ -98,15 +92,9 @@ def test_metadata_that_are_no_json_are_named(text, capfd):
 
 
 CHANGES = [
-    {"images": ("N", 3, 16, 16)},
-    {"images": ("N", 1, 8, 8)},
-    {"images": ("N", "C", "H", "W")},
-    {"images": ("N", 192)},
-    {"images": ()},
-    {"images": (4, 3, 8, 8), "logits": (4, 3)},
-    {"dtype": TensorProto.DOUBLE},
-    {"input": '"uint8 NHWC"'},
-    {"size": 4},
+    *({"images": ("N", 3, 16, 16)}, {"images": ("N", 1, 8, 8)}, {"images": ("N", "C", "H", "W")}),
+    *({"images": ("N", 192)}, {"images": ()}, {"images": (4, 3, 8, 8), "logits": (4, 3)}),
+    *({"dtype": TensorProto.DOUBLE}, {"input": '"uint8 NHWC"'}, {"size": 4}),
     {"more": (helper.make_tensor_value_info("more", TensorProto.FLOAT, ["N"]),)},
 ]
 

@@ -8,15 +8,8 @@ from mixprec.app.config.yaml_source import read_value
 from mixprec.base.declaration import keys, sections
 
 KEYS = keys(Config)
-REQUIRED = {
-    "model.arch": "resnet8",
-    "model.classes": 10,
-    "data.train": "t",
-    "data.val": "v",
-    "optimizer.lr": 0.5,
-    "training.batch_size": 32,
-    "training.epochs": 90,
-}
+REQUIRED = {"model.arch": "resnet8", "model.classes": 10, "data.train": "t", "data.val": "v", "optimizer.lr": 0.5}
+REQUIRED |= {"training.batch_size": 32, "training.epochs": 90}
 _NUMBERS = """
 0 -0 1 -1 2 8 0.5 1e-3 65536 2147483647 2147483648 -2147483649 4294967296 9007199254740993 1e308 1e309 -1e999 5e-324
 1e-400 1e99999999999 .inf -.INF .nan NaN inf 0x10 010 0b1 1_000 1:30 +1 1. .5 . + 1e
@@ -173,29 +166,14 @@ def _bomb(random, text):
 
 def _inherit(random, text):
     names = (
-        "a.yaml",
-        "b.yaml",
-        "c.yaml",
-        "./a.yaml",
-        "deep/../a.yaml",
-        "none.yaml",
-        "digits.yaml",
-        "resnet50/fp16.yaml",
+        *("a.yaml", "b.yaml", "c.yaml", "./a.yaml", "deep/../a.yaml", "none.yaml", "digits.yaml", "resnet50/fp16.yaml"),
     )
     odd = (".", "/dev/zero", "pipe.yaml", "[a.yaml]", '"\\0"', '"\\e[31m"', "''", "null", "x" * 300, "x" * 5000)
     return f"base: {random.choice(random.choice((names, odd)))}\n{text}"
 
 
 DAMAGES = (
-    _damage_characters,
-    _damage_characters,
-    _damage_lines,
-    _damage_lines,
-    _rename,
-    _nest,
-    _bomb,
-    _inherit,
-    _inherit,
+    *(_damage_characters, _damage_characters, _damage_lines, _damage_lines, _rename, _nest, _bomb, _inherit, _inherit),
 )
 
 

@@ -60,128 +60,52 @@ def test_batch_normalizations_are_fused_where_the_layout_allows_it(write, layout
 def test_defaults_are_those_of_the_design(write):
     config = load(write("c.yaml", merged()))
     assert dataclasses.asdict(config) == {
-        "model": {
-            "arch": "resnet50",
-            "classes": 10,
-            "weights": None,
-            "memory_format": "nhwc",
-            "fuse": None,
-            "conv_statistics": None,
-            "zero_init_residual": False,
-            "stochastic_depth": 0.0,
-        },
+        "model": (
+            {"arch": "resnet50", "classes": 10, "weights": None, "memory_format": "nhwc", "fuse": None}
+            | {"conv_statistics": None, "zero_init_residual": False, "stochastic_depth": 0.0}
+        ),
         "precision": {"compute": "float16", "allreduce": None, "keep_float32": ()},
-        "loss_scale": {
-            "mode": "dynamic",
-            "init_scale": 65536.0,
-            "growth_factor": 2.0,
-            "backoff_factor": 0.5,
-            "growth_interval": 2000,
-            "min_scale": 6.103515625e-05,
-            "max_scale": 16777216.0,
-            "hysteresis": 1,
-            "patience": 50,
-            "search": False,
-        },
-        "data": {
-            "format": "auto",
-            "train": "t",
-            "val": "v",
-            "root": None,
-            "synthetic_images": None,
-            "on_error": "stop",
-            "loader": "auto",
-            "size": 224,
-            "val_size": None,
-            "resize": 256,
-            "crop_area": (0.08, 1.0),
-            "flip": True,
-            "augment": "none",
-            "augment_operations": 2,
-            "augment_magnitude": 9,
-            "augment_deviation": 0.0,
-            "augment_probability": 1.0,
-            "extra_operations": (),
-            "erase": 0.0,
-            "repeats": 1,
-            "mean": (123.675, 116.28, 103.53),
-            "std": (58.395, 57.12, 57.375),
-            "pad_channels": False,
-            "last_batch": "partial",
-            "shuffle_window": 16384,
-            "threads": 4,
-            "prefetch": 2,
-            "decode": "gpu",
-        },
+        "loss_scale": (
+            {"mode": "dynamic", "init_scale": 65536.0, "growth_factor": 2.0, "backoff_factor": 0.5}
+            | {"growth_interval": 2000, "min_scale": 6.103515625e-05, "max_scale": 16777216.0, "hysteresis": 1}
+            | {"patience": 50, "search": False}
+        ),
+        "data": (
+            {"format": "auto", "train": "t", "val": "v", "root": None, "synthetic_images": None, "on_error": "stop"}
+            | {"loader": "auto", "size": 224, "val_size": None, "resize": 256, "crop_area": (0.08, 1.0), "flip": True}
+            | {"augment": "none", "augment_operations": 2, "augment_magnitude": 9, "augment_deviation": 0.0}
+            | {"augment_probability": 1.0, "extra_operations": (), "erase": 0.0, "repeats": 1}
+            | {"mean": (123.675, 116.28, 103.53), "std": (58.395, 57.12, 57.375), "pad_channels": False}
+            | {"last_batch": "partial", "shuffle_window": 16384, "threads": 4, "prefetch": 2, "decode": "gpu"}
+        ),
         "progressive": {"until": (), "sizes": (), "batch_sizes": ()},
-        "optimizer": {
-            "name": "CorrectedMomentumSGD",
-            "lr": 0.5,
-            "base_batch_size": None,
-            "momentum": None,
-            "trust_coefficient": None,
-            "nesterov": False,
-            "weight_decay": 0.0,
-            "clip_norm": None,
-            "decay_norm_and_bias": False,
-            "rates": (),
-            "freeze": (),
-            "preconditioner": "none",
-        },
-        "kfac": {
-            "damping": 0.01,
-            "end_damping": None,
-            "norm_damping": 64.0,
-            "ema_decay": 0.95,
-            "kl_clip": None,
-            "factor_every": 1,
-            "inverse_every": 1,
-            "largest": 8192,
-        },
+        "optimizer": (
+            {"name": "CorrectedMomentumSGD", "lr": 0.5, "base_batch_size": None, "momentum": None}
+            | {"trust_coefficient": None, "nesterov": False, "weight_decay": 0.0, "clip_norm": None}
+            | {"decay_norm_and_bias": False, "rates": (), "freeze": (), "preconditioner": "none"}
+        ),
+        "kfac": (
+            {"damping": 0.01, "end_damping": None, "norm_damping": 64.0, "ema_decay": 0.95, "kl_clip": None}
+            | {"factor_every": 1, "inverse_every": 1, "largest": 8192}
+        ),
         "update": {"fused": True},
-        "cudnn": {
-            "autotune": "measure",
-            "search_seconds": None,
-            "compile_seconds": 0.0,
-            "workspace_mib": 512,
-            "deterministic": False,
-            "allow_tf32": False,
-        },
-        "schedule": {
-            "kind": "cosine",
-            "warmup_epochs": 0.0,
-            "warmup_start_lr": None,
-            "decay_from": "warmup",
-            "by": "step",
-            "milestones": (),
-            "gamma": 0.1,
-            "power": 2.0,
-            "end_lr": 0.0,
-        },
-        "training": {
-            "batch_size": 32,
-            "accumulation_steps": 1,
-            "epochs": 90,
-            "seed": 0,
-            "device": "auto",
-            "label_smoothing": 0.0,
-            "loss": "cross_entropy",
-            "class_weights": None,
-            "bce_threshold": None,
-            "mixup": 0.0,
-            "cutmix": 0.0,
-            "cutmix_probability": 0.5,
-            "mix_probability": 1.0,
-            "ema_decay": None,
-        },
+        "cudnn": (
+            {"autotune": "measure", "search_seconds": None, "compile_seconds": 0.0, "workspace_mib": 512}
+            | {"deterministic": False, "allow_tf32": False}
+        ),
+        "schedule": (
+            {"kind": "cosine", "warmup_epochs": 0.0, "warmup_start_lr": None, "decay_from": "warmup", "by": "step"}
+            | {"milestones": (), "gamma": 0.1, "power": 2.0, "end_lr": 0.0}
+        ),
+        "training": (
+            {"batch_size": 32, "accumulation_steps": 1, "epochs": 90, "seed": 0, "device": "auto"}
+            | {"label_smoothing": 0.0, "loss": "cross_entropy", "class_weights": None, "bce_threshold": None}
+            | {"mixup": 0.0, "cutmix": 0.0, "cutmix_probability": 0.5, "mix_probability": 1.0, "ema_decay": None}
+        ),
         "memory": {"recompute": "none", "budget": None, "to": None},
-        "capture": {
-            "mode": "off",
-            "max_graphs": 4,
-            "dynamic_shapes": "capture",
-            "evaluation": True,
-            "second_stream": False,
-        },
+        "capture": (
+            {"mode": "off", "max_graphs": 4, "dynamic_shapes": "capture"} | {"evaluation": True, "second_stream": False}
+        ),
         "snapshot": {"every": "1 epoch", "keep": 3, "best": True},
         "log": {"every": "1 epoch", "gradient_histogram": None, "tensorboard": False, "extensions": ()},
         "export": {"max_drop_float16": 0.1, "max_drop_int8": 1.0},

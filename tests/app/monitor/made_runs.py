@@ -10,17 +10,11 @@ def make_run(folder, *, accuracies=(0.5, 0.9, 0.8), status=None, config=CONFIG):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(config)
     entries = [
-        {
-            "iteration": 10 * number,
-            "epoch": number,
-            "elapsed_time": float(number),
-            "validation/main/accuracy": accuracy,
-            "images/s": 100.0 + number,
-            "loss_scale": 65536.0,
-            "skipped": number,
-            "lr": 0.1,
-            "main/loss": 1 / (1 + number),
-        }
+        (
+            {"iteration": 10 * number, "epoch": number, "elapsed_time": float(number)}
+            | {"validation/main/accuracy": accuracy, "images/s": 100.0 + number, "loss_scale": 65536.0}
+            | {"skipped": number, "lr": 0.1, "main/loss": 1 / (1 + number)}
+        )
         for number, accuracy in enumerate(accuracies, 1)
     ]
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))

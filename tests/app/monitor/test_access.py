@@ -101,18 +101,10 @@ def test_without_the_token_nothing_is_seen_except_the_entrance(path, method):
 
 
 NO_TOKENS = [
-    {},
-    {"authorization": f"Bearer {TOKEN[:-1]}"},
-    {"authorization": f"Bearer {TOKEN}x"},
-    {"authorization": "Bearer"},
-    {"authorization": "Bearer \xfc"},
-    {"authorization": f"Basic {TOKEN}"},
-    {"authorization": TOKEN},
-    {"cookie": "mixprec_monitor_8080="},
-    {"cookie": "mixprec_monitor_8080=\xfc"},
-    {"cookie": f"mixprec_monitor_8080={TOKEN}"},
-    {"cookie": COOKIE[:-1]},
-    {"cookie": COOKIE.replace("8080", "8081")},
+    *({}, {"authorization": f"Bearer {TOKEN[:-1]}"}, {"authorization": f"Bearer {TOKEN}x"}),
+    *({"authorization": "Bearer"}, {"authorization": "Bearer \xfc"}, {"authorization": f"Basic {TOKEN}"}),
+    *({"authorization": TOKEN}, {"cookie": "mixprec_monitor_8080="}, {"cookie": "mixprec_monitor_8080=\xfc"}),
+    *({"cookie": f"mixprec_monitor_8080={TOKEN}"}, {"cookie": COOKIE[:-1]}, {"cookie": COOKIE.replace("8080", "8081")}),
 ]
 
 

@@ -14,21 +14,12 @@ optimizer: {lr: 0.02}
 training: {batch_size: 6, epochs: 1, device: cpu}
 """
 # The largest values, and what they need.
-HUGE = {
-    "data.size": "16384",
-    "data.val_size": "16384",
-    "data.resize": "16384",
-    "data.threads": "1024",
-    "data.prefetch": "1024",
-    "data.shuffle_window": "2147483647",
-    "data.synthetic_images": "2147483647",
-    "training.batch_size": "1000000",
-    "training.accumulation_steps": "16384",
-    "training.epochs": "1000000",
-    "capture.max_graphs": "1024",
-    "snapshot.keep": "1000000",
-    "cudnn.workspace_mib": "1048576",
-}
+HUGE = (
+    {"data.size": "16384", "data.val_size": "16384", "data.resize": "16384", "data.threads": "1024"}
+    | {"data.prefetch": "1024", "data.shuffle_window": "2147483647", "data.synthetic_images": "2147483647"}
+    | {"training.batch_size": "1000000", "training.accumulation_steps": "16384", "training.epochs": "1000000"}
+    | {"capture.max_graphs": "1024", "snapshot.keep": "1000000", "cudnn.workspace_mib": "1048576"}
+)
 _RESIZE = ("data.resize", "16384")
 _SYNTHETIC = [("data.format", "synthetic"), ("data.train", "null"), ("data.val", "null"), ("snapshot.best", "false")]
 EXTRA = {
@@ -39,33 +30,11 @@ EXTRA = {
     "data.threads": [("data.loader", "pillow")],
 }
 ODD_PATHS = (
-    "",
-    " ",
-    ".",
-    "..",
-    "/dev/null",
-    "/dev/zero",
-    "pipe",
-    "a\0b",
-    "a\nb\x1b[31m",
-    "\udce4",
-    "ü 数",
-    "c.yaml",
+    *("", " ", ".", "..", "/dev/null", "/dev/zero", "pipe", "a\0b", "a\nb\x1b[31m", "\udce4", "ü 数", "c.yaml"),
     "c.yaml/x",
 )
 ODD_PATHS += (
-    "none",
-    "none/none",
-    "images",
-    "circle",
-    "circle/x",
-    "x" * 300,
-    "x" * 5000,
-    "/proc/x",
-    "-",
-    "--",
-    "~",
-    "empty",
+    *("none", "none/none", "images", "circle", "circle/x", "x" * 300, "x" * 5000, "/proc/x", "-", "--", "~", "empty"),
 )
 
 
@@ -131,17 +100,7 @@ def _arguments(random):
     words += random.choice((["--dry-run"], ["--dry-run"], []))
     words += random.choice(
         (
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            ["--help"],
-            ["--colour"],
-            ["a\nb\x1b"],
-            ["--set"],
-            ["--set", "\0"],
+            *([], [], [], [], [], [], ["--help"], ["--colour"], ["a\nb\x1b"], ["--set"], ["--set", "\0"]),
             ["--conf", "c.yaml"],
         )
         + (["--epochs", "3"], ["--lr=\n"], ["--dryrun"], ["--set", "training.epochs:3"], ["--set", "optimizer.lr", "1"])

@@ -40,14 +40,10 @@ def config(images):
     settings = {
         "model": {"arch": "resnet8", "classes": 3},
         "loss_scale": {"growth_interval": 3, "init_scale": 2.0**20},
-        "data": {
-            "train": str(images / "train"),
-            "val": str(images / "val"),
-            "size": 8,
-            "resize": 8,
-            "crop_area": [0.5, 1.0],
-            "threads": 1,
-        },
+        "data": (
+            {"train": str(images / "train"), "val": str(images / "val"), "size": 8, "resize": 8}
+            | {"crop_area": [0.5, 1.0], "threads": 1}
+        ),
         "optimizer": {"lr": 0.02, "weight_decay": 0.001},
         "training": {"batch_size": 4, "epochs": 3, "device": "cpu"},
         "snapshot": {"every": "1 iteration"},

@@ -28,14 +28,10 @@ RECIPE = {
     "progressive": {"until": [1, 2], "sizes": [8, 12]},
     "optimizer": {"name": "LARS", "lr": 1.0, "base_batch_size": 16, "weight_decay": 0.001},
     "schedule": {"kind": "poly", "warmup_epochs": 1, "end_lr": 0.125, "power": 2.0},
-    "training": {
-        "batch_size": 4,
-        "accumulation_steps": 2,
-        "epochs": 3,
-        "device": "cpu",
-        "label_smoothing": 0.1,
-        "ema_decay": 0.75,
-    },
+    "training": (
+        {"batch_size": 4, "accumulation_steps": 2, "epochs": 3, "device": "cpu", "label_smoothing": 0.1}
+        | {"ema_decay": 0.75}
+    ),
     "snapshot": {"every": "5 iterations"},
     "log": {"every": "3 iterations"},
 }

@@ -204,16 +204,11 @@ MESSAGES = [
 
 @pytest.mark.parametrize(("change", "message"), MESSAGES)
 def test_messages(change, message):
-    given = {
-        "x_shape": (2, 6, 6, 8),
-        "w_shape": (5, 3, 3, 8),
-        "moves": (1, 1, 0, 0, 1, 1, 1),
-        "x": np.zeros(576, np.float32),
-        "w": np.zeros(360, np.float32),
-        "b": None,
-        "relu": 0,
-        "y": np.zeros(160, np.float32),
-    }
+    given = (
+        {"x_shape": (2, 6, 6, 8), "w_shape": (5, 3, 3, 8), "moves": (1, 1, 0, 0, 1, 1, 1)}
+        | {"x": np.zeros(576, np.float32), "w": np.zeros(360, np.float32), "b": None, "relu": 0}
+        | {"y": np.zeros(160, np.float32)}
+    )
     with pytest.raises(ValueError, match=f"^conv_fprop: {message}$"):
         library().conv_fprop(*(given | change).values())
 

@@ -21,19 +21,12 @@ shapes = st.tuples(
     st.sampled_from([1, 2, 3, 4, 7, 8, 9, 12, 15, 16, 17, 49, 64, 99, 200]),
 )
 epsilons, decays = st.sampled_from([2e-5, 1e-3]), st.sampled_from([0.9, 0.5])
-SHAPES = {
-    "whole units": (3, 8, 6, 8),
-    "7x7": (5, 16, 7, 7),
-    "odd planes, no whole array": (3, 5, 3, 7),
-    "planes as short as a unit": (4, 16, 3, 3),
-    "single pixels": (40, 24, 1, 1),
-    "no axes": (40, 24),
-    "three axes": (2, 3, 3, 4, 6),
-    "one channel, many parts": (2, 1, 61, 96),
-    "groups": (1, 12, 250, 1),
-    "many channels": (2, 1100, 3, 3),
-    "one element": (1, 1, 1, 1),
-}
+SHAPES = (
+    {"whole units": (3, 8, 6, 8), "7x7": (5, 16, 7, 7), "odd planes, no whole array": (3, 5, 3, 7)}
+    | {"planes as short as a unit": (4, 16, 3, 3), "single pixels": (40, 24, 1, 1), "no axes": (40, 24)}
+    | {"three axes": (2, 3, 3, 4, 6), "one channel, many parts": (2, 1, 61, 96), "groups": (1, 12, 250, 1)}
+    | {"many channels": (2, 1100, 3, 3), "one element": (1, 1, 1, 1)}
+)
 
 
 def norms_of(side):

@@ -403,32 +403,14 @@ def _adaption(side):
 
 
 _ANY = ["MomentumSGD", "SMORMS3", "MSVAG", "Adam"]
-EVENTS = {
-    _own_rate: _ANY,
-    _other_hyperparam: _ANY,
-    _own_parent: _ANY,
-    _new_rule: _ANY,
-    _rule_of_another_class: _ANY,
-    _no_rule: _ANY,
-    _rules_swapped: _ANY,
-    _other_t: _ANY,
-    _disable: _ANY,
-    _optimizer_hook: _ANY,
-    _other_rate_of_a_hook: _ANY,
-    _rule_hook: _ANY,
-    _unknown_hooks: _ANY,
-    _post_hooks: _ANY,
-    _users_rule: _ANY,
-    _parameter_added: _ANY,
-    _parameter_replaced: _ANY,
-    _parameter_deleted: _ANY,
-    _parameter_renamed: _ANY,
-    _lazy: _ANY,
-    _other_state: _ANY,
-    _eps_inside: ["RMSprop"],
-    _other_variant_of_adam: ["AMSBound"],
-    _adaption: ["LARS", "LAMB"],
-}
+EVENTS = (
+    {_own_rate: _ANY, _other_hyperparam: _ANY, _own_parent: _ANY, _new_rule: _ANY, _rule_of_another_class: _ANY}
+    | {_no_rule: _ANY, _rules_swapped: _ANY, _other_t: _ANY, _disable: _ANY, _optimizer_hook: _ANY}
+    | {_other_rate_of_a_hook: _ANY, _rule_hook: _ANY, _unknown_hooks: _ANY, _post_hooks: _ANY, _users_rule: _ANY}
+    | {_parameter_added: _ANY, _parameter_replaced: _ANY, _parameter_deleted: _ANY, _parameter_renamed: _ANY}
+    | {_lazy: _ANY, _other_state: _ANY, _eps_inside: ["RMSprop"], _other_variant_of_adam: ["AMSBound"]}
+    | {_adaption: ["LARS", "LAMB"]}
+)
 
 
 def _runs():

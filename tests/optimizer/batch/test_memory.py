@@ -126,18 +126,11 @@ def test_a_1x1_filter_is_in_both_orders():
 
 # --- NumPy
 
-SHAPES = {
-    "half3x3": ((4, 3, 3, 3), F16),
-    "half1x1": ((4, 3, 1, 1), F16),
-    "half1x3": ((5, 4, 1, 3), F16),
-    "half_one_input": ((4, 1, 3, 3), F16),
-    "half_large": ((16, 15, 3, 3), F16),
-    "single3x3": ((4, 3, 3, 3), F32),
-    "single1x1": ((4, 3, 1, 1), F32),
-    "empty": ((0, 3, 3, 3), F16),
-    "matrix": ((3, 5), F16),
-    "vector": ((7,), F32),
-}
+SHAPES = (
+    {"half3x3": ((4, 3, 3, 3), F16), "half1x1": ((4, 3, 1, 1), F16), "half1x3": ((5, 4, 1, 3), F16)}
+    | {"half_one_input": ((4, 1, 3, 3), F16), "half_large": ((16, 15, 3, 3), F16), "single3x3": ((4, 3, 3, 3), F32)}
+    | {"single1x1": ((4, 3, 1, 1), F32), "empty": ((0, 3, 3, 3), F16), "matrix": ((3, 5), F16), "vector": ((7,), F32)}
+)
 
 
 def _values(shape, dtype, seed):

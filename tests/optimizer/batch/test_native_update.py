@@ -197,27 +197,12 @@ UNALIGNED = np.zeros(17, np.uint8)[1:].view(F32)
 
 
 WRONG_TABLES = [
-    (),
-    ("Sgd", (), 3),
-    ("Sgd", [], []),
-    ("Sgd", ("WeightDecay",) * 9, []),
-    ("Sgd", ("Sgd",), []),
-    ("sgd", (), []),
-    ("\ud800", (), []),
-    (7, (), []),
-    ("Sgd", (), [ONE]),
-    ("Sgd", (), [(None, ONE, ONE)]),
-    ("MomentumSgd", (), [(None, ONE)]),
-    ("MomentumSgd", (), [(None, ONE, ONE[1:])]),
-    ("Sgd", (), [(None, ONE), (None, ONE[::2])]),
-    ("Sgd", (), [(None, READ_ONLY)]),
-    ("Sgd", (), [(None, UNALIGNED)]),
-    ("Sgd", (), [(None, ONE.astype(float))]),
-    ("Sgd", (), [(None, ONE.astype(">f4"))]),
-    ("Sgd", (), [(ONE, ONE)]),
-    ("Sgd", (), [(ONE[1:].astype(F16), ONE)]),
-    ("Sgd", (), [(None, None)]),
-    (None, (), [(None, ONE, ONE)]),
+    *((), ("Sgd", (), 3), ("Sgd", [], []), ("Sgd", ("WeightDecay",) * 9, []), ("Sgd", ("Sgd",), []), ("sgd", (), [])),
+    *(("\ud800", (), []), (7, (), []), ("Sgd", (), [ONE]), ("Sgd", (), [(None, ONE, ONE)])),
+    *(("MomentumSgd", (), [(None, ONE)]), ("MomentumSgd", (), [(None, ONE, ONE[1:])])),
+    *(("Sgd", (), [(None, ONE), (None, ONE[::2])]), ("Sgd", (), [(None, READ_ONLY)]), ("Sgd", (), [(None, UNALIGNED)])),
+    *(("Sgd", (), [(None, ONE.astype(float))]), ("Sgd", (), [(None, ONE.astype(">f4"))]), ("Sgd", (), [(ONE, ONE)])),
+    *(("Sgd", (), [(ONE[1:].astype(F16), ONE)]), ("Sgd", (), [(None, None)]), (None, (), [(None, ONE, ONE)])),
 ]
 
 
@@ -238,15 +223,8 @@ def test_wrong_steps_are_refused():
     native, table = library(), library().update_table("Sgd", ("WeightDecay",), [(None, master), (None, ONE.copy())])
     good = [ONE, ONE]
     for gradients, inverses in (
-        ([ONE], 1.0),
-        ((ONE, ONE), 1.0),
-        (good, None),
-        (good, [1.0]),
-        (good, [1.0, "a"]),
-        ([ONE, ONE[1:]], 1.0),
-        ([ONE, UNALIGNED], 1.0),
-        ([ONE, ONE.astype(float)], 1.0),
-        ([ONE, None], 1.0),
+        *(([ONE], 1.0), ((ONE, ONE), 1.0), (good, None), (good, [1.0]), (good, [1.0, "a"]), ([ONE, ONE[1:]], 1.0)),
+        *(([ONE, UNALIGNED], 1.0), ([ONE, ONE.astype(float)], 1.0), ([ONE, None], 1.0)),
         ([ONE, np.zeros((4, 2), F32)[:, 0]], 1.0),
     ):
         with pytest.raises((ValueError, TypeError, BufferError)):

@@ -112,12 +112,8 @@ def test_copies_answer_for_their_own_parameters(copied):
 
 
 REFUSED = [
-    ("ndim<=1", "'ndim<=1'"),
-    (True, "True"),
-    (int, "the class int"),
-    (L.Linear(2, 2), "Linear"),
-    ((L.Linear, None), "None"),
-    ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)"),
+    *(("ndim<=1", "'ndim<=1'"), (True, "True"), (int, "the class int"), (L.Linear(2, 2), "Linear")),
+    *(((L.Linear, None), "None"), ((L.Linear, ("ndim <= 1",)), "('ndim <= 1',)")),
     (np.zeros(2), "ndarray, shape (2,) float64"),
 ]
 

@@ -117,12 +117,8 @@ def test_links_that_run_twice_and_own_parameters_of_a_chain():
             y = network(x)
         network(x)  # is not seen
     assert [(name, kind) for name, kind, _ in seen] == [
-        ("after the input: ReLU", "ReLU"),
-        ("shared", "Linear"),
-        ("after shared: ReLU", "ReLU"),
-        ("shared (2)", "Linear"),
-        ("after shared: ReLU (2)", "ReLU"),
-        ("_Twice", "_Twice"),
+        *(("after the input: ReLU", "ReLU"), ("shared", "Linear"), ("after shared: ReLU", "ReLU")),
+        *(("shared (2)", "Linear"), ("after shared: ReLU (2)", "ReLU"), ("_Twice", "_Twice")),
     ]
     np.testing.assert_array_equal(seen[0][2], np.maximum(x, 0))
     np.testing.assert_array_equal(seen[-2][2], y.array)
