@@ -125,17 +125,10 @@ class DeviceBatch:
             raise RuntimeError("call check() before update()")
         self.follow_bases()
         address = self._address
-        self._launch(
-            "update",
-            self.table.chunks + self.table.restores,
-            [
-                self.table.restores,
-                *map(address, (self._skip, skip)),
-                int(zero_gradients),
-                *kernel_arguments(StepCounter, counter, address),
-                *kernel_arguments(DynamicLossScale, scaler, address),
-            ],
-        )
+        arguments = [self.table.restores, *map(address, (self._skip, skip)), int(zero_gradients)]
+        for kind, state in ((StepCounter, counter), (DynamicLossScale, scaler)):
+            arguments += kernel_arguments(kind, state, address)
+        self._launch("update", self.table.chunks + self.table.restores, arguments)
         *_, copied = self._step
         if zero_gradients:
             for gradient in copied:
