@@ -38,20 +38,7 @@ _HOMES = {
 # Packages and modules that are attributes after a plain ``import mixprec``.
 _MODULES = ("data", "export", "functions", "graph_capture", "links", "patches", "recipes", "training")
 
-__all__ = [
-    "KFAC",
-    "DynamicLossScale",
-    "LossScaleExhausted",
-    "MixedPrecisionOptimizer",
-    "NoLossScale",
-    "StaticLossScale",
-    "capture",
-    "convert",
-    "offload",
-    "recompute",
-    "revert",
-    *_OWN,
-]
+__all__ = [*_HOMES]
 
 if TYPE_CHECKING:
     from mixprec import data as data
@@ -62,15 +49,18 @@ if TYPE_CHECKING:
     from mixprec import patches as patches
     from mixprec import recipes as recipes
     from mixprec import training as training
-    from mixprec.activation_memory.offloading import offload
-    from mixprec.activation_memory.recomputation import recompute
-    from mixprec.graph_capture.captured import capture
-    from mixprec.kfac.preconditioner import KFAC
-    from mixprec.optimizer import MixedPrecisionOptimizer
+    from mixprec.activation_memory.offloading import offload as offload
+    from mixprec.activation_memory.recomputation import recompute as recompute
+    from mixprec.graph_capture.captured import capture as capture
+    from mixprec.kfac.preconditioner import KFAC as KFAC
+    from mixprec.optimizer import MixedPrecisionOptimizer as MixedPrecisionOptimizer
     from mixprec.optimizer.rules.own_optimizers import *  # noqa: F403
-    from mixprec.precision.fixed_scales import NoLossScale, StaticLossScale
-    from mixprec.precision.loss_scale import DynamicLossScale, LossScaleExhausted
-    from mixprec.rewrite.convert import convert, revert
+    from mixprec.precision.fixed_scales import NoLossScale as NoLossScale
+    from mixprec.precision.fixed_scales import StaticLossScale as StaticLossScale
+    from mixprec.precision.loss_scale import DynamicLossScale as DynamicLossScale
+    from mixprec.precision.loss_scale import LossScaleExhausted as LossScaleExhausted
+    from mixprec.rewrite.convert import convert as convert
+    from mixprec.rewrite.convert import revert as revert
 else:  # with a ``__getattr__`` a type checker would accept any name
 
     def __getattr__(name):

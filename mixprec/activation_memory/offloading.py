@@ -89,13 +89,8 @@ def offload(
     if not isinstance(to, (str, os.PathLike)) or not os.fspath(to):
         raise OneLineError(f'arrays are offloaded to "host" or to a folder; found {to!r}')
     arguments.flag("recompute", recompute)
-    return Offload(
-        Plans(
-            check_budget(budget), recompute, arguments.whole("smallest", smallest, 1), arguments.function("say", say)
-        ),
-        to,
-        smallest,
-    )
+    budget, least = check_budget(budget), arguments.whole("smallest", smallest, 1)
+    return Offload(Plans(budget, recompute, least, arguments.function("say", say)), to, smallest)
 
 
 class Offload:

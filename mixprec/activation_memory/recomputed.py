@@ -184,12 +184,8 @@ class _Outputs:
 
     def __init__(self, result, changed, inside):
         self.result = result
-        self._slots = [
-            (change, key)
-            for change in changed
-            for key, value in change.after.items()
-            if isinstance(value, chainer.Variable)
-        ]
+        values = ((change, key, value) for change in changed for key, value in change.after.items())
+        self._slots = [(change, key) for change, key, value in values if isinstance(value, chainer.Variable)]
         every = self._every(result)
         for variable in every:
             computed(variable)

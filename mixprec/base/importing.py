@@ -11,9 +11,7 @@ from mixprec.base.messages import OneLineError, hint, nearest, one_line, text_of
 
 _LONGEST = 400  # characters of another library's message
 _MIXPREC = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_LIBRARIES = tuple(
-    os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
+_LIBRARIES = tuple(os.path.join(sysconfig.get_path(key), "") for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class ImportPathError(OneLineError):

@@ -5,19 +5,11 @@ It imports nothing else of mixprec. Read ``registry`` (the list of patches) and 
 and ``gpu_presence`` are helpers. Each other module declares the patches of one concern, with what breaks without them.
 """
 
-# Importing the modules declares their patches.
-from mixprec.compat import (  # noqa: F401
-    chainer_imports,
-    chainer_kernels,
-    cupy14,
-    defects,
-    link_hooks,
-    losses,
-    multi_node,
-    numpy2,
-    onnx_mapping,
-    parallel_updaters,
-    scalars,
-    summary,
-    whole,
+import importlib
+
+_FILES = (
+    *("chainer_imports", "chainer_kernels", "cupy14", "defects", "link_hooks", "losses", "multi_node", "numpy2"),
+    *("onnx_mapping", "parallel_updaters", "scalars", "summary", "whole"),
 )
+for _name in _FILES:  # which declares their patches
+    importlib.import_module(f"{__name__}.{_name}")

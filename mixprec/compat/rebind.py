@@ -8,13 +8,8 @@ def rebound(function, **names):
 
     The module keeps its own: one whose ``numpy`` were replaced would fail its own ``xp is numpy`` tests.
     """
-    copy = types.FunctionType(
-        function.__code__,
-        {**function.__globals__, **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    names = {**function.__globals__, **names}
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__doc__ = function.__doc__
     copy.__qualname__ = function.__qualname__

@@ -32,35 +32,24 @@ _HOMES = {
     "to_padded_nchw": "loaders.batch",
 }
 
-__all__ = [
-    "Augmentation",
-    "BatchSpec",
-    "Crop",
-    "DaliIterator",
-    "DataError",
-    "Delivery",
-    "Mixing",
-    "Normalization",
-    "PillowIterator",
-    "Shard",
-    "SyntheticIterator",
-    "image_iterator",
-    "open_images",
-]  # and the converters to_nchw and to_padded_nchw, which are objects
+__all__ = [name for name in _HOMES if not name.startswith("to_")]  # the converters are objects
 
 if TYPE_CHECKING:
-    from mixprec.data.data_error import DataError
-    from mixprec.data.loaders.augmentation import Augmentation
+    from mixprec.data.data_error import DataError as DataError
+    from mixprec.data.loaders.augmentation import Augmentation as Augmentation
     from mixprec.data.loaders.batch import to_nchw as to_nchw
     from mixprec.data.loaders.batch import to_padded_nchw as to_padded_nchw
-    from mixprec.data.loaders.dali import DaliIterator
-    from mixprec.data.loaders.epochs import Shard
-    from mixprec.data.loaders.loader_choice import image_iterator
-    from mixprec.data.loaders.pillow import PillowIterator
-    from mixprec.data.loaders.spec import BatchSpec, Crop, Delivery, Normalization
-    from mixprec.data.loaders.synthetic import SyntheticIterator
-    from mixprec.data.mixing import Mixing
-    from mixprec.data.sources.opening import open_images
+    from mixprec.data.loaders.dali import DaliIterator as DaliIterator
+    from mixprec.data.loaders.epochs import Shard as Shard
+    from mixprec.data.loaders.loader_choice import image_iterator as image_iterator
+    from mixprec.data.loaders.pillow import PillowIterator as PillowIterator
+    from mixprec.data.loaders.spec import BatchSpec as BatchSpec
+    from mixprec.data.loaders.spec import Crop as Crop
+    from mixprec.data.loaders.spec import Delivery as Delivery
+    from mixprec.data.loaders.spec import Normalization as Normalization
+    from mixprec.data.loaders.synthetic import SyntheticIterator as SyntheticIterator
+    from mixprec.data.mixing import Mixing as Mixing
+    from mixprec.data.sources.opening import open_images as open_images
 else:  # with a ``__getattr__`` a type checker would take any name
 
     def __getattr__(name):

@@ -44,14 +44,10 @@ class Members:
                 self._replaced[name] = weakref.ref(param), number + 1
         self.keys = [(name, param.shape, self._replaced[name][1]) for name, param in self.initialized]
         devices = _DeviceNames()
-        self.description = tuple(
-            (
-                name,
-                *(("none yet", "", "", "") if a is None else (a.shape, a.dtype.name, axes(a), devices.of(a))),
-                self._replaced[name][1],
-            )
-            for (name, _), a in zip(named, self._arrays, strict=True)
-        )
+        none, arrays = ("none yet", "", "", ""), self._arrays
+        kinds = [none if a is None else (a.shape, a.dtype.name, axes(a), devices.of(a)) for a in arrays]
+        described = zip(named, kinds, strict=True)
+        self.description = tuple((name, *kind, self._replaced[name][1]) for (name, _), kind in described)
         self._number = zlib.crc32(repr(self.description).encode())
 
     def fingerprint(self, updates=0):

@@ -54,20 +54,14 @@ def _converter(build):
     return convert
 
 
-_OF_TWO_AXES = {
-    "ksize": ("kh", "kw"),
-    "stride": ("sy", "sx"),
-    "pad": ("ph", "pw"),
-    "dilate": ("dy", "dx"),
-    "outs": ("outh", "outw"),
-}
+_OF_TWO_AXES = {"ksize": "kh kw", "stride": "sy sx", "pad": "ph pw", "dilate": "dy dx", "outs": "outh outw"}
 
 
 def _of_axes(function, *names):
     """Returns a function's arguments for each axis of an image as a list of tuples, also if it has two axes only."""
     if hasattr(function, names[0]):
         return [getattr(function, name) for name in names]
-    return [tuple(getattr(function, each) for each in _OF_TWO_AXES[name]) for name in names]
+    return [tuple(getattr(function, each) for each in _OF_TWO_AXES[name].split()) for name in names]
 
 
 def _convolution_nd(nodes):

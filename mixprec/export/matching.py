@@ -109,7 +109,8 @@ def _converted(name, value, here):
         kind = "f" if value.dtype == BFLOAT16 else value.dtype.kind
     except (AttributeError, TypeError, RuntimeError, NotImplementedError) as error:
         raise WeightsError(f"{name} is not a dense tensor of numbers") from error
-    wanted, dtype, words = ("iu", np.int64, "integers") if _is_integer(here) else ("f", np.float32, "floating point")
+    is_integer = here.dtype.kind in "iu"
+    wanted, dtype, words = ("iu", np.int64, "integers") if is_integer else ("f", np.float32, "floating point")
     if kind not in wanted:
         raise WeightsError(f"{name} is {value.dtype}; wanted: {words}")
     with np.errstate(over="ignore"):
@@ -137,7 +138,3 @@ def _is_count(name):
 
 def _is_initialized(here):
     return here.dtype != object
-
-
-def _is_integer(here):
-    return here.dtype.kind in "iu"

@@ -24,14 +24,7 @@ SUFFIXES = (".npz", ".safetensors", ".pt", ".pth")
 # Prefixes of the network in a snapshot of a training run: its weights, and their average, which validation uses.
 _SNAPSHOT = "updater/model:main/predictor/", "extensions/average/average/predictor/"
 _TORCH_SIZE = " (200 MB, or gigabytes with CUDA)"
-_SAFETENSORS = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": BFLOAT16,
-    "I64": np.int64,
-    "I32": np.int32,
-}
+_STORED = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": BFLOAT16, "I64": np.int64, "I32": np.int32}
 
 
 class WeightFile:
@@ -122,12 +115,8 @@ def _read_npz(file):
         arrays = read_arrays(file, _of_network, _objects)
     except Damaged as error:
         raise WeightsError(f"damaged, or not an .npz file ({error})") from error
-    of_network = {
-        name.removeprefix(prefix): array
-        for prefix in _SNAPSHOT
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
+    named = ((prefix, name) for prefix in _SNAPSHOT for name in arrays if name.startswith(prefix))
+    of_network = {name.removeprefix(prefix): arrays[name] for prefix, name in named}
     return of_network or arrays
 
 
@@ -154,9 +143,9 @@ def _read_safetensors(file):
 
 
 def _array(name, tensor):
-    if tensor["dtype"] not in _SAFETENSORS:
-        raise WeightsError(f"{name} is {tensor['dtype']}; wanted: one of {', '.join(_SAFETENSORS)}")
-    return np.frombuffer(tensor["data"], _SAFETENSORS[tensor["dtype"]]).reshape(tensor["shape"])
+    if tensor["dtype"] not in _STORED:
+        raise WeightsError(f"{name} is {tensor['dtype']}; wanted: one of {', '.join(_STORED)}")
+    return np.frombuffer(tensor["data"], _STORED[tensor["dtype"]]).reshape(tensor["shape"])
 
 
 def _write_safetensors(file, network):

@@ -79,8 +79,6 @@ class Deconvolution2D(FilterNode):
     def gradients(self, primitives, indexes, dy):
         x, w = self.retained()
         dw = self.wgrad(primitives, dy, x, w.shape) if 1 in indexes else None
-        return (
-            primitives.conv_fprop(dy, w, self.convolution) if 0 in indexes else None,
-            dw,
-            primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None,
-        )[: len(self.inputs)]
+        dx = primitives.conv_fprop(dy, w, self.convolution) if 0 in indexes else None
+        db = primitives.bias_grad(dy, self._bias_dtype) if 2 in indexes else None
+        return (dx, dw, db)[: len(self.inputs)]

@@ -216,13 +216,8 @@ def _is_taken_as_two(node):
 def is_ours(node=None):
     """Whether gradients are only arrays, and no hook watches additions of Chainer or of a function node."""
     config = chainer.config
-    return not (
-        config.enable_backprop
-        or config.debug
-        or config.schedule_func
-        or chainer.get_function_hooks()
-        or (node is not None and node._n_local_function_hooks)
-    )
+    is_watched = config.enable_backprop or config.debug or config.schedule_func or chainer.get_function_hooks()
+    return not (is_watched or (node is not None and node._n_local_function_hooks))
 
 
 def _reduce(gradients):

@@ -26,13 +26,7 @@ _ARITHMETIC = ("activation", "connection", "math", "normalization", "pooling")
 
 # Gradients of functions that copy an element several times. Chainer's code and CuPy's atomic additions add them up one
 # after the other in the dtype of the array.
-_SUMS_OF_GRADIENTS = (
-    as_strided.AsStridedGrad,
-    embed_id.EmbedIDGrad,
-    get_item.GetItemGrad,
-    im2col.Im2ColGrad,
-    repeat.RepeatGrad,
-)
+_SUMMING = (as_strided.AsStridedGrad, embed_id.EmbedIDGrad, get_item.GetItemGrad, im2col.Im2ColGrad, repeat.RepeatGrad)
 
 _MOVING = (embed_id.EmbedIDFunction,)  # it chooses rows of a table, which is large
 
@@ -57,16 +51,14 @@ def install():
         for cls in list(vars(importlib.import_module(name)).values()):
             if inspect.isclass(cls) and cls.__module__ == name and issubclass(cls, chainer.FunctionNode):
                 method = _method(cls)
-                if method in cls.__dict__ and cls not in (*_SUMS_OF_GRADIENTS, *_MIXED, *_MOVING):
+                if method in cls.__dict__ and cls not in (*_SUMMING, *_MIXED, *_MOVING):
                     _EVERY.apply_to(cls, method)
 
 
 @functools.cache
 def _modules():
-    packages = [importlib.import_module(f"chainer.functions.{name}") for name in _ARITHMETIC]
-    return [
-        f"{package.__name__}.{each.name}" for package in packages for each in pkgutil.iter_modules(package.__path__)
-    ]
+    homes = [importlib.import_module(f"chainer.functions.{name}") for name in _ARITHMETIC]
+    return [f"{home.__name__}.{each.name}" for home in homes for each in pkgutil.iter_modules(home.__path__)]
 
 
 def _method(cls):
@@ -120,7 +112,7 @@ def _target(cls):
 _WHEN = "mixprec.convert"
 _WHY = "Without it NumPy rounds to float16 after every addition of a sum, and takes 20 to 30 times as long."
 _SUMS = Patch(
-    list(map(_target, _SUMS_OF_GRADIENTS)),
+    list(map(_target, _SUMMING)),
     _widening_everywhere,
     "Without it gradients of what is copied to several places are added up in float16, one after the other.",
     _WHEN,

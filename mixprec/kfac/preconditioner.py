@@ -199,12 +199,8 @@ class KFAC:
         for _, parameters in layers:
             for each in parameters:
                 unscaled(*each)
-        if not all(
-            np.isfinite(master.grad).all()
-            for _, parameters in layers
-            for _, _, master in parameters
-            if on_host(master.grad)
-        ):
+        gradients = (master.grad for _, parameters in layers for _, _, master in parameters)
+        if not all(np.isfinite(gradient).all() for gradient in gradients if on_host(gradient)):
             return set()
         counts = layers[0][0].counts
         self._numbers.take(self._values(optimizer), counts)

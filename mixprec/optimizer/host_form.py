@@ -39,11 +39,8 @@ class HostForm(UpdateForm):
         members = [number[id(param)] for param in self._params]
         self._members = None if members == list(range(len(params))) else members
         # A gradient with its axes in this order is C-contiguous if it lies as its parameter does.
-        self._turned = [
-            (number, axes(entry.master.array))
-            for number, entry in enumerate(entries)
-            if not entry.master.array.flags.c_contiguous
-        ]
+        masters = enumerate(entry.master.array for entry in entries)
+        self._turned = [(number, axes(array)) for number, array in masters if not array.flags.c_contiguous]
         groups = {}
         for number, entry in enumerate(entries):
             groups.setdefault(_key(entry), []).append((number, entry))

@@ -57,8 +57,7 @@ class StepState:
     def numbers(self) -> dict[str, float]:
         """Returns the settings by name, as the rules take them."""
         return {
-            name: if_none if (number := getattr(self, name)) is None else number
-            for name, if_none in self.settings.items()
+            name: if_none if (own := getattr(self, name)) is None else own for name, if_none in self.settings.items()
         }
 
     def adjust(self, overflow: Any) -> None:

@@ -136,11 +136,8 @@ class Report:
     def conv_statistics(self) -> int:
         """Number of convolutions that may take the sums of the batch normalization after them, as known so far."""
         states = [state for _, _, state, _, _ in self._rows if state is not None]
-        return sum(
-            train and site.following is not None
-            for state in states
-            for (train, _), site in state.convolution_sites.items()
-        )
+        sites = (item for state in states for item in state.convolution_sites.items())
+        return sum(train and site.following is not None for (train, _), site in sites)
 
     @property
     def unknown_links(self) -> dict[tuple[str, str], str]:

@@ -249,13 +249,9 @@ def _add(scope, node, inputs):
 
 def _can_take(x, other):
     """Whether the sum of ``x``, a deferred batch normalization, with ``other`` can be deferred as well."""
-    return (
-        can_follow(x, "Add")
-        and isinstance(other, chainer.Variable)
-        and other is not x
-        and other.shape == x.shape
-        and other.dtype == x.dtype
-    )
+    if not can_follow(x, "Add") or not isinstance(other, chainer.Variable):
+        return False
+    return other is not x and other.shape == x.shape and other.dtype == x.dtype
 
 
 def _cast_alike(scope, inputs):

@@ -10,18 +10,11 @@ from chainer.training import extension
 from mixprec.base import files
 from mixprec.training.pictures import Pictures
 
+_OF_VALIDATION = {"validation/main/accuracy": "validation", "validation/main/accuracy_top5": "validation, top 5"}
 # file name -> (title, base of the y axis if that is logarithmic, {key of the log: label})
 _PLOTS = {
     "loss.png": ("loss", None, {"main/loss": "training", "validation/main/loss": "validation"}),
-    "accuracy.png": (
-        "accuracy",
-        None,
-        {
-            "main/accuracy": "training",
-            "validation/main/accuracy": "validation",
-            "validation/main/accuracy_top5": "validation, top 5",
-        },
-    ),
+    "accuracy.png": ("accuracy", None, {"main/accuracy": "training", **_OF_VALIDATION}),
     "learning_rate.png": ("learning rate", None, {"lr": "learning rate"}),
     "loss_scale.png": ("loss scale", 2, {"loss_scale": "loss scale"}),
     "gradient_norm.png": ("gradient norm, unscaled", 10, {"gradient_norm": "gradient norm"}),

@@ -81,16 +81,10 @@ def _remedy():
 
 def _help():
     width = max(map(len, COMMANDS))
-    return "\n".join(
-        [
-            "usage: mixprec COMMAND [ARGUMENT ...]",
-            "",
-            f"Mixed-precision training for Chainer, version {VERSION}.",
-            "",
-            *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
-            "",
-            "mixprec COMMAND --help shows its arguments, mixprec --version the version.",
-        ]
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return (
+        f"usage: mixprec COMMAND [ARGUMENT ...]\n\nMixed-precision training for Chainer, version {VERSION}.\n\n{rows}\n"
+        "\nmixprec COMMAND --help shows its arguments, mixprec --version the version."
     )
 
 

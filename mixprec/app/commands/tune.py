@@ -35,11 +35,7 @@ def main(argv):
     arguments = _parse(argv)
     try:
         config = synthetic_run.load(
-            arguments.config,
-            arch=arguments.arch,
-            batch=arguments.batch,
-            size=arguments.size,
-            overrides=arguments.set,
+            arguments.config, arch=arguments.arch, batch=arguments.batch, size=arguments.size, overrides=arguments.set
         )
         network = networks.find(config.model, MODELS)
         specifier, device = gpus.resolve_device("auto")

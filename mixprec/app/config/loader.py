@@ -173,12 +173,10 @@ def _build(path, settings, known):
     if missing:
         raise ConfigError(path, f"missing keys: {', '.join(missing)}; they have no default")
     values = {name: settings[name].value if name in settings else key.default for name, key in known.items()}
-    config = Config(
-        **{
-            section: declaration(**{key: values[f"{section}.{key}"] for key in _names(section, known)})
-            for section, declaration in sections(Config).items()
-        }
-    )
+    made = {}
+    for section, declaration in sections(Config).items():
+        made[section] = declaration(**{key: values[f"{section}.{key}"] for key in _names(section, known)})
+    config = Config(**made)
     for rule in Config.RULES:
         if not rule.holds(config):
             raise _impossible(rule, config, values, settings, path)

@@ -4,6 +4,7 @@
 :mod:`mixprec.app.config.writer` makes YAML and the reference of them.
 """
 
+import operator
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import ClassVar
@@ -25,6 +26,12 @@ def _only(key, other, *values):
         f"{key} only with {other} {' or '.join(values)}",
         lambda config: own(config) is None or own(config) is False or others(config) in values,
     )
+
+
+def _compared(low, sign, high):
+    """Returns the rule of two numbers, of which the first may be null."""
+    own, other, holds = attrgetter(low), attrgetter(high), {"<": operator.lt, "<=": operator.le}[sign]
+    return Rule((low, high), f"{low} {sign} {high}", lambda config: holds(own(config) or 0, other(config)))
 
 
 def _only_with(key, others=""):
@@ -135,11 +142,7 @@ class Config:
             "schedule.end_lr 0 unless kind is cosine or poly",
             lambda config: config.schedule.end_lr == 0 or config.schedule.kind in ("cosine", "poly"),
         ),
-        Rule(
-            ("schedule.end_lr", "optimizer.lr"),
-            "schedule.end_lr <= optimizer.lr",
-            lambda config: config.schedule.end_lr <= config.optimizer.lr,
-        ),
+        _compared("schedule.end_lr", "<=", "optimizer.lr"),
         Rule(
             ("memory.budget", "memory.to"),
             "memory.to only with memory.budget",
@@ -209,21 +212,13 @@ class Config:
             "schedule.warmup_start_lr only with schedule.warmup_epochs above 0",
             lambda config: config.schedule.warmup_start_lr is None or config.schedule.warmup_epochs > 0,
         ),
-        Rule(
-            ("schedule.warmup_start_lr", "optimizer.lr"),
-            "schedule.warmup_start_lr <= optimizer.lr",
-            lambda config: (config.schedule.warmup_start_lr or 0) <= config.optimizer.lr,
-        ),
+        _compared("schedule.warmup_start_lr", "<=", "optimizer.lr"),
         Rule(
             ("schedule.by", "schedule.warmup_epochs", "schedule.warmup_start_lr"),
             "schedule.by epoch with schedule.warmup_start_lr, if there is a warm-up",
             lambda config: _begins(config.schedule),
         ),
-        Rule(
-            ("schedule.warmup_epochs", "training.epochs"),
-            "schedule.warmup_epochs < training.epochs",
-            lambda config: config.schedule.warmup_epochs < config.training.epochs,
-        ),
+        _compared("schedule.warmup_epochs", "<", "training.epochs"),
         Rule(
             ("update.fused", "capture.mode"),
             "capture.mode off if update.fused is false: only the fused update can be captured",

@@ -21,11 +21,8 @@ def flat(config):
         >>> config.flat(config.load(config_path("digits.yaml"), ["training.epochs=3"]))["training.epochs"]
         3
     """
-    return {
-        f"{section}.{key}": _plain(value)
-        for section, values in dataclasses.asdict(config).items()
-        for key, value in values.items()
-    }
+    parts = dataclasses.asdict(config).items()
+    return {f"{section}.{key}": _plain(value) for section, values in parts for key, value in values.items()}
 
 
 def defaults():

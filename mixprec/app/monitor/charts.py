@@ -11,17 +11,11 @@ _ZERO, _SUBNORMAL, _OVERFLOW = -25, -14, 16  # log2 of magnitudes that FP16 flus
 AXES = {"iteration": "iteration", "epoch": "epoch", "elapsed_time": "seconds"}
 
 OTHERS = "other values"
+_OF_VALIDATION = {"validation/main/accuracy": "validation", "validation/main/accuracy_top5": "validation, top 5"}
 # title -> (base of a logarithmic y axis or None, {value of the log: label})
 CURVES = {
     "loss": (None, {"main/loss": "training", "validation/main/loss": "validation"}),
-    "accuracy": (
-        None,
-        {
-            "main/accuracy": "training",
-            "validation/main/accuracy": "validation",
-            "validation/main/accuracy_top5": "validation, top 5",
-        },
-    ),
+    "accuracy": (None, {"main/accuracy": "training", **_OF_VALIDATION}),
     "learning rate": (None, {"lr": "learning rate"}),
     "loss scale": (2, {"loss_scale": "loss scale"}),
     "gradient norm": (10, {"gradient_norm": "gradient norm"}),

@@ -181,11 +181,8 @@ class Log(LogFile):
         is_stretch = self._entries - self._thinned == 2 * self._every
         if self._every > 1 and is_stretch:
             self._thin(self._thinned, 2 * self._every)
-        if (
-            self._entries * len(self.columns) > _VALUES_HELD
-            and self._entries % 4 == 0
-            and (self._every == 1 or is_stretch)
-        ):
+        is_large = self._entries * len(self.columns) > _VALUES_HELD
+        if is_large and self._entries % 4 == 0 and (self._every == 1 or is_stretch):
             self._every *= 2
             self._thin(0, 4)
 

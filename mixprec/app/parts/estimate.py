@@ -65,14 +65,11 @@ def first_guess(config, optimizer, report, kept, ranks):
     params = [param for param in optimizer.target.params() if param.array is not None]
     masters = 4 * sum(param.size for param in params if param.dtype != np.float32)
     gradients = sum(param.array.nbytes for param in params if param.requires_grad)
+    model = report.parameter_bytes[1] + masters + gradients
     wide = 1 if on_gpu(device) or config.precision.compute == "float32" else 2
     example = kept + _ON_THE_WAY * wide * report.largest_activation_bytes
     scale = stage.batch_size / EXAMPLE * (stage.size / config.data.size) ** 2
-    parts = {
-        MODEL: report.parameter_bytes[1] + masters + gradients,
-        OPTIMIZER: state(optimizer),
-        BATCH: int(example * scale),
-    }
+    parts = {MODEL: model, OPTIMIZER: state(optimizer), BATCH: int(example * scale)}
     return Memory(parts, *available(device), 1 if on_gpu(device) else ranks.local_size)
 
 

@@ -179,11 +179,9 @@ def compared(config, optimizer, blocks, arrays):
         "the whole process's on its device"
     ]
     for way in ways:
-        numbers = (
-            way.note
-            if way.peak is None
-            else f"{estimates.in_words(way.peak):>10}{way.seconds:11.3g} s  {way.seconds / kept.seconds:6.2f} x"
-        )
+        numbers = way.note
+        if way.peak is not None:
+            numbers = f"{estimates.in_words(way.peak):>10}{way.seconds:11.3g} s  {way.seconds / kept.seconds:6.2f} x"
         lines.append(f"  {way.name:50}{numbers}")
     return "\n".join(lines), min(way.peak for way in own)
 

@@ -95,10 +95,8 @@ def training_shapes(config, images, rank=0, ranks=1, since=0.0):
         since: time in epochs from which steps count.
     """
     stages = zip(stages_of(config), epochs_of(config, images, ranks).epochs, strict=True)
-    still_to_come = [(stage, epochs) for stage, epochs in stages if stage.end > since]
-    return _largest_first(
-        {Shape(count, stage.size) for stage, epochs in still_to_come for count in _counts(epochs, rank)}
-    )
+    to_come = [(stage, epochs) for stage, epochs in stages if stage.end > since]
+    return _largest_first({Shape(count, stage.size) for stage, epochs in to_come for count in _counts(epochs, rank)})
 
 
 def evaluation_shapes(config, images, one_shape, rank=0, ranks=1):

@@ -152,11 +152,8 @@ def _finish(run, trainer, first, memory):
     if not ranks.is_first:
         return
     print(f"results, log and plots: {one_line(out)}; weights in FP32 for plain Chainer: {one_line(weights)}")
-    accuracies = [
-        entry["validation/main/accuracy"]
-        for entry in trainer.get_extension("LogReport").log
-        if "validation/main/accuracy" in entry
-    ]
+    name, log = "validation/main/accuracy", trainer.get_extension("LogReport").log
+    accuracies = [entry[name] for entry in log if name in entry]
     if accuracies:
         print(f"validation accuracy {accuracies[-1]:.4f}")
 

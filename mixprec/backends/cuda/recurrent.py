@@ -65,9 +65,8 @@ class Recurrents(Base):
     def recurrent_backward(self, dy, dh, dc, w, u, y, saved, layer, *, wants_dx=True, wants_states=True):
         wide, dtype, is_lstm = len(w), w.dtype, layer.kind == "lstm"
         units = wide // layer.gates
-        of_cells = (
-            (saved.cells, None) if saved.cells is not None and saved.cells.dtype == _FLOAT else (None, saved.cells)
-        )
+        is_wide = saved.cells is not None and saved.cells.dtype == _FLOAT
+        of_cells = (saved.cells, None) if is_wide else (None, saved.cells)
         is_single = layer.gates != 3 and layer.is_single  # of its states the products are the gradients
         first_dh = self._empty((layer.batch, units), dtype) if wants_states else None
         first_dc = self._empty((layer.batch, units), dtype) if is_lstm and (wants_states or is_single) else None

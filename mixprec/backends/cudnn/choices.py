@@ -79,12 +79,8 @@ class Choices:
                     fcntl.flock(lock, fcntl.LOCK_EX)
                     self._merge(*self._read())
                     self._merge(choices, never)
-                    content = {
-                        "format": _FORMAT,
-                        "environment": self._environment,
-                        "choices": self._choices,
-                        "never": self._never,
-                    }
+                    content = {"format": _FORMAT, "environment": self._environment}
+                    content |= {"choices": self._choices, "never": self._never}
                     files.write_text(self.path, json.dumps(content, indent=1, sort_keys=True) + "\n")
             except OSError as error:
                 self._warn(f"choices for cuDNN cannot be kept in {self.path}: {error}")

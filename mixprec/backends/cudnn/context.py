@@ -128,11 +128,8 @@ class CudnnContext:
                     )
                 handle = self._executor.handles.on(self._device.stream())
                 choices, text = self._choices_in(now.cache), text_of(operation, now)
-                if (
-                    now.autotune == "measure"
-                    and not SEARCH_TIME.is_left(now.search_seconds)
-                    and choices.get(text, now.compile_seconds) is None
-                ):
+                is_late = now.autotune == "measure" and not SEARCH_TIME.is_left(now.search_seconds)
+                if is_late and choices.get(text, now.compile_seconds) is None:
                     SEARCH_TIME.skip(operation, now.search_seconds)
                     now = dataclasses.replace(now, autotune="heuristic")
                 engines = Engines(

@@ -139,10 +139,7 @@ class ImageIterator(Position):
 
 def _compare(stored, settings):
     """Raises :class:`DataError` that names every setting in which a snapshot differs from this iterator."""
-    different = [
-        f"{key} is {settings.get(key)} here, {stored.get(key)} in the snapshot"
-        for key in {**settings, **stored}
-        if settings.get(key) != stored.get(key)
-    ]
+    keys = [key for key in {**settings, **stored} if settings.get(key) != stored.get(key)]
+    different = [f"{key} is {settings.get(key)} here, {stored.get(key)} in the snapshot" for key in keys]
     if different:
         raise DataError(f"the snapshot's position belongs to other data or settings: {'; '.join(different)}")

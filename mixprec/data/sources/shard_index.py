@@ -62,17 +62,13 @@ def cached_index(path, status, read):
         status (os.stat_result): Status of the shard, before it is read.
         read (callable): Function of the format that reads the shard.
     """
-    cache = cache_folder() / f"shard-index-{_hash(path)}.npz"
+    cache = cache_folder() / f"shard-index-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}.npz"
     key = f"{_VERSION} {read.__module__} {status.st_size} {status.st_mtime_ns} {path}"
     index = _load(cache, key)
     if index is None:
         index = read(path)
         _save(cache, key, index)
     return index
-
-
-def _hash(path):
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
 
 
 def _load(cache, key):

@@ -104,15 +104,11 @@ class DeviceBatch:
         self._step = gradients, factors, restores, copied
         if any(self._stages) and (self._partial is None or self._partial.shape[0] < self.table.chunks):
             self._partial = self._launcher.full((self.table.chunks, 2), 0, "float64")
-        address = self._address
+        arrays = [*map(self._address, (self._partial, self._found, self._skip))]
         for stage in range(self._passes):
             summing = _SUMMING[self._stages[stage] if stage < len(self._stages) else None]
             last = stage == self._passes - 1
-            self._launch(
-                "check",
-                self.table.chunks,
-                [*map(address, (self._partial, self._found, self._skip)), stage, summing, int(last)],
-            )
+            self._launch("check", self.table.chunks, [*arrays, stage, summing, int(last)])
         return self._skip
 
     def update(self, skip=None, scaler=None, counter=None, zero_gradients=False):
@@ -129,17 +125,10 @@ class DeviceBatch:
             raise RuntimeError("call check() before update()")
         self.follow_bases()
         address = self._address
-        self._launch(
-            "update",
-            self.table.chunks + self.table.restores,
-            [
-                self.table.restores,
-                *map(address, (self._skip, skip)),
-                int(zero_gradients),
-                *kernel_arguments(StepCounter, counter, address),
-                *kernel_arguments(DynamicLossScale, scaler, address),
-            ],
-        )
+        arguments = [self.table.restores, *map(address, (self._skip, skip)), int(zero_gradients)]
+        for kind, state in ((StepCounter, counter), (DynamicLossScale, scaler)):
+            arguments += kernel_arguments(kind, state, address)
+        self._launch("update", self.table.chunks + self.table.restores, arguments)
         *_, copied = self._step
         if zero_gradients:
             for gradient in copied:

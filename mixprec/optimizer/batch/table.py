@@ -65,9 +65,7 @@ class Table:
         self.params = [entry.param for entry in entries]
         self._masters = [entry.master for entry in entries]
         self._rules = [entry.rule for entry in entries if entry.rule is not None]
-        states = [
-            (entry.rule, name) for entry in entries if entry.rule is not None for name in all_states(entry.formula)
-        ]
+        states = [(each.rule, name) for each in entries if each.rule is not None for name in all_states(each.formula)]
         self._rule_of_states, self._names_of_states = [rule for rule, _ in states], [name for _, name in states]
         self._arrays = None  # arrays that rows point to; held so that no other array gets their addresses
         self._values = Values(entries)
@@ -108,12 +106,7 @@ class Table:
         same_rows = self._same_arrays and len(restores) == self.restores
         if not same_rows:
             self._build(self._values.size, len(restores))
-        elif (
-            same_values
-            and flat == self._flat
-            and moving == self._moving_addresses
-            and copies == self._restore_addresses
-        ):
+        elif same_values and (flat, moving, copies) == (self._flat, self._moving_addresses, self._restore_addresses):
             return
         self._arrays = None  # until everything is written
         self._moving["grad"], self._moving["factor"] = moving

@@ -78,13 +78,11 @@ def plan(optimizer, namedparams, batched=True, on_device=False):
     initialized = [(name, param, master) for name, param, master in namedparams if param.array is not None]
     obstacle = "batched=False" if not batched else _obstacle(optimizer, initialized, on_device)
     if obstacle is None:
-        result = _plan(optimizer, initialized)
-        if any(entry.rule is not None for entry in result.entries):
+        made = _plan(optimizer, initialized)
+        if any(entry.rule is not None for entry in made.entries):
             rules = [param.update_rule for _, param, _ in namedparams if param.array is None]
-            return dataclasses.replace(
-                result, waiting=tuple(rule for rule in rules if rule is not None and rule.enabled)
-            )
-        return dataclasses.replace(result, entries=(), others=frozenset(result.reasons), before=False)
+            return dataclasses.replace(made, waiting=tuple(rule for rule in rules if rule is not None and rule.enabled))
+        return dataclasses.replace(made, entries=(), others=frozenset(made.reasons), before=False)
     return _all_one_by_one(initialized, obstacle)
 
 

@@ -29,11 +29,7 @@ namespace INSTRUCTIONS {
 """
 
 
-_HEAD_OF_MODULES = [
-    "",
-    "Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.",
-    '"""',
-]
+_MODULE_HEAD = ["", "Generated from mixprec/optimizer/rules by ``python -m mixprec.optimizer.rules.generate``.", '"""']
 
 
 def files():
@@ -137,7 +133,7 @@ def _names_of_optimizers():
     }
     lines = [
         '"""The optimizers that a config can name, and the public ones of this package, without an import of Chainer.',
-        *_HEAD_OF_MODULES,
+        *_MODULE_HEAD,
         "# fmt: off",
     ]
     for name, (comment, table) in tables.items():
@@ -157,7 +153,7 @@ def _own_optimizers():
     own = _offered("module")
     lines = [
         '"""The public optimizers of this package: what a type checker reads as names of ``mixprec``.',
-        *_HEAD_OF_MODULES,
+        *_MODULE_HEAD,
         "",
         *(f"from {module} import {name}" for name, module in sorted(own.items(), key=lambda item: item[1])),
         "",
