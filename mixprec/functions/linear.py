@@ -1,12 +1,13 @@
 """Fully connected layers, and embeddings, which multiply with rows of the unit matrix."""
 
+import functools
 import math
 
 import chainer
 import chainer.functions as F
 import numpy as np
 
-from mixprec.functions import checks, layer_gradients, pending
+from mixprec.functions import checks, layer_gradients, pending, sums
 from mixprec.functions.layout import to_nchw
 from mixprec.functions.node import Node
 
@@ -75,10 +76,14 @@ class Linear(Node):
         x, W = self.retained()
         if layer_gradients.now.observer is not None:
             layer_gradients.tell_linear(self.inputs[1:], x, dy)
+        of_weights, of_bias = primitives.linear_wgrad, primitives.bias_grad
+        if sums.uses_of(self.inputs[1]) > 1:  # as in a recurrent network
+            of_weights = functools.partial(pending.product, primitives, self.inputs[1])
+            of_bias = functools.partial(pending.total, primitives, self.inputs[-1])
         return (
             primitives.linear_dgrad(dy, W) if 0 in indexes else None,
-            pending.product(primitives, self.inputs[1], x, dy) if 1 in indexes else None,
-            pending.total(primitives, self.inputs[2], dy, self._bias_dtype) if 2 in indexes else None,
+            of_weights(x, dy) if 1 in indexes else None,
+            of_bias(dy, self._bias_dtype) if 2 in indexes else None,
         )[: len(self.inputs)]
 
 

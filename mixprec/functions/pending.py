@@ -115,7 +115,7 @@ def segments(primitives, node, t, dy, rows, ignore_label):
 
 
 def _gradient(primitives, node, arrays, dtype, *kind):
-    uses, param = sums.now.uses.get(id(node), 1), node.get_variable_or_none()
+    uses, param = sums.uses_of(node), node.get_variable_or_none()
     is_kept = uses > 1 and isinstance(param, chainer.Parameter) and param.dtype == dtype
     if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
         return Pending(param, uses, kind, primitives, arrays)

@@ -178,6 +178,11 @@ class _GradTable(_backprop_utils.GradTable):
         return _backprop_utils._reduce(list(gradients))
 
 
+def uses_of(node):
+    """Returns how many functions of the current backward pass use a variable, by its node; 1 if that is not known."""
+    return now.uses.get(id(node), 1)
+
+
 def _uses(outputs):
     """Returns how often functions that a backward pass reaches use a variable, by the id of its node."""
     functions = {node._creator_node for node in outputs} - {None}
@@ -186,7 +191,7 @@ def _uses(outputs):
         for x in function.inputs:
             uses[id(x)] = uses.get(id(x), 0) + 1
             creator = x._creator_node  # the property takes longer than all the rest
-            if _is_edge(x) and now.uses.get(id(x), 1) > 1:
+            if _is_edge(x) and uses_of(x) > 1:
                 uses[id(x)] = math.inf  # the pass is a part of another one, which goes on with the gradient
             if creator is not None and x._requires_grad and creator not in functions:
                 functions.add(creator)
