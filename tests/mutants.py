@@ -411,7 +411,7 @@ MUTANTS = [
     Mutant("bound", "base/declaration.py", "app/config",
            "all(low <= number <= high", "all(low < number <= high", "batches of one image are refused"),
     Mutant("momentum-of-others", "app/config/schema.py", "app/config",
-           "config.optimizer.name in WITH_KEY[key]", "True", "a momentum without effect is taken in silence"),
+           "others(config) in values", "True", "a momentum without effect is taken in silence"),
     Mutant("first-override", "app/config/loader.py", "app/config",
            "for override in overrides:", "for override in reversed(overrides):", "the first --set wins"),
     Mutant("unknown-key", "app/config/loader.py", "app/config",

@@ -14,14 +14,7 @@ _BETTER = 1e-9  # smallest relative improvement: less is a rounding error
 _SPARE = (1.0, 0.5, 0.2)
 _AT_ONCE = -1.0
 _SHARES = (0.05, 0.15, 0.3, 0.6, 1.0)
-_CHANGES = (
-    (SWAP, KEEP),
-    (SWAP, RECOMPUTE),
-    (RECOMPUTE, SWAP),
-    (RECOMPUTE, KEEP),
-    (KEEP, SWAP),
-    (KEEP, RECOMPUTE),
-)
+_CHANGES = ((SWAP, KEEP), (SWAP, RECOMPUTE), (RECOMPUTE, SWAP), (RECOMPUTE, KEEP), (KEEP, SWAP), (KEEP, RECOMPUTE))
 _FEWEST = 2  # events between the last use in the forward pass and the first need
 
 

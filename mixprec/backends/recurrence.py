@@ -92,11 +92,15 @@ class Recurred(NamedTuple):
     reset: Any = None
 
 
+def sizes_of(lengths):
+    """Returns how many sequences of some lengths there are in each step, a tuple of int."""
+    return tuple((len(lengths) - np.cumsum(np.bincount(lengths))[:-1]).tolist())
+
+
 def first_rows(lengths):
     """Returns the first row (T + 1,) of each step of packed sequences, and their number of rows at the end.
 
     Args:
         lengths: numbers of steps of the sequences, T at most.
     """
-    sizes = len(lengths) - np.cumsum(np.bincount(lengths))[:-1]
-    return np.concatenate([[0], np.cumsum(sizes)])
+    return np.concatenate([[0], np.cumsum(sizes_of(lengths), dtype=np.int64)])

@@ -135,6 +135,4 @@ def run(node, index, function, held):
         function: callable without arguments.
         held: arrays that it reads.
     """
-    if (node, index) in now.allowed:
-        return now.side.run(function, held)
-    return function()
+    return now.side.run(function, held) if (node, index) in now.allowed else function()

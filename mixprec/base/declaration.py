@@ -57,10 +57,7 @@ def matching(pattern, text, **more):
 
 def power_of_two(text="from 2^-126 to 2^126", low=SMALLEST_SCALE, high=LARGEST_SCALE):
     """Returns the limit of a loss scale, or of a factor on one."""
-    return Limit(
-        f"that is a power of two {text}",
-        lambda value: low <= value <= high and math.frexp(value)[0] == 0.5,
-    )
+    return Limit(f"that is a power of two {text}", lambda value: low <= value <= high and math.frexp(value)[0] == 0.5)
 
 
 def _numbers(value):

@@ -1,5 +1,6 @@
 """Messages with text from outside: file names, keys and values of a config, errors of other libraries."""
 
+import contextlib
 import difflib
 import os
 import sys
@@ -51,6 +52,15 @@ def one_line(text, limit=_LIMIT):
         return line
     tail = (limit - 3) * 2 // 5
     return f"{line[: limit - 3 - tail]}...{line[len(line) - tail :]}"
+
+
+@contextlib.contextmanager
+def reworded(error_of):
+    """A context in which an ``OSError`` becomes the error that a function makes of the reason of the system."""
+    try:
+        yield
+    except OSError as error:
+        raise error_of(error.strerror) from error
 
 
 def encoding_hint(path):

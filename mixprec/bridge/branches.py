@@ -15,9 +15,7 @@ _logger = logging.getLogger("mixprec")
 
 
 @after_import(
-    f"{_RNN}.n_step_rnn:n_step_rnn_base",
-    f"{_RNN}.n_step_lstm:n_step_lstm_base",
-    f"{_RNN}.n_step_gru:n_step_gru_base",
+    f"{_RNN}.n_step_rnn:n_step_rnn_base", f"{_RNN}.n_step_lstm:n_step_lstm_base", f"{_RNN}.n_step_gru:n_step_gru_base"
 )
 def rnn(function):
     """Without it ``F.n_step_rnn``, ``n_step_lstm`` and ``n_step_gru`` call functions that the bridge lacks.

@@ -34,9 +34,7 @@ def why_not():
         import cupy  # noqa: F401
     except Exception:
         return "CuPy cannot be imported"
-    if not gpu_is_there():
-        return "there is no GPU"
-    return ""
+    return "" if gpu_is_there() else "there is no GPU"
 
 
 def what_is_missing():

@@ -3,6 +3,4 @@
 
 def widened(value):
     """``value`` in float32 if it is a float16 scalar or array of NumPy or CuPy, else unchanged."""
-    if getattr(value, "dtype", None) == "float16":
-        return value.astype("float32")
-    return value
+    return value.astype("float32") if getattr(value, "dtype", None) == "float16" else value

@@ -69,3 +69,57 @@ class Concatenation(Node):
             dense(dy[..., self._ends[index] : self._ends[index + 1]]) if index in indexes else None
             for index in range(len(self.inputs))
         )
+
+
+class Rows(Node):
+    """Joins arrays (B, ...) along the first axis, in one launch on a device; of any one dtype."""
+
+    name = "concat_rows"
+    is_repeatable = True
+
+    def check(self, *xs):
+        for number, x in enumerate(xs):
+            checks.same_dtype(self.name, f"xs[{number}]", x, "xs[0]", xs[0])
+            if x.shape[1:] != xs[0].shape[1:]:
+                raise ValueError(f"{self.name}: xs[{number}] must be (B, *{xs[0].shape[1:]}); found shape {x.shape}")
+
+    def compute(self, primitives, *xs):
+        self._ends = list(itertools.accumulate(map(len, xs)))
+        return (primitives.concat_rows(xs),)
+
+    def gradients(self, primitives, indexes, dy):
+        return parts_of(dy, self._ends)
+
+
+class RowParts(Node):
+    """Returns the parts of an array along the first axis, as views.
+
+    Args:
+        ends: first rows behind each part.
+    """
+
+    name = "split_rows"
+    is_repeatable = True
+
+    def __init__(self, ends):
+        self._ends = ends
+
+    def compute(self, primitives, x):
+        parts = parts_of(x, self._ends)
+        self._shapes = [part.shape for part in parts]
+        return tuple(parts)
+
+    def gradients(self, primitives, indexes, *dys):
+        return (primitives.concat_rows(with_zeros(dys, self._shapes)),)
+
+
+def parts_of(array, ends):
+    """Returns views of the parts of an array along the first axis, given the first rows behind them."""
+    return [array[first:end] for first, end in itertools.pairwise((0, *ends))]
+
+
+def with_zeros(dys, shapes):
+    """Returns gradients of some shapes, zeros in place of ``None``, which not all of them are."""
+    like = next(dy for dy in dys if dy is not None)
+    xp = chainer.backend.get_array_module(like)
+    return [xp.zeros(shape, like.dtype) if dy is None else dy for dy, shape in zip(dys, shapes, strict=True)]

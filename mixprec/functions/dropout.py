@@ -38,9 +38,7 @@ def dropout(x, ratio=0.5):
         True
     """
     ratio = checks.number(Dropout.name, "ratio", ratio, 0.0, below=1.0)
-    if not chainer.config.train:
-        return chainer.as_variable(x)
-    return Dropout(ratio).apply((x,))[0]
+    return Dropout(ratio).apply((x,))[0] if chainer.config.train else chainer.as_variable(x)
 
 
 class Dropout(Node):

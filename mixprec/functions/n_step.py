@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import chainer.functions as F
 
-from mixprec.backends.recurrence import GATES, Recurrence
+from mixprec.backends.recurrence import GATES, Recurrence, sizes_of
 from mixprec.base.dtypes import STORAGE_DTYPES
-from mixprec.functions.concatenation import Concatenation
+from mixprec.functions.concatenation import Concatenation, RowParts, Rows
 from mixprec.functions.dropout import dropout
 from mixprec.functions.recurrent import PackedSequences, Recurrent, UnpackedSequences
 
@@ -48,10 +48,9 @@ class Stack(NamedTuple):
         The B sequences are sorted by falling length, so that B_t never grows.
         """
         sizes = tuple(map(len, xs))
-        packed = F.concat(xs, axis=0) if len(xs) > 1 else xs[0]
+        (packed,) = Rows().apply(tuple(xs))
         last, packed = self._computed(states, ws, bs, packed, states[0].shape[1], sizes)
-        ends = list(itertools.accumulate(sizes))[:-1]
-        return last, F.split_axis(packed, ends, 0) if ends else (packed,)
+        return last, RowParts(list(itertools.accumulate(sizes))).apply((packed,))
 
     def _computed(self, states, ws, bs, packed, batch, sizes, order=None):
         states = [[None] * len(ws) if each is None else F.separate(each, axis=0) for each in states]
@@ -70,11 +69,6 @@ class Stack(NamedTuple):
                 last.append(after)
             packed = Concatenation(self.directions).apply(results)[0] if self.directions > 1 else y
         return [F.stack(each) for each in zip(*last, strict=True)], packed
-
-
-def sizes_of(lengths):
-    """Returns how many sequences of some lengths there are in each step, a tuple."""
-    return tuple(sum(length > step for length in lengths) for step in range(max(lengths)))
 
 
 class Call:
@@ -104,7 +98,9 @@ class Call:
         """Whether :meth:`run` takes the arguments; Chainer has messages for others."""
         sizes = [len(x) for x in self.xs]
         is_sorted = sizes == sorted(sizes, reverse=True)
-        return self._is_known and is_sorted and fits(self.states, self.ws, self.bs, self.xs)
+        if not (self._is_known and is_sorted and fits(self.states, self.ws, self.bs, self.xs)):
+            return False
+        return all(each is not None and each.ndim == 3 and each.shape[1] >= sizes[0] for each in self.states)
 
     def run(self, states, ws, bs, xs):
         """Returns what the function returns, with these arguments in place of its own."""
@@ -113,12 +109,13 @@ class Call:
 
 
 def fits(states, ws, bs, xs):
-    """Whether arguments are in storage dtypes and have as many axes as a :class:`Stack` takes."""
+    """Whether xs is a list, and arguments are in storage dtypes and have as many axes as a :class:`Stack` takes."""
+    if not (isinstance(xs, (list, tuple)) and xs):
+        return False
     matrices = [*xs, *itertools.chain.from_iterable(ws)]
     given = [*matrices, *itertools.chain.from_iterable(bs), *(each for each in states if each is not None)]
     return (
-        bool(xs)
-        and all(each.ndim == 2 for each in matrices)
+        all(each.ndim == 2 for each in matrices)
         and all(each.dtype in STORAGE_DTYPES for each in given)
         and xs[0].shape[1] == ws[0][0].shape[1]
         and any(len(x) for x in xs)

@@ -11,7 +11,8 @@ import chainer
 
 from mixprec.functions import layer_gradients, sums
 
-_MOST = 64 << 20  # bytes of rows
+# Bytes of rows, and their multiple of the bytes of the parameter: beyond both, keeping more saves little time.
+_MOST, _TIMES = 4 << 20, 8
 
 
 class Pending(sums.Lazy):
@@ -22,7 +23,7 @@ class Pending(sums.Lazy):
     Args:
         param: the parameter.
         uses: number of functions that use it in this backward pass, infinity if that is not known.
-        kind: ``(function, *options)``: ``function(primitives, *arrays, *options)`` computes the gradient.
+        kind: ``(name, *options)``: the primitive of this name computes the gradient of ``(*arrays, *options)``.
         primitives: :class:`~mixprec.backends.primitives.Primitives` of the device.
         arrays: tuple of arrays of as many rows.
 
@@ -34,6 +35,7 @@ class Pending(sums.Lazy):
         super().__init__(_param=param, _uses=uses, _count=1, _primitives=primitives, _before=None, in_table=True)
         # Rows of other dtypes cannot be joined.
         self.__dict__.update(_kind=(*kind, *[array.dtype for array in arrays]), _compute=kind, _rows=[arrays])
+        self.__dict__.update(_bytes=sum(array.nbytes for array in arrays))
 
     @property
     def raw_array(self):
@@ -45,12 +47,13 @@ class Pending(sums.Lazy):
         if type(other) is Pending:
             self._count, self._uses = self._count + other._count, max(self._uses, other._uses)
             if other._kind == self._kind:
-                self._rows, other = other._rows + self._rows, other._before
+                other._rows += self._rows  # in place: there may be thousands
+                self._rows, self._bytes, other = other._rows, self._bytes + other._bytes, other._before
         if other is not None:
             self._add(other)
         if self._count == self._uses:
             return sums.computed(self)
-        if sum(array.nbytes for arrays in self._rows for array in arrays) > _MOST:
+        if self._bytes > max(_MOST, _TIMES * self._param.array.nbytes):
             self._add(self._of_rows())
         return self
 
@@ -65,11 +68,11 @@ class Pending(sums.Lazy):
         self._before = gradient if self._before is None else sums.added(self._before, gradient)
 
     def _of_rows(self):
-        (function, *options), primitives = self._compute, self._primitives
-        columns, self._rows = zip(*self._rows, strict=True), []
+        (name, *options), primitives = self._compute, self._primitives
+        columns, self._rows, self._bytes = zip(*self._rows, strict=True), [], 0
         with chainer.using_device(chainer.backend.get_device_from_array(self._param.array)):
             arrays = [each[0] if len(each) == 1 else primitives.concat_rows(each) for each in columns]
-            gradient = function(primitives, *arrays, *options)
+            gradient = getattr(primitives, name)(*arrays, *options)
         return chainer.Variable._init_unchecked(gradient, requires_grad=False, is_chainerx_array=False)
 
 
@@ -82,7 +85,7 @@ def product(primitives, node, x, dy):
         x: (B, C), which nothing may write to until the backward pass is over.
         dy: (B, K), the gradient of the product; as ``x``.
     """
-    return _gradient(primitives, node, (x, dy), dy.dtype, _product)
+    return _gradient(primitives, node, (x, dy), dy.dtype, "linear_wgrad")
 
 
 def total(primitives, node, dy, dtype):
@@ -94,7 +97,7 @@ def total(primitives, node, dy, dtype):
         dy: (..., K), which nothing may write to until the backward pass is over.
         dtype: of the bias.
     """
-    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, _total, dtype)
+    return _gradient(primitives, node, (dy.reshape(-1, dy.shape[-1]),), dtype, "bias_grad", dtype)
 
 
 def segments(primitives, node, t, dy, rows, ignore_label):
@@ -108,7 +111,7 @@ def segments(primitives, node, t, dy, rows, ignore_label):
         rows: V.
         ignore_label: label that does not count, or ``None``.
     """
-    return _gradient(primitives, node, (t, dy), dy.dtype, _segments, rows, ignore_label)
+    return _gradient(primitives, node, (dy, t), dy.dtype, "embed_backward", rows, ignore_label)
 
 
 def _gradient(primitives, node, arrays, dtype, *kind):
@@ -116,17 +119,5 @@ def _gradient(primitives, node, arrays, dtype, *kind):
     is_kept = uses > 1 and isinstance(param, chainer.Parameter) and param.dtype == dtype
     if is_kept and sums.is_ours() and layer_gradients.now.observer is None:
         return Pending(param, uses, kind, primitives, arrays)
-    function, *options = kind
-    return function(primitives, *arrays, *options)
-
-
-def _product(primitives, x, dy):
-    return primitives.linear_wgrad(x, dy)
-
-
-def _total(primitives, dy, dtype):
-    return primitives.bias_grad(dy, dtype)
-
-
-def _segments(primitives, t, dy, rows, ignore_label):
-    return primitives.embed_backward(dy, t, rows, ignore_label)
+    name, *options = kind
+    return getattr(primitives, name)(*arrays, *options)

@@ -2,10 +2,9 @@
 
 import itertools
 
-import chainer
-
 from mixprec.base.dtypes import FLOAT32
-from mixprec.functions import checks, sums
+from mixprec.functions import checks, layer_gradients, sums
+from mixprec.functions.concatenation import parts_of, with_zeros
 from mixprec.functions.node import Node, dense, terms_of
 from mixprec.functions.pending import product, total
 
@@ -32,7 +31,7 @@ class Recurrent(Node):
 
     def __init__(self, layer, units, states, counts, order=None):
         self._layer, self._units, self._has, self._counts, self._order = layer, units, states, counts, order
-        self.options = layer, units, states, counts
+        self.options = layer.gates, layer.rows, layer.batch, units, states, counts
         self.takes_two_terms = layer.is_cell  # y goes to the next layer, and to the next step
 
     def check(self, *inputs):
@@ -59,9 +58,10 @@ class Recurrent(Node):
     def compute(self, primitives, x, *rest):
         h, c, *groups = self._grouped(rest)
         w, u, *biases = (self._joined(primitives, group) for group in groups)
-        single = [index for index, count in enumerate(self._counts[:2], 1 + sum(self._has)) if count == 1]
-        self.retain_inputs((0, *single))
-        self._weights = [None, None] if single else [w, u]  # arrays of our own
+        # A cell would keep joined matrices of its own in each step.
+        self._weights = None if self._layer.is_cell or self._layer.gates == 1 else (w, u)
+        first = 1 + sum(self._has)
+        self.retain_inputs((0, *range(first, first + (0 if self._weights else sum(self._counts[:2])))))
         h, c = (None if state is None else self._sorted(primitives, state) for state in (h, c))
         y, h, c, self._saved = primitives.recurrent(x, w, u, biases, h, c, self._layer)
         self._y = y if self._saved.gates is None else None
@@ -88,14 +88,15 @@ class Recurrent(Node):
 
     def terms(self, dy, *last):
         if self._layer.is_cell and type(dy) is not sums.Sum:
-            last = None, *last
+            last = None, *last  # y is the last h, too
         return terms_of(dy, *last)
 
     def gradients(self, primitives, indexes, dy, dh, dc=None):
-        (x, *single), layer = self.retained(), self._layer
+        (x, *matrices), layer = self.retained(), self._layer
         dh, dc = (None if each is None else self._sorted(primitives, each) for each in (dh, dc))
         has_states = any(self._has)
-        w, u = [*single, None][:2] if single else self._weights
+        of_x = self._counts[0]
+        w, u = self._weights or (self._joined(primitives, part) for part in (matrices[:of_x], matrices[of_x:]))
         dx, dp, dq, dh, dc = primitives.recurrent_backward(
             *(dy, dh, dc, w, u, self._y, self._saved, layer), wants_dx=0 in indexes, wants_states=has_states
         )
@@ -103,12 +104,29 @@ class Recurrent(Node):
         found = [dx, *(self._sorted(primitives, state, back=True) for state in states)]
         *_, w, u, of_w, of_u = self._grouped(self.inputs[1:])
         before = [self._saved.states] * 2 + [self._saved.reset] if layer.kind == "gru_reset_before" else None
-        found += self._of_matrices(primitives, w, [x] * layer.gates, dp)
-        found += self._of_matrices(primitives, u, before or [self._saved.states] * layer.gates, dq)
-        found += self._of_biases(primitives, of_w, dp) + self._of_biases(primitives, of_u, dq)
+        xs, states = [x] * layer.gates, before or [self._saved.states] * layer.gates
+        if layer.is_cell and layer_gradients.now.observer is not None:
+            self._tell(w, of_w, xs, dp, is_first=not has_states)
+            self._tell(u, of_u, states, dq)
+        for nodes, compute, *arrays in (
+            (w, self._of_matrices, xs, dp),
+            (u, self._of_matrices, states, dq),
+            (of_w, self._of_biases, dp),
+            (of_u, self._of_biases, dq),
+        ):
+            here = range(len(found), len(found) + len(nodes))
+            is_wanted = not {*indexes}.isdisjoint(here)  # chainer.grad may ask for x alone
+            found += compute(primitives, nodes, *arrays) if is_wanted else [None] * len(nodes)
         if layer.kind == "gru_reset_before" and not has_states:  # Chainer's link does not use this gate then
             found[1] = found[1 + len(w)] = None
         return found
+
+    def _tell(self, nodes, biases, xs, dy, is_first=False):
+        """Tells the observer of layers about the linear layers of a cell; a GRU's first step has none for the reset."""
+        parts = [dy] if len(nodes) == 1 else self._split(dy)
+        skipped = int(is_first and len(nodes) > 1)
+        for index, (node, x, part) in list(enumerate(zip(nodes, xs, parts, strict=False)))[skipped:]:
+            layer_gradients.tell_linear((node, *biases[index : index + 1]), x, part)
 
     def _of_matrices(self, primitives, nodes, xs, dy):
         """Returns the gradients of the matrices of ``nodes``, which multiply the arrays ``xs`` of the gates."""
@@ -117,13 +135,16 @@ class Recurrent(Node):
         if self._layer.is_cell:
             parts = zip(nodes, xs, self._split(dy), strict=True) if nodes else ()
             return [product(primitives, node, x, part) for node, x, part in parts]
-        return _rows(primitives.rows_wgrad(xs[0], dy), len(nodes))
+        return self._gates_of(primitives.rows_wgrad(xs[0], dy))
 
     def _of_biases(self, primitives, nodes, dy):
         if len(nodes) < 2 or self._layer.is_cell:
             parts = self._split(dy) if len(nodes) > 1 else [dy] * len(nodes)
             return [total(primitives, node, part, node.dtype) for node, part in zip(nodes, parts, strict=True)]
-        return _rows(primitives.bias_grad(dy, nodes[0].dtype), len(nodes))
+        return self._gates_of(primitives.bias_grad(dy, nodes[0].dtype))
+
+    def _gates_of(self, gradient):
+        return parts_of(gradient, range(self._units, len(gradient) + 1, self._units))
 
     def _split(self, dy):
         units = self._units
@@ -172,14 +193,5 @@ class UnpackedSequences(Node):
         return tuple(primitives.unpack_sequences(packed, self._lengths, self._order))
 
     def gradients(self, primitives, indexes, *dys):
-        like = next(dy for dy in dys if dy is not None)
-        xp = chainer.backend.get_array_module(like)
-        shapes = [(length, self._units) for length in self._lengths]
-        dys = [xp.zeros(shape, like.dtype) if dy is None else dy for dy, shape in zip(dys, shapes, strict=True)]
+        dys = with_zeros(dys, [(length, self._units) for length in self._lengths])
         return (primitives.pack_sequences(dys, self._order),)
-
-
-def _rows(array, count):
-    """Returns views of the rows of ``count`` gates."""
-    step = len(array) // count
-    return [array[first : first + step] for first in range(0, len(array), step)]

@@ -37,6 +37,11 @@ class _Now(threading.local):
 now = _Now()
 
 
+# Attributes of a variable without a gradient.
+_OF_VARIABLE = dict.fromkeys(("_device", "_layout", "_grad", "_grad_var", "_loss_scale")) | {"_grad_valid": True}
+_OF_VARIABLE |= {"_has_chainerx_array": False, "_requires_grad": False}
+
+
 class Lazy(chainer.Variable):
     """A gradient that is computed when it is read, and is a plain variable from then on.
 
@@ -46,17 +51,7 @@ class Lazy(chainer.Variable):
 
     def __init__(self, **state):
         # Chainer's constructor is not called, as it needs an array: _data and _node are made when they are read.
-        self.__dict__.update(
-            _device=None,
-            _layout=None,
-            _grad=None,
-            _grad_valid=True,
-            _grad_var=None,
-            _has_chainerx_array=False,
-            _loss_scale=None,
-            _requires_grad=False,
-            **state,
-        )
+        self.__dict__.update(_OF_VARIABLE, **state)
 
     def compute(self):
         """Returns the gradient as a plain variable."""
@@ -132,7 +127,7 @@ class _Terms(list):
 
 
 class _Waiting(list):
-    """The gradients of a variable, one of which is not computed yet."""
+    """The gradients of a variable, some of which are not computed yet: several with ``lazy_grad_sum``."""
 
     def pop(self):
         """Removes the last one and returns it, for a function that adds to it, or starts another pass with it."""
@@ -168,7 +163,7 @@ class _GradTable(_backprop_utils.GradTable):
         if type(gradients) is list:
             if self._load_if_new and _is_taken_as_two(node):
                 gradients = self.grads[node] = _Terms(gradients)
-            elif gradients and _is_waiting(gradients[0]):
+            elif any(map(_is_waiting, gradients)):
                 gradients = self.grads[node] = _Waiting(gradients)
         return gradients
 
@@ -176,9 +171,7 @@ class _GradTable(_backprop_utils.GradTable):
         gradients = None if node is None else self.grads.get(node)
         if type(gradients) is not _Terms:
             gradient = super().pop(node)
-            if _is_waiting(gradient) and not _is_edge(node):
-                return computed(gradient)
-            return gradient
+            return computed(gradient) if _is_waiting(gradient) and not _is_edge(node) else gradient
         del self.grads[node]
         if len(gradients) == 2 and _is_taken_as_two(node):
             return Sum(*gradients)

@@ -99,9 +99,7 @@ class OtherLinks:
 
     def hold(self):
         """Whether they still have their original arrays."""
-        if not self._links:
-            return True
-        return are_same(self._objects(), self._held)
+        return not self._links or are_same(self._objects(), self._held)
 
     def _objects(self):
         arrays = [param.array for link in self._links for param in link.params()]

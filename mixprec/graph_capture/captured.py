@@ -50,9 +50,9 @@ def capture(
     scale and the running statistics, and with a communicator the sums over processes by NCCL: then either all processes
     launch, or none. ``docs/capture.md`` says what a graph cannot contain.
 
-    States that links of the model keep from step to step, such as ``c`` and ``h`` of ``L.LSTM``, belong to the graph.
-    The backward pass of a step ends at them: each call first cuts the computational graphs behind the variables that
-    the last call has left in the model.
+    States that links of the model keep from step to step, such as ``c`` and ``h`` of ``L.LSTM``, belong to the graph:
+    the next call writes into their arrays. The backward pass of a step ends at them: each call first cuts the
+    computational graphs behind the variables that the last call has left in attributes of the model's links.
 
     Args:
         optimizer: :class:`~mixprec.MixedPrecisionOptimizer`, set up.
@@ -210,12 +210,14 @@ class Captured:
                     announce("%s runs eagerly in calls in which ranks differ: %s", self._name, vote.reason)
                 if vote.kind == REFUSED:
                     raise self._error(vote.reason)
+                states = self._states.kept()
                 try:
                     result = self._called(specialization, given, vote, graphs)
                 except Exception as error:
                     can_repeat = self._capturable.is_alone and vote.reason is not UNDER_WAY
                     if not (lacks_memory(error) and can_repeat and self._drop_others(key)):
                         raise
+                    self._states.restore(states)
                     result = self._called(specialization, given, vote, graphs)
                 failure = None if specialization is None else self._failure(key, specialization)
         if failure is not None:

@@ -70,31 +70,27 @@ class TrainingStep(Capturable):
 
     def run(self, args, kwargs, *, unchains=False):
         """Runs the step; returns the loss, or the sum of the losses, a variable without a graph."""
-        arrays, kept = [], []
+        arrays, kept, made = [], [], []
 
         def collected(loss):
             arrays.append(loss.array)
+            made.append(weakref.ref(loss))
             return loss
-
-        def collected_each(losses):
-            for loss in losses:
-                yield collected(loss)
-                if unchains:
-                    loss.unchain_backward()
-                del loss  # to free memory for the next one
 
         def lossfun(*args, **kwargs):
             losses = self._lossfun(*args, **kwargs)
             if isinstance(losses, Iterator):
-                return CountedLosses(collected_each(losses), operator.length_hint(losses))
+                return CountedLosses(map(collected, losses), operator.length_hint(losses))
             kept.append(losses)
             return collected(losses)
 
-        self._optimizer._step(lossfun, args, kwargs)
-        self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
-        if unchains:
-            for loss in kept:
-                loss.unchain_backward()
+        try:
+            self._optimizer._step(lossfun, args, kwargs)
+        finally:  # a call after one that has failed begins without its graph, too
+            self._left = [weakref.ref(variable) for _, _, variable in self.outputs()[-1]]
+        if unchains:  # not after each loss: a backward pass may go on into the graph of a loss before it
+            for variable in _alive([*made, *self._left]):
+                variable.unchain_backward()
         total = sum(arrays[1:], start=arrays[0])
         if isinstance(total, np.generic):  # a sum of arrays of shape () on NumPy
             total = np.asarray(total)
@@ -106,9 +102,8 @@ class TrainingStep(Capturable):
 
     def cut(self):
         """See :meth:`Capturable.cut`: the backward pass of a step ends at its beginning, also in recurrent links."""
-        for variable in [reference() for reference in self._left]:
-            if "_node" in getattr(variable, "__dict__", ()):  # others are deferred, or gone
-                variable.unchain()
+        for variable in _alive(self._left):
+            variable.unchain()
         self._left = []
 
     def is_under_way(self):
@@ -173,31 +168,32 @@ class TrainingStep(Capturable):
                     yield f"{key} of {name}", value
 
     def outputs(self):
-        """Returns gradients and kept variables, for :meth:`restore`.
+        """Returns gradients and what links keep, for :meth:`restore`.
 
         Returns:
-            ``parameters, gradients, their loss scales, [(link, name, variable)]``: the variables are attributes such as
-            ``loss`` of a classifier.
+            ``parameters, gradients, their loss scales, [(link, name, value)]``: the values are attributes that are
+            variables or arrays, such as ``loss`` of a classifier.
         """
         index = self._optimizer._masters.index
         params = [param for param in index.params if param.array is not None]
-        variables = [
+        values = [
             (link, name, value)
             for link in index.links
             for name, value in vars(link).items()
-            if isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter)
+            if (isinstance(value, chainer.Variable) and not isinstance(value, chainer.Parameter))
+            or (_is_array(value) and name not in link._persistent)
         ]
-        return params, [param.grad for param in params], [param._loss_scale for param in params], variables
+        return params, [param.grad for param in params], [param._loss_scale for param in params], values
 
     def restore(self, outputs):
-        """Gives parameters and links the gradients and variables of :meth:`outputs`."""
-        params, gradients, scales, variables = outputs
+        """Gives parameters and links the gradients and values of :meth:`outputs`."""
+        params, gradients, scales, values = outputs
         for param, gradient, scale in zip(params, gradients, scales, strict=True):
             if param._grad is not gradient or param._grad_var is not None:
                 param.grad = gradient
             if param._loss_scale is not scale:
                 param._loss_scale = scale
-        for link, name, value in variables:
+        for link, name, value in values:
             if vars(link).get(name) is not value:
                 setattr(link, name, value)
 
@@ -244,7 +240,9 @@ class TrainingSession(GraphSession):
         self._owners, self._names = [owner for owner, _ in values], [name for _, name in values]
         self._held, self._hooks = self._objects(), local_hooks(self._links)
         self._copies = self._optimizer._statistics.copies  # held: the graph writes into them
-        self._outputs = self._step.outputs()
+        *others, values = self._step.outputs()
+        # Arrays may be the user's, who replaces them.
+        self._outputs = *others, [each for each in values if not _is_array(each[2])]
 
     def holds(self):
         """Whether parameters, arrays, rules and hooks are the same as at the capture."""
@@ -285,6 +283,11 @@ class TrainingSession(GraphSession):
         if self._preconditioner is not None:
             objects += self._preconditioner.held()
         return [*objects, *scaler.arrays, *scaler.numbers().values()]
+
+
+def _alive(references):
+    """Returns the variables that are neither gone nor deferred."""
+    return [x for x in [reference() for reference in references] if "_node" in getattr(x, "__dict__", ())]
 
 
 def _same(now, before):

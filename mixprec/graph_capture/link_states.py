@@ -40,7 +40,7 @@ class LinkState:
         return vars(self.link).get(self.name)
 
     def unusual(self):
-        """Returns its kind if that is another one than usual, or ``None``.
+        """Returns its kind if it is not the usual one, or ``None``.
 
         Raises:
             TypeError: a function has computed the variable, and the backward pass would continue beyond it.
@@ -61,6 +61,15 @@ class LinkStates(dict):
             TypeError: see :meth:`LinkState.unusual`.
         """
         return tuple(filter(None, map(LinkState.unusual, self.values())))
+
+    def kept(self):
+        """Returns the values of all states, for :meth:`restore`."""
+        return {state: state.value for state in self.values()}
+
+    def restore(self, values):
+        """Gives links the values of :meth:`kept`, before a call that has failed is repeated."""
+        for state, value in values.items():
+            vars(state.link)[state.name] = value
 
     def look(self, links):
         """Returns the attributes that may be states, before a watched call.

@@ -17,7 +17,10 @@ from mixprec.compat.registry import patch
 from mixprec.graph_capture.origin import line_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic)
-_KEPT = "uses memory that is kept from one step to the next but moves: write into the array in place"
+_KEPT = (
+    "uses memory that is kept from one step to the next but moves: write into the array in place, or keep it as an "
+    "attribute of a link"
+)
 _LOWEST_ADDRESS = 2**20  # smaller numbers are not addresses of arrays
 
 

@@ -12,33 +12,14 @@ import warnings
 
 import numpy as np
 
-# Aliases: their current names.
-_ALIASES = {
-    "Inf Infinity PINF infty": "inf",
-    "NAN NaN": "nan",
-    "bool8": "bool_",
-    "int0": "intp",
-    "uint0": "uintp",
-    "float_": "float64",
-    "longfloat": "longdouble",
-    "singlecomplex": "complex64",
-    "cfloat complex_": "complex128",
-    "clongfloat longcomplex": "clongdouble",
-    "bytes0 string_": "bytes_",
-    "str0 unicode_": "str_",
-    "object0": "object_",
-    "void0": "void",
-    "typeDict": "sctypeDict",
-    "alltrue": "all",
-    "sometrue": "any",
-    "product": "prod",
-    "cumproduct": "cumprod",
-    "rank": "ndim",
-    "round_": "round",
-    "row_stack": "vstack",
-    "trapz": "trapezoid",
-    "mat": "asmatrix",
-}
+# Aliases with their current names.
+_ALIASES = (
+    "Inf=inf Infinity=inf PINF=inf infty=inf NAN=nan NaN=nan bool8=bool_ int0=intp uint0=uintp float_=float64 "
+    "longfloat=longdouble singlecomplex=complex64 cfloat=complex128 complex_=complex128 clongfloat=clongdouble "
+    "longcomplex=clongdouble bytes0=bytes_ string_=bytes_ str0=str_ unicode_=str_ object0=object_ void0=void "
+    "typeDict=sctypeDict alltrue=all sometrue=any product=prod cumproduct=cumprod rank=ndim round_=round "
+    "row_stack=vstack trapz=trapezoid mat=asmatrix"
+)
 # Modules to which names of NumPy were moved.
 _MOVED = {
     "char": "chararray compare_chararrays",
@@ -49,9 +30,8 @@ _MOVED = {
     "lib.npyio": "DataSource",
     "rec": "format_parser",
 }
-PATHS = {name: path for names, path in _ALIASES.items() for name in names.split()} | {
-    name: f"{module}.{name}" for module, names in _MOVED.items() for name in names.split()
-}
+PATHS = dict(alias.split("=") for alias in _ALIASES.split())
+PATHS |= {name: f"{module}.{name}" for module, names in _MOVED.items() for name in names.split()}
 
 _SCALAR_TYPES = {
     "int": [np.int8, np.int16, np.int32, np.int64],
@@ -112,11 +92,7 @@ def names():
     """Returns ``{name: its meaning}`` for all names, whether or not this NumPy has them."""
     found = {name: at(path) for name, path in PATHS.items() if at(path) is not None}
     return found | {
-        "float": float,
-        "int": int,
-        "complex": complex,
-        "object": object,
-        "str": str,
+        **{kind.__name__: kind for kind in (float, int, complex, object, str)},
         "unicode": str,
         "NINF": -np.inf,
         "PZERO": 0.0,

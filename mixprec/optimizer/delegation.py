@@ -70,10 +70,7 @@ class Delegation:
             setattr(self._optimizer, name, value)
 
     def add_hook(
-        self,
-        hook: Callable[[Any], Any],
-        name: str | None = None,
-        timing: Literal["auto", "pre", "post"] = "auto",
+        self, hook: Callable[[Any], Any], name: str | None = None, timing: Literal["auto", "pre", "post"] = "auto"
     ) -> None:
         """Registers a hook of Chainer's or the user's: it sees FP32 masters with unscaled gradients.
 

@@ -174,9 +174,7 @@ def _owners_of_t(optimizer):
                 return None
             owners.append(rule)
             hooks.extend(_hooks(rule))
-    if any(may_count(type(hook)) for hook in hooks):
-        return None
-    return (optimizer, *owners)
+    return None if any(may_count(type(hook)) for hook in hooks) else (optimizer, *owners)
 
 
 def _has_hooks(optimizer):

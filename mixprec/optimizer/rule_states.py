@@ -122,9 +122,7 @@ def _rule(optimizer):
     if not isinstance(optimizer, chainer.optimizers.Adam):
         return name
     flags = tuple(flag for flag in ("amsgrad", "adabound") if getattr(optimizer, flag))
-    if name in _ADAM.values():
-        return _ADAM[flags]
-    return name + "".join(f", {flag}" for flag in flags)
+    return _ADAM[flags] if name in _ADAM.values() else name + "".join(f", {flag}" for flag in flags)
 
 
 def serialize_counters(serializer, counter, scaler):

@@ -12,6 +12,7 @@ import chainer
 from chainer.functions.activation.prelu import PReLUFunction
 from chainer.functions.array.concat import Concat
 from chainer.functions.array.reshape import Reshape
+from chainer.functions.array.split_axis import SplitAxis
 from chainer.functions.array.transpose import Transpose
 from chainer.functions.evaluation.accuracy import Accuracy
 from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
@@ -28,7 +29,7 @@ from mixprec.base.dtypes import BFLOAT16, STORAGE_DTYPES
 from mixprec.functions import pooling
 from mixprec.functions.classification import SoftmaxCrossEntropy as OurSoftmaxCrossEntropy
 from mixprec.functions.classification import accuracy_as_chainer
-from mixprec.functions.concatenation import Concatenation
+from mixprec.functions.concatenation import Concatenation, RowParts, Rows
 from mixprec.functions.dropout import Dropout as OurDropout
 from mixprec.functions.local_response_normalization import LocalResponseNormalization as OurLocalResponseNormalization
 from mixprec.functions.node import chainer_apply
@@ -154,12 +155,23 @@ def _accuracy(scope, node, inputs):
 
 
 def _concat(scope, node, inputs):
+    if node.axis == 0 and len(inputs) > 1 and len({(x.dtype, x.shape[1:]) for x in inputs}) == 1 and inputs[0].ndim < 4:
+        return Rows().apply(inputs)
     if node.axis != 1 or not in_storage_dtype(*inputs) or len({x.dtype for x in inputs}) > 1:
         return None
     if not any(is_channels_last(x) or is_part(x) for x in inputs) or any(x.ndim != 4 for x in inputs):
         return None
     images = [x if is_part(x) else scope.images(x) for x in inputs]  # a concatenation copies anyway
     return (Concatenation(len(inputs)).run(*images),)
+
+
+def _split_axis(scope, node, inputs):
+    (x,) = inputs
+    ends = node.indices_or_sections
+    if node.axis != 0 or not 0 < x.ndim < 4 or isinstance(ends, int):
+        return None
+    ends = [*map(int, ends), len(x)]
+    return RowParts(ends).apply(inputs) if ends == sorted(ends) and ends[0] >= 0 else None
 
 
 def _reshape(scope, node, inputs):
@@ -209,6 +221,7 @@ RULES = {
     AveragePooling2D: _average_pooling,
     AveragePoolingND: _average_pooling,
     Concat: _concat,
+    SplitAxis: _split_axis,
     Dropout: _dropout,
     LocalResponseNormalization: _local_response_normalization,
     MaxPoolingND: max_pooling,

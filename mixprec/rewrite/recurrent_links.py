@@ -1,42 +1,38 @@
 """Recurrent links and functions of converted models: one node a layer and direction, or a step of a cell.
 
 Chainer's own code runs where a rule does not fit: in ``layout="nchw"``, whose gradients can be differentiated again,
-for parts that are hooked, not initialized or not ``L.Linear``, and for arguments that it refuses by its own messages.
+for parts that are hooked, not initialized or not ``L.Linear``, for subclasses with ``rnn`` or ``init_hx`` of their own,
+and for arguments that it refuses by its own messages.
 """
 
 import chainer
 import chainer.links as L
+from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
-from mixprec.backends.recurrence import Recurrence
+from mixprec.backends.recurrence import Recurrence, sizes_of
 from mixprec.base.dtypes import STORAGE_DTYPES
 from mixprec.compat.registry import patch_around
 from mixprec.functions import n_step
 from mixprec.functions.recurrent import Recurrent
 from mixprec.precision.conversion_state import active, state_of
 from mixprec.precision.weight_copies import as_computed
+from mixprec.rewrite.outside import COMPUTED
 
 _WHEN = "mixprec.convert"
-KINDS = {
-    L.NStepLSTM.rnn: "lstm",
-    L.NStepBiLSTM.rnn: "lstm",
-    L.NStepGRU.rnn: "gru",
-    L.NStepBiGRU.rnn: "gru",
-    L.NStepRNNTanh.rnn: "tanh",
-    L.NStepBiRNNTanh.rnn: "tanh",
-    L.NStepRNNReLU.rnn: "relu",
-    L.NStepBiRNNReLU.rnn: "relu",
-}
+_KINDS = {"LSTM": "lstm", "GRU": "gru", "RNNTanh": "tanh", "RNNReLU": "relu"}
+KINDS = {getattr(L, f"NStep{bi}{name}").rnn: kind for name, kind in _KINDS.items() for bi in ("", "Bi")}
 
 
 @patch_around("chainer.links.rnn.n_step_rnn:NStepRNNBase._call", when=_WHEN)
 def n_step_link(original, self, hs, xs, **kwargs):
     """Without it ``L.NStepLSTM`` and the like transpose lists, and compute several nodes for each gate and step."""
-    scope, kind = active.scope, KINDS.get(type(self).rnn)
+    scope, kind = active.scope, KINDS.get(type(self).rnn) if type(self).init_hx is NStepRNNBase.init_hx else None
     if kind is None or kwargs or not _takes(scope) or not n_step.fits(hs, self.ws, self.bs, xs):
         return original(self, hs, xs, **kwargs)
-    _note(Recurrence(kind, len(xs), n_step.sizes_of([len(x) for x in xs])), self.ws)
+    _note(Recurrence(kind, len(xs), sizes_of([len(x) for x in xs])), self.ws)
     computed = _computed(scope, hs, self.ws, self.bs, xs)
-    return n_step.Stack(kind, self.dropout, self.direction).over_sequences(*computed)
+    states, ys = n_step.Stack(kind, self.dropout, self.direction).over_sequences(*computed)
+    return states, _marked(ys)
 
 
 @patch_around(
@@ -50,7 +46,8 @@ def n_step_function(original, *args, **kwargs):
     if call is None or not call.fits():
         return original(*args, **kwargs)
     _note(Recurrence(call.stack.kind, len(call.xs[0]), tuple(map(len, call.xs))), call.ws)
-    return call.run(*_computed(scope, call.states, call.ws, call.bs, call.xs))
+    *states, ys = call.run(*_computed(scope, call.states, call.ws, call.bs, call.xs))
+    return *states, _marked(ys)
 
 
 @patch_around("chainer.links.rnn.lstm:LSTM.forward", when=_WHEN)
@@ -113,7 +110,14 @@ def _cell(kind, x, states, groups, u):
     has = tuple(state is not None for state in states)
     inputs = [x, *(state for state in states if state is not None), *(each for group in groups for each in group)]
     node = Recurrent(layer, u.shape[1], has, tuple(map(len, groups)))
-    return node.apply(scope.to_compute(as_computed(scope, inputs)))
+    return _marked(node.apply(scope.to_compute(as_computed(scope, inputs))))
+
+
+def _marked(ys):
+    """Returns results; functions outside of the call get them in float32, see :mod:`mixprec.rewrite.outside`."""
+    for y in ys:
+        y.__dict__[COMPUTED] = True
+    return ys
 
 
 def _fits(link, *parts, given):

@@ -44,9 +44,7 @@ def _pad(scope, node, inputs):
 
 def _in_nhwc(value):
     """Returns a number or pair for all axes, or pairs for each of (N, C, H, W), as pairs for each of (N, H, W, C)."""
-    if value is None:
-        return None
-    return np.broadcast_to(value, (4, 2))[list(TO_NHWC)].tolist()
+    return None if value is None else np.broadcast_to(value, (4, 2))[list(TO_NHWC)].tolist()
 
 
 def _flip(scope, node, inputs):

@@ -7,13 +7,7 @@ import numpy as np
 from chainer.training import extension
 
 from mixprec.base import arguments, files
-from mixprec.training.gradient_counts import (
-    LARGEST_FLUSHED,
-    LOWEST,
-    SMALLEST_NORMAL,
-    SMALLEST_OVERFLOW,
-    summarize,
-)
+from mixprec.training.gradient_counts import LARGEST_FLUSHED, LOWEST, SMALLEST_NORMAL, SMALLEST_OVERFLOW, summarize
 from mixprec.training.gradient_log import FILE, GradientLog
 from mixprec.training.pictures import Pictures
 

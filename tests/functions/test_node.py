@@ -16,6 +16,7 @@ from mixprec.backends.primitives import Primitives
 from mixprec.backends.recurrence import Recurrence
 from mixprec.functions import node
 from mixprec.functions.batch_normalization import BatchNormalization
+from mixprec.functions.concatenation import RowParts, Rows
 from mixprec.functions.convolution import Convolution2D, ConvolutionImages
 from mixprec.functions.joined_batch_normalization import BatchNormalizationMaxPooling2D, DualBatchNormalization
 from mixprec.functions.layout import Dense
@@ -84,6 +85,8 @@ FUNCTIONS = {
         lambda *xs: Recurrent(Recurrence("lstm", 2, (2, 1)), 4, (True, True), (1,) * 4).apply(xs)[0],
         [(3, 5), (2, 4), (2, 4), (16, 5), (16, 4), (16,), (16,)],
     ),
+    "concat_rows": (lambda *xs: Rows().apply(xs)[0], [(2, 3), (4, 3)]),
+    "split_rows": (lambda x: RowParts([2, 2, 6]).apply((x,))[2], [(6, 3)]),
     "pack_sequences": (lambda *xs: PackedSequences((1, 0)).apply(xs)[0], [(2, 3), (4, 3)]),
     "unpack_sequences": (lambda x: UnpackedSequences((1, 0), (2, 4)).apply((x,))[0], [(6, 3)]),
     "stochastic_depth": (lambda x: F.stochastic_depth(x, 0.5), [(3, 5)]),

@@ -155,6 +155,7 @@ def test_where_others_look_on_it_is_computed_at_once(around, backward):
 def test_many_rows_are_computed_in_between(monkeypatch, most, lazily, counts):
     """Each call adds 120 bytes of rows for the weights, and 48 for the bias."""
     monkeypatch.setattr(pending, "_MOST", most)
+    monkeypatch.setattr(pending, "_TIMES", 0)
     with chainer.using_config("lazy_grad_sum", lazily):
         found, computed = _run(_layers)
     assert computed == counts
@@ -167,3 +168,10 @@ def test_a_gradient_that_is_final_is_reported():
     with readiness.watching(lambda param, gradient: reported.append(gradient.copy())):
         found, _ = _run(_layers)
     assert {gradient.tobytes() for gradient in found} <= {gradient.tobytes() for gradient in reported}
+
+
+@pytest.mark.parametrize("program", [program for program, _ in PROGRAMS.values()], ids=PROGRAMS)
+def test_terms_of_a_list_that_is_added_up_at_the_end(program):
+    with chainer.using_config("lazy_grad_sum", True):
+        found, _ = _run(program, passes=2)
+        _assert_as_at_once(found, program, 1e-5, passes=2)

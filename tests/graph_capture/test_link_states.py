@@ -144,3 +144,91 @@ def test_without_a_gpu_a_step_ends_the_backward_pass():
     left = model.predictor.first.h
     step(*batch(1))
     assert left.creator_node is None
+
+
+def test_losses_of_a_step_share_a_graph():
+    """The second loss continues the text of the first one, and its backward pass goes into the graph of that."""
+
+    def lossfun(model, x, t):
+        model.predictor.reset_state()
+        for part in (slice(0, 2), slice(2, 4)):
+            yield model(x[part], t[part])
+
+    settings.configure(deterministic=True)
+    expected = None
+    for each in (None, REQUIRED):
+        run = Run(each, network=lambda _: Text(L.StatefulGRU), lossfun=lossfun).run(range(8))
+        run.observed.clear()
+        expected = expected or run.results()
+    assert run.step.replays
+    assert_same(run, expected)
+
+
+def test_a_step_after_one_that_failed():
+    """It begins without the graph that was left."""
+    fails = [False]
+
+    def lossfun(model, x, t):
+        loss = model(x, t)
+        if fails[0]:
+            raise ArithmeticError
+        return loss
+
+    run = Run(REQUIRED, network=lambda _: Text(L.LSTM), lossfun=lossfun)
+    run.run(range(4))
+    fails[0] = True
+    with pytest.raises(ArithmeticError):
+        run.run([4])
+    fails[0] = False
+    left = run.model.predictor.first.h
+    assert left.creator_node is not None
+    run.run(range(4, 12))
+    assert left.creator_node is None
+    assert run.step.replays
+
+
+def test_a_call_that_is_repeated_as_memory_ran_out():
+    begins, fails = [], False
+
+    def lossfun(model, x, t):
+        begin = model.predictor.first.h
+        loss = model(x, t)
+        if fails:
+            begins.append(np.array(begin.array))
+            if len(begins) == 1:
+                raise MemoryError
+        return loss
+
+    run = Run({}, network=lambda _: Text(L.LSTM), lossfun=lossfun).run(range(8))
+    run.model.predictor.reset_state()
+    run.run(range(2), size=2)
+    fails = True
+    run.run([2], size=2)
+    first, second = begins
+    np.testing.assert_array_equal(first, second)
+
+
+class Mean(chainer.Chain):
+    """Keeps a moving average, an array that only NumPy or CuPy computes with: it is not known as a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+        with self.init_scope():
+            self.out = L.Linear(768, CLASSES)
+
+    def forward(self, x):
+        y = self.out(x)
+        now = y.array.mean(axis=0)
+        self.mean = now if self.mean is None else self.mean * 0.5 + now * 0.5
+        return y - chainer.Variable(self.mean)
+
+
+def test_an_array_is_as_after_an_eager_step_if_the_graph_differs():
+    settings.configure(deterministic=True)
+    expected = None
+    for each in (None, {}):
+        run = Run(each, network=lambda _: Mean()).run(range(8))
+        expected = expected or run.results()
+    assert "in the graph, and" in run.step.why_not
+    assert_same(run, expected)

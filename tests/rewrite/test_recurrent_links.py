@@ -223,6 +223,54 @@ def test_memory_kept_for_the_backward_pass(link):
     assert 0.8 * before <= estimated <= 1.2 * before
 
 
+def test_a_cell_keeps_no_matrices():
+    xs = drawn(0, 8, 2, 64)
+    plain = seeded(L.GRU, 64, 64, program=stateful)
+    net = copy.deepcopy(plain)
+    mixprec.convert(net)
+    assert sum(sizes_kept(net(xs))) <= 0.6 * sum(sizes_kept(plain(xs)))
+
+
+@pytest.mark.parametrize("link", [L.LSTM, L.GRU, L.NStepGRU])
+def test_results_that_are_used_after_the_call_are_float32(link):
+    program, args = (stateful, ()) if link is not L.NStepGRU else (stack("zeros"), (0.0,))
+    net = seeded(link, *([1] if args else []), COLUMNS, UNITS, *args, program=program)
+    kept = []
+    net.program = lambda link, xs: kept.extend(program(link, xs)) or kept
+    mixprec.convert(net, compute="float16")
+    net([drawn(0, 3, COLUMNS)])
+    assert [y.dtype for y in kept] == len(kept) * [np.float16]
+    assert {(y * drawn(0, *y.shape)).dtype for y in kept} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("link", [L.LSTM, L.GRU])
+def test_kfac_sees_the_layers_of_a_cell(link):
+    """As it does where Chainer's own cell runs: with a hook."""
+    found = []
+    for hooks in ([], [chainer.LinkHook()]):
+        net, kfac = seeded(link, COLUMNS, UNITS, program=stateful), mixprec.KFAC(0.1)
+        mixprec.convert(net, compute="float32")
+        for hook in hooks:
+            getattr(net.link, "lateral" if link is L.LSTM else "U").add_hook(hook)
+        optimizer = mixprec.MixedPrecisionOptimizer(chainer.optimizers.SGD(0.1), preconditioner=kfac).setup(net)
+        optimizer.update(lambda net=net: sum(F.mean(y**2) for y in net(drawn(0, 3, 5, COLUMNS))))
+        found.append(kfac.state() | {name: param.array for name, param in net.namedparams()})
+    assert_alike(*found, "float32")
+
+
+class FromOnes(L.NStepGRU):
+    def init_hx(self, xs):
+        return chainer.Variable(np.ones((self.n_layers, len(xs), self.out_size), np.float32))
+
+
+def test_a_subclass_with_first_states_of_its_own():
+    xs = [drawn(index, length, COLUMNS) for index, length in enumerate(LENGTHS)]
+    plain = seeded(FromOnes, 2, COLUMNS, UNITS, 0.0, program=stack("zeros"))
+    net = copy.deepcopy(plain)
+    mixprec.convert(net, compute="float32")
+    assert_alike(step(net, xs), step(plain, xs), "float32")
+
+
 def test_dropout_between_layers():
     xs = [np.ones((20, COLUMNS), np.float32)] * 2
     net = seeded(L.NStepRNNReLU, 2, COLUMNS, 50, 0.5, program=stack("zeros"))
@@ -244,3 +292,19 @@ def test_wrong_inputs_have_chainers_messages():
         net([drawn(0, 3, COLUMNS + 1)])
     with pytest.raises(ValueError, match=r"recurrent: h must have shape \(2, 10\); found \(3, 10\)"):
         net([drawn(0, 3, COLUMNS)] * 2, drawn(0, 1, 3, UNITS), drawn(0, 1, 3, UNITS))
+    net.program = lambda link, xs, h: F.n_step_lstm(1, 0.0, h, h, link.ws, link.bs, xs)[2]
+    with pytest.raises(chainer.utils.type_check.InvalidType, match="cannot broadcast"):
+        net([drawn(0, 3, COLUMNS)], drawn(0, 1, 2, UNITS))
+    assert len(net(drawn(0, 4, 3, COLUMNS), drawn(0, 1, 3, UNITS))) == 4  # steps in one array
+
+
+@pytest.mark.parametrize("link", ["LSTM", "NStepLSTM"])
+def test_gradients_of_weights_are_computed_only_if_they_are_wanted(link, monkeypatch):
+    args = (COLUMNS, UNITS) if link == "LSTM" else (1, COLUMNS, UNITS, 0.0)
+    net = seeded(getattr(L, link), *args, program=stateful if link == "LSTM" else stack("zeros"))
+    mixprec.convert(net, compute="float32")
+    monkeypatch.setattr(Recurrent, "_of_matrices", None)
+    monkeypatch.setattr(Recurrent, "_of_biases", None)
+    x = chainer.Variable(drawn(0, 3, COLUMNS))
+    (gradient,) = chainer.grad([F.sum(net([x])[-1])], [x])
+    assert np.linalg.norm(gradient.array) > 0

@@ -84,8 +84,8 @@ def train(optimizer, steps=3, batch=words):
 
 
 @every_link
-def test_kfac_leaves_recurrent_parameters_to_the_rule(link):
-    """Of the observed layer all uses count, as in double precision."""
+def test_kfac_takes_linear_layers_also_of_cells(link):
+    """All their uses count, as in double precision. Other recurrent parameters are left to the rule, and embeddings."""
     plain = [seeded(link) for _ in range(2)]
     with chainer.using_config("train", False):
         expected = references.step(references.doubled(plain[0]), lambda model: model(words(0)), 0.1)[1]
@@ -94,9 +94,11 @@ def test_kfac_leaves_recurrent_parameters_to_the_rule(link):
         optimizer, kfac = references.wrapped(seeded(link))
         seen = references.seen_by_hooks(optimizer)
         optimizer.update(optimizer.target, words(0))
-    assert list(kfac._collector.layers) == ["/out/W"]
+    names = [name for name in kfac._collector.layers if name != "/out/W"]
+    assert bool(names) == (not link.startswith("NStep"))
+    assert "/embed/W" not in names
     for name, param in plain[1].namedparams():
-        is_layer = name in ("/out/W", "/out/b")
+        is_layer = name in ("/out/W", "/out/b") or f"{name[:-1]}W" in names
         assert_near(seen.found[name], expected[name] if is_layer else param.grad, 1e-4, name)
 
 
@@ -180,13 +182,13 @@ def test_masters(link, compute, rule, monkeypatch):
     train(optimizer, 2)
     copied(optimizer.target, other.target)
     copied(optimizer, other)
-    expected, rows, parts = train(optimizer), recurrent._rows, []
+    expected, rows, parts = train(optimizer), recurrent.parts_of, []
 
-    def apart(array, count):
-        parts.extend(rows(array, count))
-        return [part.copy() for part in rows(array, count)]
+    def apart(array, ends):
+        parts.extend(rows(array, ends))
+        return [part.copy() for part in rows(array, ends)]
 
-    monkeypatch.setattr(recurrent, "_rows", apart)
+    monkeypatch.setattr(recurrent, "parts_of", apart)
     assert_equal(train(other), expected)
     assert bool(parts) == link.startswith("NStep")
     copied(other.target, plain)

@@ -12,20 +12,6 @@ from mixprec.base.messages import hint, nearest, one_line
 from mixprec.base.standard_streams import bars_are_off
 from mixprec.base.vocabulary import meant
 
-__all__ = [
-    "Parser",
-    "add_choice",
-    "add_run",
-    "amount",
-    "failed",
-    "first_line",
-    "not_installed",
-    "one_line",
-    "path",
-    "progress_bar",
-    "whole",
-]
-
 
 class _Help(argparse.HelpFormatter):
     """Leaves paths in one piece, also those that are longer than a line."""
@@ -98,6 +84,11 @@ class Parser(argparse.ArgumentParser):
             error.message += hint(near)
             raise
 
+    def add_path(self, name, metavar, help, kind=None, **more):
+        """Adds a path that is not empty; ``kind`` is as for :func:`path`, by default a file if the metavar is FILE."""
+        kind = kind or ("a file" if metavar == "FILE" else "a folder")
+        self.add_argument(name, metavar=metavar, type=path(kind), help=help, **more)
+
     def add_repeated(self, option, metavar, help):
         """Adds an option that may be repeated, a list; its help says so."""
         self.add_argument(option, action="append", default=[], metavar=metavar, help=f"{help}; may be repeated")
@@ -109,6 +100,11 @@ class Parser(argparse.ArgumentParser):
             message += hint(f"{missing} {given[0]}")
         print(f"error: {one_line(message)} (see --help)", file=sys.stderr)
         raise SystemExit(2)
+
+
+def parser_of(command, description, usage=None):
+    """Returns the parser of a command of ``mixprec``, which takes no abbreviations of options."""
+    return Parser(prog=f"mixprec {command}", usage=usage, description=description, allow_abbrev=False)
 
 
 def failed(error, status=2):
@@ -139,8 +135,7 @@ def add_choice(parser, option, words, synonyms, **more):
 
 def add_run(parser, required=True):
     """Adds the option ``--run``; :func:`mixprec.app.finished.finished_run.newest_run` finds the run that is meant."""
-    help = "results folder of a run, or of several: the newest"
-    parser.add_argument("--run", required=required, metavar="DIR", type=path("a folder"), help=help)
+    parser.add_path("--run", "DIR", "results folder of a run, or of several: the newest", required=required)
 
 
 def path(kind):

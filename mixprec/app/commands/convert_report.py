@@ -6,10 +6,10 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, add_choice, failed, path
+from mixprec.app.commands.command_line import add_choice, failed, parser_of
 from mixprec.base import files, importing
 from mixprec.base.declaration import IMPORT_PATH
-from mixprec.base.messages import OneLineError, hint, nearest
+from mixprec.base.messages import OneLineError, hint, nearest, reworded
 from mixprec.base.name_patterns import UnknownName
 from mixprec.base.vocabulary import DTYPE_SYNONYMS, DTYPES, LAYOUT_SYNONYMS, LAYOUTS, meant
 from mixprec.precision.policy import Policy
@@ -153,18 +153,10 @@ def load_model(target):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec convert-report",
-        usage="%(prog)s [OPTION ...] MODEL",
-        description="Prints what mixprec.convert does to a model.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a network that comes with mixprec, such as resnet50, or module:callable, or with arguments: "
-        "'chainer.links:VGG16Layers(pretrained_model=None)'",
-    )
+    description = "Prints what mixprec.convert does to a model."
+    parser = parser_of("convert-report", description, "%(prog)s [OPTION ...] MODEL")
+    help = "a network that comes with mixprec, such as resnet50, or module:callable, or with arguments: "
+    parser.add_argument("model", metavar="MODEL", help=f"{help}'chainer.links:VGG16Layers(pretrained_model=None)'")
     help = f"of the model's input, such as 4x20:int32; default {_INPUT}; one for each argument"
     parser.add_repeated("--input", "SHAPE[:DTYPE]", help)
     help = "float16 (default), bfloat16 or float32"
@@ -174,10 +166,9 @@ def _parse(argv):
     parser.add_argument(
         "--no-fuse", dest="fuse", action="store_const", const=False, help="do not fuse batch normalizations"
     )
-    help = "links that stay in float32, such as /fc or '/head/*'"
-    parser.add_repeated("--keep-float32", "PATTERN", help)
+    parser.add_repeated("--keep-float32", "PATTERN", "links that stay in float32, such as /fc or '/head/*'")
     parser.add_argument("--strict", action="store_true", help="exit code 1 if anything is not converted")
-    parser.add_argument("--json", metavar="FILE", type=path("a file"), help="also write the report to this file")
+    parser.add_path("--json", "FILE", "also write the report to this file")
     return parser.parse_args(argv)
 
 
@@ -206,7 +197,5 @@ def _report(arguments, networks):
 
 
 def _write(path, text):
-    try:
+    with reworded(lambda reason: CommandError(f"cannot write {path}: {reason}")):
         files.write_text(path, text)
-    except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from error

@@ -1,6 +1,6 @@
 """``mixprec digits`` writes the handwritten digits that come with mixprec as JPEG files: a small real data set."""
 
-from mixprec.app.commands.command_line import Parser, failed, one_line, path
+from mixprec.app.commands.command_line import failed, one_line, parser_of
 from mixprec.base.messages import OneLineError
 from mixprec.data import digit_images
 
@@ -14,15 +14,14 @@ def main(argv):
     Returns:
         int: exit code: 0; 2 for bad input (one line on standard error, and the folder is as it was).
     """
-    parser = Parser(
-        prog="mixprec digits",
-        description="Writes 1,797 handwritten digits as JPEG files in ImageNet's folder layout, FOLDER/train/DIGIT and "
+    parser = parser_of(
+        "digits",
+        "Writes 1,797 handwritten digits as JPEG files in ImageNet's folder layout, FOLDER/train/DIGIT and "
         "FOLDER/val/DIGIT: a small real data set, which comes with mixprec.",
-        allow_abbrev=False,
     )
-    folder, default = path("a folder"), digit_images.FOLDER
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", type=folder, help=f"folder to make (default: {default})")
-    parser.add_argument("--out", metavar="FOLDER", type=folder, help="the same as FOLDER")
+    default = digit_images.FOLDER
+    parser.add_path("folder", "FOLDER", f"folder to make (default: {default})", nargs="?")
+    parser.add_path("--out", "FOLDER", "the same as FOLDER")
     parser.add_argument("--size", type=int, default=40, help="pixels per side, 32 to 4096 (default: %(default)s)")
     parser.add_argument("--force", action="store_true", help="replace a damaged set, or one of another size")
     arguments = parser.parse_args(argv)

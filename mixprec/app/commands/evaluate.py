@@ -1,16 +1,15 @@
 """``mixprec evaluate``: the network of a run on validation images, as the monitor's page evaluates it."""
 
-import contextlib
 import json
 import os
 
 from mixprec.app import config as configs
-from mixprec.app.commands.command_line import Parser, add_run, failed, path, progress_bar, whole
+from mixprec.app.commands.command_line import add_run, failed, parser_of, progress_bar, whole
 from mixprec.app.finished import check, predictions
 from mixprec.app.finished.finished_run import RunError, newest_run, open_config, open_run, some
 from mixprec.app.parts import gpus
 from mixprec.base import files
-from mixprec.base.messages import OneLineError, counted, printable
+from mixprec.base.messages import OneLineError, counted, printable, reworded
 from mixprec.base.text_table import aligned
 from mixprec.recipes.models import MODELS
 
@@ -40,21 +39,13 @@ def main(argv, networks=MODELS):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec evaluate",
-        usage="%(prog)s --run DIR [OPTION ...]",
-        description="Evaluates the network of a run on its validation images, in float32.",
-        allow_abbrev=False,
-    )
+    description = "Evaluates the network of a run on its validation images, in float32."
+    parser = parser_of("evaluate", description, "%(prog)s --run DIR [OPTION ...]")
     add_run(parser)
-    parser.add_argument(
-        "--weights", metavar="FILE", type=path("a file"), help="file of weights, or a snapshot; default: model.npz"
-    )
+    parser.add_path("--weights", "FILE", "file of weights, or a snapshot; default: model.npz")
     parser.add_argument("--images", type=whole(1), metavar="N", help="evaluate only N, drawn at random; default: all")
     parser.add_argument("--device", help="auto, cpu, gpu or gpu:N; default: the device of the run")
-    parser.add_argument(
-        "--json", metavar="FILE", type=path("a file"), help="write all numbers; - prints them instead of the tables"
-    )
+    parser.add_path("--json", "FILE", "write all numbers; - prints them instead of the tables")
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config, such as data.val=DIR")
     arguments = parser.parse_args(argv)
     arguments.run = newest_run(arguments.run)
@@ -83,12 +74,8 @@ def _run(arguments, networks):
             files.write_text(target, f"{text}\n")
 
 
-@contextlib.contextmanager
 def _naming(file):
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{file}: {error.strerror}") from error
+    return reworded(lambda reason: RunError(f"{file}: {reason}"))
 
 
 def _device(arguments, networks):

@@ -4,16 +4,7 @@ import contextlib
 
 import numpy as np
 
-from mixprec.app.commands.command_line import (
-    Parser,
-    add_run,
-    failed,
-    not_installed,
-    one_line,
-    path,
-    progress_bar,
-    whole,
-)
+from mixprec.app.commands.command_line import add_run, failed, not_installed, one_line, parser_of, progress_bar, whole
 from mixprec.app.finished import out_folder
 from mixprec.app.finished.finished_run import RunError, newest_run, open_run, open_source, some
 from mixprec.app.parts import environment
@@ -53,15 +44,11 @@ def main(argv, networks=MODELS):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec export",
-        usage="%(prog)s --run DIR --out DIR [OPTION ...]",
-        description="Writes the network of a run as ONNX files, and checks them on validation images.",
-        allow_abbrev=False,
-    )
+    description = "Writes the network of a run as ONNX files, and checks them on validation images."
+    parser = parser_of("export", description, "%(prog)s --run DIR --out DIR [OPTION ...]")
     add_run(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", type=path("a folder"), help="folder for the files")
-    parser.add_argument("--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz")
+    parser.add_path("--out", "DIR", "folder for the files", required=True)
+    parser.add_path("--weights", "FILE", "file of weights; default: model.npz")
     parser.add_argument("--fp16", action="store_true", help="also write model_fp16.onnx, with inputs in float32")
     parser.add_argument("--int8", action="store_true", help="also write model_int8.onnx, with Q/DQ nodes")
     parser.add_argument(
@@ -76,12 +63,9 @@ def _parse(argv):
     parser.add_repeated("--set", "KEY=VALUE", "override a key of the run's config")
     arguments = parser.parse_args(argv)
     if not arguments.int8:
-        for option, is_given in (
-            ("--for tensorrt", arguments.target == "tensorrt"),
-            ("--half-ends", arguments.half_ends),
-        ):
-            if is_given:
-                parser.error(f"{option} is about INT8: give --int8, too")
+        given = {"--for tensorrt": arguments.target == "tensorrt", "--half-ends": arguments.half_ends}
+        for option in filter(given.get, given):
+            parser.error(f"{option} is about INT8: give --int8, too")
     arguments.run = newest_run(arguments.run)
     return arguments
 
@@ -124,9 +108,7 @@ def _run(arguments, networks):
         lines.append("weights of 7 bits, as this processor has no VNNI")
     with contextlib.suppress(ReaderGone):  # the files are written, even if a reader has taken the first lines only
         say("\n".join([*lines, f"files, {out_folder.JSON} and {out_folder.PICTURE}: {one_line(arguments.out)}"]))
-    if bad:
-        return failed(_complaint(bad), 1)
-    return 0
+    return failed(_complaint(bad), 1) if bad else 0
 
 
 def _complaint(bad):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import platform
 
-from mixprec.app.commands.command_line import Parser, failed
+from mixprec.app.commands.command_line import failed, parser_of
 from mixprec.app.parts import environment, gpus
 
 
@@ -18,11 +18,7 @@ def main(argv):
         int: exit code: 0; 1 if the list of replacements was asked for and Chainer, which it is about, cannot be
         imported; one line on standard error says why.
     """
-    parser = Parser(
-        prog="mixprec info",
-        description="Shows versions, what this machine offers, and what is missing.",
-        allow_abbrev=False,
-    )
+    parser = parser_of("info", "Shows versions, what this machine offers, and what is missing.")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--patches", action="store_true", help="list everything that mixprec replaces in Chainer")
     group.add_argument("--json", action="store_true", help="print JSON")

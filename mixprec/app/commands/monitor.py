@@ -6,13 +6,13 @@ import os
 import signal
 import socket
 
-from mixprec.app.commands.command_line import Parser, failed, not_installed, one_line, path
+from mixprec.app.commands.command_line import failed, not_installed, one_line, parser_of
 from mixprec.app.monitor import access_token
 from mixprec.app.monitor.access import Access, Guard
 from mixprec.app.monitor.connections import Connections
 from mixprec.base import standard_streams, working_folder
 from mixprec.base.announcements import announce
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, reworded
 
 _HOST = "127.0.0.1"  # this machine only; other machines come through a tunnel
 
@@ -33,8 +33,8 @@ def main(argv):
     Raises:
         SystemExit: SIGTERM or SIGHUP has ended it, with exit code 143.
     """
-    parser = Parser(prog="mixprec monitor", description="Shows runs in a browser.", allow_abbrev=False)
-    parser.add_argument("results", metavar="RESULTS", type=path("a folder"), help="folder with the results of runs")
+    parser = parser_of("monitor", "Shows runs in a browser.")
+    parser.add_path("results", "RESULTS", "folder with the results of runs")
     parser.add_argument("--port", metavar="N", type=int, default=8080, help="port of this machine; default: 8080")
     parser.add_argument("--allow-jobs", action="store_true", help="let users with the token start and stop runs")
     arguments = parser.parse_args(argv)
@@ -144,9 +144,7 @@ def _check_port(port):
     """Raises :class:`ServerError` if nothing can be bound there, which the server would say at length."""
     if not 0 < port < 1 << 16:
         raise ServerError(f"--port {port}: not a port; allowed: 1 to 65535")
-    try:
-        with socket.socket() as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind((_HOST, port))
-    except OSError as error:
-        raise ServerError(f"--port {port}: {error.strerror}; give another --port") from error
+    wording = reworded(lambda reason: ServerError(f"--port {port}: {reason}; give another --port"))
+    with wording, socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tried.bind((_HOST, port))

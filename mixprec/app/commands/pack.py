@@ -2,7 +2,7 @@
 
 import sys
 
-from mixprec.app.commands.command_line import Parser, failed, one_line, path
+from mixprec.app.commands.command_line import failed, one_line, parser_of
 from mixprec.base import interruption
 from mixprec.base.messages import OneLineError, counted
 from mixprec.data.sources.opening import FORMATS, open_images
@@ -37,50 +37,22 @@ def main(argv):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec pack",
-        usage="%(prog)s (--source PATH --out DIR --format FORMAT [OPTION ...] | --verify DIR)",
-        description="Packs images into TFRecord or WebDataset shards, shuffled once; or verifies shards.",
-        allow_abbrev=False,
-    )
-    folder = path("a folder")
-    parser.add_argument(
-        "--source",
-        metavar="PATH",
-        type=path("a folder or a list"),
-        help="folder of class folders, list, or folder of shards",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        type=folder,
-        help="folder to make; after a kill, the same call continues",
-    )
+    description = "Packs images into TFRecord or WebDataset shards, shuffled once; or verifies shards."
+    usage = "%(prog)s (--source PATH --out DIR --format FORMAT [OPTION ...] | --verify DIR)"
+    parser = parser_of("pack", description, usage)
+    parser.add_path("--source", "PATH", "folder of class folders, list, or folder of shards", "a folder or a list")
+    parser.add_path("--out", "DIR", "folder to make; after a kill, the same call continues")
     parser.add_argument("--format", choices=sorted(WRITTEN), metavar="FORMAT", help=" or ".join(sorted(WRITTEN)))
-    parser.add_argument(
-        "--source-format",
-        choices=("auto", *FORMATS),
-        metavar="FORMAT",
-        default="auto",
-        help=f"%(default)s (default), {', '.join(FORMATS)}",
-    )
-    parser.add_argument(
-        "--root",
-        metavar="DIR",
-        type=folder,
-        help="of the paths in a list (default: the list's folder)",
-    )
+    formats, help = ("auto", *FORMATS), f"%(default)s (default), {', '.join(FORMATS)}"
+    parser.add_argument("--source-format", choices=formats, metavar="FORMAT", default="auto", help=help)
+    parser.add_path("--root", "DIR", "of the paths in a list (default: the list's folder)")
     parser.add_argument(
         "--shard-mib", metavar="MIB", type=float, default=256.0, help="approximate size of a shard (default: 256)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the order of the images (default: %(default)s)")
-    parser.add_argument(
-        "--on-error",
-        choices=("stop", "skip"),
-        default="stop",
-        help=f"bad images: stop (default), or skip and list them in {SKIPPED}",
-    )
-    parser.add_argument("--verify", metavar="DIR", type=folder, help="check every shard, and decode every image")
+    help = f"bad images: stop (default), or skip and list them in {SKIPPED}"
+    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=help)
+    parser.add_path("--verify", "DIR", "check every shard, and decode every image")
     arguments = parser.parse_args(argv)
     if arguments.verify is None:
         missing = [f"--{name}" for name in ("source", "out", "format") if getattr(arguments, name) is None]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, add_run, failed, not_installed, one_line, path
+from mixprec.app.commands.command_line import add_run, failed, not_installed, one_line, parser_of
 from mixprec.app.finished import classifier
 from mixprec.app.finished.finished_run import newest_run
 from mixprec.base.messages import OneLineError, printable
@@ -39,19 +39,11 @@ def main(argv, networks=MODELS):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec predict",
-        usage="%(prog)s [-h] (MODEL.onnx | --run DIR [--weights FILE]) IMAGE [IMAGE ...]",
-        description="Prints the five most likely classes of images.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "files", metavar="MODEL.onnx, IMAGE", nargs="*", type=path("a file"), help="ONNX file of mixprec export; images"
-    )
+    usage = "%(prog)s [-h] (MODEL.onnx | --run DIR [--weights FILE]) IMAGE [IMAGE ...]"
+    parser = parser_of("predict", "Prints the five most likely classes of images.", usage)
+    parser.add_path("files", "MODEL.onnx, IMAGE", "ONNX file of mixprec export; images", "a file", nargs="*")
     add_run(parser, required=False)
-    parser.add_argument(
-        "--weights", metavar="FILE", type=path("a file"), help="file of weights; default: model.npz of the run"
-    )
+    parser.add_path("--weights", "FILE", "file of weights; default: model.npz of the run")
     arguments = parser.parse_args(argv)
     exported = [file for file in arguments.files if file.endswith(".onnx")]
     if arguments.run is None:

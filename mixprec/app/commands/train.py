@@ -6,7 +6,7 @@ import traceback
 import chainer
 import numpy as np
 
-from mixprec.app.commands.command_line import Parser, one_line, path
+from mixprec.app.commands.command_line import one_line, parser_of
 from mixprec.app.run.training_run import Failed, carry_out
 from mixprec.backends.capture_error import CaptureError
 from mixprec.base import VERSION, importing, interruption, standard_streams
@@ -92,28 +92,15 @@ def _refused(refused):
 
 
 def _parse(argv, ranks):
-    parser = Parser(
-        prog="mixprec train", description="Trains an image classifier in mixed precision.", allow_abbrev=False
-    )
-    parser.add_argument(
-        "--config",
-        required=True,
-        metavar="FILE",
-        type=path("a file"),
-        help=f"YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see {page('config.md')}",
-    )
+    parser = parser_of("train", "Trains an image classifier in mixed precision.")
+    help = f"YAML file, or one that comes with mixprec, such as resnet50/90ep.yaml; see {page('config.md')}"
+    parser.add_path("--config", "FILE", help, required=True)
     parser.add_repeated("--set", "SECTION.KEY=VALUE", "overrides a key of the config, for example optimizer.lr=0.4")
     parser.add_argument("--out", metavar="DIR", help="results folder; default results/<config>/<date-time>")
-    parser.add_argument(
-        "--resume",
-        metavar="auto|FILE",
-        help="continue from a snapshot; auto takes the newest in the results folder and starts afresh if there is none",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check and build everything, time a few steps, print what is needed, and stop; writes only caches",
-    )
+    help = "continue from a snapshot; auto takes the newest in the results folder and starts afresh if there is none"
+    parser.add_argument("--resume", metavar="auto|FILE", help=help)
+    help = "check and build everything, time a few steps, print what is needed, and stop; writes only caches"
+    parser.add_argument("--dry-run", action="store_true", help=help)
     arguments = ranks.quietly(parser.parse_args, argv)
     if arguments is not None:
         arguments.config = config_path(arguments.config)

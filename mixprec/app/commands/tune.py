@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import logging
 
-from mixprec.app.commands.command_line import Parser, amount, failed, path, whole
+from mixprec.app.commands.command_line import amount, failed, parser_of, whole
 from mixprec.app.config import ConfigError
 from mixprec.app.parts import gpus, networks
 from mixprec.app.run import synthetic_run
@@ -39,7 +39,7 @@ def main(argv):
             arch=arguments.arch,
             batch=arguments.batch,
             size=arguments.size,
-            overrides=arguments.overrides,
+            overrides=arguments.set,
         )
         network = networks.find(config.model, MODELS)
         specifier, device = gpus.resolve_device("auto")
@@ -60,24 +60,20 @@ def main(argv):
 
 
 def _parse(argv):
-    parser = Parser(
-        prog="mixprec tune",
-        usage="%(prog)s [OPTION ...]",
-        description="Searches for the fastest engine of cuDNN for every operation of a training step, for later runs. "
-        "If it is interrupted, the same call continues.",
-        allow_abbrev=False,
+    description = (
+        "Searches for the fastest engine of cuDNN for every operation of a training step, for later runs. "
+        "If it is interrupted, the same call continues."
     )
-    help = "config of the training (default: %(default)s)"
+    parser = parser_of("tune", description, "%(prog)s [OPTION ...]")
     config = "resnet50/nhwc_fused_batched.yaml"
-    parser.add_argument("--config", default=config, metavar="FILE", type=path("a file"), help=help)
+    parser.add_path("--config", "FILE", "config of the training (default: %(default)s)", default=config)
     help = "another network than the config's: a name, or an import path, package.module:function"
     parser.add_argument("--arch", metavar="NAME", help=help)
     parser.add_argument("--batch", type=whole(1), metavar="N", help="another number of images in a batch")
     parser.add_argument("--size", type=whole(1), metavar="PIXELS", help="another height and width of the images")
     help = "to compile engines of an operation (default: %(default)g)"
     parser.add_argument("--seconds-per-operation", type=amount, default=40.0, metavar="S", help=help)
-    help = "overrides a key of the config; may be repeated"
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help)
+    parser.add_repeated("--set", "KEY=VALUE", "overrides a key of the config")
     return parser.parse_args(argv)
 
 

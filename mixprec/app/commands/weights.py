@@ -2,7 +2,7 @@
 
 import chainer
 
-from mixprec.app.commands.command_line import Parser, failed, one_line, path
+from mixprec.app.commands.command_line import failed, one_line, parser_of
 from mixprec.base import importing
 from mixprec.base.declaration import IMPORT_PATH
 from mixprec.base.messages import hint, nearest
@@ -33,15 +33,14 @@ def main(argv, networks=MODELS):
 
 
 def _parse(argv, networks):
-    parser = Parser(
-        prog="mixprec weights",
-        description="Converts weights from Chainer to PyTorch, or back. The networks that come with mixprec have "
-        "torchvision's names there.",
-        allow_abbrev=False,
+    parser = parser_of(
+        "weights",
+        "Converts weights from Chainer to PyTorch, or back. The networks that come with mixprec have torchvision's "
+        "names there.",
     )
     kinds = ".npz is Chainer's; .safetensors, .pt and .pth are PyTorch's"
-    parser.add_argument("source", metavar="IN", type=path("a file"), help=f"file of weights; {kinds}")
-    parser.add_argument("out", metavar="OUT", type=path("a file"), help="file to write, of the other kind")
+    parser.add_path("source", "IN", f"file of weights; {kinds}", "a file")
+    parser.add_path("out", "OUT", "file to write, of the other kind", "a file")
     parser.add_argument(
         "--arch",
         help=f"the network: {', '.join(networks)}, or an import path, package.module:function, which is called with "

@@ -31,8 +31,7 @@ class Precision:
         aliases=("allreduce_dtype",),
     )
     keep_float32: tuple[str, ...] = key(
-        "Patterns for names of links that stay in float32, with all links below them; * matches slashes, too.",
-        (),
+        "Patterns for names of links that stay in float32, with all links below them; * matches slashes, too.", ()
     )
 
 
@@ -57,14 +56,10 @@ class LossScale:
         limit=power_of_two("from 2 to 2^126", low=2.0),
     )
     backoff_factor: float = key(
-        "The scale is multiplied by it on an overflow.",
-        0.5,
-        limit=power_of_two("from 2^-126 to 0.5", high=0.5),
+        "The scale is multiplied by it on an overflow.", 0.5, limit=power_of_two("from 2^-126 to 0.5", high=0.5)
     )
     growth_interval: int = key(
-        "Number of steps without an overflow, in a row, before the scale grows.",
-        2000,
-        limit=between(1, INT32),
+        "Number of steps without an overflow, in a row, before the scale grows.", 2000, limit=between(1, INT32)
     )
     min_scale: float | None = key(
         "Lower limit of the scale; null for none.",
@@ -114,9 +109,7 @@ class Optimizer:
         aliases=("lr_batch_size", "lr_images"),
     )
     momentum: float | None = key(
-        f"Only for {_WITH['momentum']}; null means 0.9 for these.",
-        None,
-        limit=between(0, LARGEST_DECAY),
+        f"Only for {_WITH['momentum']}; null means 0.9 for these.", None, limit=between(0, LARGEST_DECAY)
     )
     trust_coefficient: float | None = key(
         f"Only for {_WITH['trust_coefficient']}: norm of a step relative to the norm of the parameter, before lr; null "
@@ -152,9 +145,7 @@ class Optimizer:
         aliases=("lr_mult", "param_groups"),
     )
     freeze: tuple[str, ...] = key(
-        "Patterns for frozen parts, which take precedence over rates.",
-        (),
-        aliases=("frozen",),
+        "Patterns for frozen parts, which take precedence over rates.", (), aliases=("frozen",)
     )
     preconditioner: str = key(
         "[kfac](config-tuning.md#kfac) is applied to gradients before weight decay and the optimizer.",
@@ -253,9 +244,7 @@ class Cudnn:
         "Whether to use only engines that give the same bits each time.", False, aliases=("cudnn_deterministic",)
     )
     allow_tf32: bool = key(
-        "Whether convolutions in float32 may round their inputs to 10 bits, for Tensor cores.",
-        False,
-        aliases=("tf32",),
+        "Whether convolutions in float32 may round their inputs to 10 bits, for Tensor cores.", False, aliases=("tf32",)
     )
 
 

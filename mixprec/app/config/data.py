@@ -23,23 +23,16 @@ class _Images:
         aliases=("kind", "type", "source"),
     )
     train: str | None = key(
-        "Path of the training images, relative to the working directory.",
-        None,
-        limit=PATH,
-        aliases=("train_dir",),
+        "Path of the training images, relative to the working directory.", None, limit=PATH, aliases=("train_dir",)
     )
     val: str | None = key(
         "Path of the validation images, like train.", None, limit=PATH, aliases=("validation", "test")
     )
     root: str | None = key(
-        "The folder that the paths in lists are relative to; null: the folder of the list.",
-        None,
-        limit=PATH,
+        "The folder that the paths in lists are relative to; null: the folder of the list.", None, limit=PATH
     )
     synthetic_images: int | None = key(
-        "Number of synthetic training images in an epoch.",
-        None,
-        limit=between(1, INT32),
+        "Number of synthetic training images in an epoch.", None, limit=between(1, INT32)
     )
     on_error: str = key(
         "[Bad files](data.md#good-and-bad-files): stop names them before training starts; skip leaves them out, and "
@@ -83,8 +76,7 @@ class _Batches:
     """Properties of batches, apart from the pixels."""
 
     pad_channels: bool = key(
-        "Whether there is a fourth channel of zeros in memory, so that Tensor cores read aligned rows of pixels.",
-        False,
+        "Whether there is a fourth channel of zeros in memory, so that Tensor cores read aligned rows of pixels.", False
     )
     last_batch: str = key(
         "The [last batch](data.md#epochs-order-resume) of a training epoch, if images do not fill it. Gradients of a "

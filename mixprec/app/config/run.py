@@ -297,12 +297,8 @@ class Export:
     """Limits of `mixprec export`; training does not read them."""
 
     max_drop_float16: float = key(
-        "Percentage points of accuracy that the float16 file may be below the float32 file.",
-        0.1,
-        limit=between(0, 100),
+        "Percentage points of accuracy that the float16 file may be below the float32 file.", 0.1, limit=between(0, 100)
     )
     max_drop_int8: float = key(
-        "Percentage points of accuracy that the INT8 file may be below the float32 file.",
-        1.0,
-        limit=between(0, 100),
+        "Percentage points of accuracy that the INT8 file may be below the float32 file.", 1.0, limit=between(0, 100)
     )

@@ -4,7 +4,8 @@
 :mod:`mixprec.app.config.writer` makes YAML and the reference of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import ClassVar
 
 from mixprec.app.config.arithmetic import Capture, Cudnn, Kfac, LossScale, Optimizer, Precision, Update
@@ -15,22 +16,34 @@ from mixprec.base.declaration import Rule
 from mixprec.base.optimizer_names import WITH_AVERAGE, WITH_KEY
 from mixprec.data.loaders.random_policies import RAND_DEFAULTS
 
-_AVERAGING = ", ".join(WITH_AVERAGE)
 
-
-def _is_set(optimizer, key):
-    value = getattr(optimizer, key)
-    return value is not None and value is not False
+def _only(key, other, *values):
+    """Returns the rule of a key that is null or false unless another key has one of some values."""
+    own, others = attrgetter(key), attrgetter(other)
+    return Rule(
+        (other, key),
+        f"{key} only with {other} {' or '.join(values)}",
+        lambda config: own(config) is None or own(config) is False or others(config) in values,
+    )
 
 
 def _only_with(key, others=""):
     """Returns the rule of a key that only some optimizers have; ``others`` states its value for the others."""
-    return Rule(
-        ("optimizer.name", f"optimizer.{key}"),
-        f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
-        lambda config: not _is_set(config.optimizer, key) or config.optimizer.name in WITH_KEY[key],
+    return replace(
+        _only(f"optimizer.{key}", "optimizer.name", *WITH_KEY[key]),
+        text=f"optimizer.{key} only with {', '.join(WITH_KEY[key])}{others}",
         # Other programs call both SGD.
         near=lambda config: "MomentumSGD" if key == "momentum" and config.optimizer.name == "SGD" else None,
+    )
+
+
+def _averaging(key, value, holds, why=""):
+    """Returns the rule of a key with optimizers whose models are evaluated at an average."""
+    own = attrgetter(key)
+    return Rule(
+        ("optimizer.name", key),
+        f"{key} {value} with {', '.join(WITH_AVERAGE)}{why}",
+        lambda config: config.optimizer.name not in WITH_AVERAGE or holds(own(config)),
     )
 
 
@@ -71,16 +84,8 @@ class Config:
             "loss_scale.min_scale <= loss_scale.init_scale <= loss_scale.max_scale in dynamic mode",
             lambda config: _scale_in_range(config.loss_scale),
         ),
-        Rule(
-            ("model.memory_format", "model.fuse"),
-            "model.fuse only with model.memory_format nhwc",
-            lambda config: config.model.memory_format == "nhwc" or not config.model.fuses,
-        ),
-        Rule(
-            ("model.memory_format", "model.conv_statistics"),
-            "model.conv_statistics only with model.memory_format nhwc",
-            lambda config: config.model.memory_format == "nhwc" or not config.model.conv_statistics,
-        ),
+        _only("model.fuse", "model.memory_format", "nhwc"),
+        _only("model.conv_statistics", "model.memory_format", "nhwc"),
         Rule(
             ("precision.compute", "model.memory_format"),
             "precision.compute bfloat16 only with model.memory_format nhwc",
@@ -105,11 +110,7 @@ class Config:
             "data.train and data.val, without data.synthetic_images; with data.format synthetic only the latter",
             lambda config: _is_complete(config.data),
         ),
-        Rule(
-            ("data.format", "data.root"),
-            "data.root only with data.format list",
-            lambda config: config.data.root is None or config.data.format == "list",
-        ),
+        _only("data.root", "data.format", "list"),
         Rule(
             ("data.augment", *(f"data.{name}" for name in RAND_DEFAULTS)),
             f"{', '.join(f'data.{name} {value}' for name, value in RAND_DEFAULTS.items())} unless data.augment is rand",
@@ -123,11 +124,7 @@ class Config:
             "data.extra_operations only with data.augment rand",
             lambda config: config.data.augment == "rand" or not config.data.extra_operations,
         ),
-        Rule(
-            ("model.memory_format", "data.pad_channels"),
-            "data.pad_channels only with model.memory_format nhwc",
-            lambda config: config.model.memory_format == "nhwc" or not config.data.pad_channels,
-        ),
+        _only("data.pad_channels", "model.memory_format", "nhwc"),
         Rule(
             ("schedule.kind", "schedule.milestones"),
             "schedule.milestones exactly with schedule.kind step",
@@ -148,21 +145,13 @@ class Config:
             "memory.to only with memory.budget",
             lambda config: config.memory.to is None or config.memory.budget is not None,
         ),
-        Rule(
-            ("training.loss", "training.bce_threshold"),
-            "training.bce_threshold only with training.loss bce",
-            lambda config: config.training.bce_threshold is None or config.training.loss == "bce",
-        ),
+        _only("training.bce_threshold", "training.loss", "bce"),
         Rule(
             ("training.loss", "training.label_smoothing"),
             "training.label_smoothing 0 with a training.loss of your own, which can smooth labels itself",
             lambda config: not (config.training.has_own_loss and config.training.label_smoothing),
         ),
-        Rule(
-            ("training.loss", "training.class_weights"),
-            "training.class_weights only with training.loss cross_entropy",
-            lambda config: config.training.class_weights is None or config.training.loss == "cross_entropy",
-        ),
+        _only("training.class_weights", "training.loss", "cross_entropy"),
         Rule(
             ("training.class_weights", "model.classes"),
             "training.class_weights, if it is a list, with a number for each of model.classes",
@@ -200,22 +189,10 @@ class Config:
             lambda config: config.data.format != "synthetic" or not config.snapshot.best,
         ),
         _only_with("momentum", "; null with the others"),
-        Rule(
-            ("optimizer.name", "optimizer.momentum"),
-            f"optimizer.momentum above 0 with {_AVERAGING}",
-            lambda config: config.optimizer.name not in WITH_AVERAGE or config.optimizer.momentum != 0,
-        ),
+        _averaging("optimizer.momentum", "above 0", lambda momentum: momentum != 0),
         _only_with("nesterov"),
-        Rule(
-            ("optimizer.name", "schedule.kind"),
-            f"schedule.kind constant with {_AVERAGING}; a warm-up is allowed",
-            lambda config: config.optimizer.name not in WITH_AVERAGE or config.schedule.kind == "constant",
-        ),
-        Rule(
-            ("optimizer.name", "training.ema_decay"),
-            f"training.ema_decay null with {_AVERAGING}, which has its own average",
-            lambda config: config.optimizer.name not in WITH_AVERAGE or config.training.ema_decay is None,
-        ),
+        _averaging("schedule.kind", "constant", lambda kind: kind == "constant", "; a warm-up is allowed"),
+        _averaging("training.ema_decay", "null", lambda decay: decay is None, ", which has its own average"),
         _only_with("trust_coefficient", "; null with the others"),
         Rule(
             ("optimizer.preconditioner", "model.memory_format"),

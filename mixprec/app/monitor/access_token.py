@@ -8,7 +8,7 @@ import secrets
 import stat
 
 from mixprec.base.files import TEMPORARY, cache_folder
-from mixprec.base.messages import OneLineError
+from mixprec.base.messages import OneLineError, reworded
 from mixprec.base.variables import MONITOR_TOKEN as VARIABLE
 
 _ALLOWED = re.compile(r"[A-Za-z0-9._~-]{16,256}")  # characters that need no escapes in an address
@@ -64,10 +64,8 @@ def kept(token, path):
     Raises:
         TokenError: it cannot be written; nothing is left.
     """
-    try:
+    with reworded(lambda reason: TokenError(f"{path.parent}: {reason}")):
         folder = _open_folder(path.parent)
-    except OSError as error:
-        raise TokenError(f"{path.parent}: {error.strerror}") from error
     try:
         _write(folder, path, token)
         try:

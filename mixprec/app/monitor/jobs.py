@@ -12,7 +12,7 @@ import sys
 from mixprec.app.config.config_error import ConfigError
 from mixprec.app.config.yaml_source import read_file
 from mixprec.base import files
-from mixprec.base.messages import OneLineError, one_line
+from mixprec.base.messages import OneLineError, one_line, reworded
 from mixprec.base.process_limits import is_alive
 
 _FOLDER = ".jobs"  # below the root: the output of jobs, and the configs of cloned runs
@@ -101,10 +101,8 @@ class Jobs:
         status = run.status
         if status.get("host") != platform.node() or not is_alive(status) or not _holds(status["pid"], run.folder):
             raise JobError(f"{run.name}: none of its processes runs on this machine")
-        try:
+        with reworded(lambda reason: JobError(f"{run.name}: {reason}")):
             os.kill(int(status["pid"]), signal.SIGTERM)
-        except OSError as error:
-            raise JobError(f"{run.name}: {error.strerror}") from error
 
     def rows(self):
         """Returns the jobs, the newest first: tuples of name, state, and the end of what was printed."""

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from mixprec.base.messages import OneLineError, one_line
+from mixprec.base.messages import OneLineError, one_line, reworded
 
 _LONGEST = 64 << 20  # bytes of a line of a process's answer
 _AT_ONCE = 2  # processes; others wait for their turn. An evaluation may take hours, and waits for evaluations only.
@@ -105,12 +105,10 @@ class Tasks:
     async def _run(self, task, arguments, progress):
         pipe = asyncio.subprocess.PIPE
         options = {"stdin": pipe, "stdout": pipe, "stderr": asyncio.subprocess.DEVNULL}
-        try:
+        with reworded(lambda reason: TaskError(f"no process can be started: {reason}")):
             process = await asyncio.create_subprocess_exec(
                 *self._command, task, **options, limit=_LONGEST, start_new_session=True
             )
-        except OSError as error:
-            raise TaskError(f"no process can be started: {error.strerror}") from error
         self._running.add(process)
         try:
             answer = await self._talk(process, json.dumps({**arguments, **self._root}).encode() + b"\n", progress)

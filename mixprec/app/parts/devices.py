@@ -62,5 +62,5 @@ def _check_different(wanted, addresses):
         if first != rank:
             raise ConfigError(
                 f"'training.device' is '{wanted}': ranks {first} and {rank} have the same GPU, {address[0]}; start as "
-                "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'",
+                "many ranks on a machine as it has GPUs, with 'auto' or 'gpu'"
             )

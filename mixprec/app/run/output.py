@@ -10,7 +10,7 @@ import tempfile
 from mixprec.app.run.lock import FILE as LOCK
 from mixprec.app.run.lock import locked
 from mixprec.base import files, working_folder
-from mixprec.base.messages import OneLineError, beside, hint
+from mixprec.base.messages import OneLineError, beside, hint, reworded
 from mixprec.training import gradient_log, heartbeat, snapshots, tensorboard
 from mixprec.training.log_report import LOG
 
@@ -88,20 +88,15 @@ def check_writable(out):
     folder = nearest_folder(out)
     if any(len(os.fsencode(name)) > os.pathconf(folder, "PC_NAME_MAX") for name in out.split(os.sep)):
         raise OutputError(f"{out}: a name is too long; give another --out")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OutputError(f"{out}: not writable ({error.strerror}); give another --out") from error
+    with reworded(lambda reason: OutputError(f"{out}: not writable ({reason}); give another --out")):
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager
 def created(out):
     """Creates and locks a new results folder."""
-    try:
+    with reworded(lambda reason: OutputError(f"{out}: cannot be created ({reason}); give another --out")):
         os.makedirs(out, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created ({error.strerror}); give another --out") from error
     with locked(out):
         yield
 

@@ -52,7 +52,7 @@ def prepare(arguments, networks, ranks, lock):
     ranks.compare({"--out": arguments.out, "--resume": arguments.resume, "--dry-run": arguments.dry_run})
     ranks.compare(configs.flat(config))
     device, reason = devices.choose(config, ranks, lambda: _placed(arguments))
-    out, is_new, snapshot, changes = ranks.first(_find_results, arguments, config, ranks, lock)
+    results = out, _, snapshot, _ = ranks.first(_find_results, arguments, config, ranks, lock)
     with ranks.together(), _placed(arguments):  # before the images are scanned, which may take minutes
         training_loss.check(config, device, ranks.size)
         extensions = own_extensions.find(config.log) if ranks.is_first else []
@@ -68,23 +68,7 @@ def prepare(arguments, networks, ranks, lock):
     train, val = _open_sources(config, ranks)
     if arguments.resume is not None:
         ranks.first(images.check_records, out, train)
-    return Run(
-        arguments,
-        config,
-        ranks,
-        device,
-        reason,
-        out,
-        is_new,
-        snapshot,
-        changes,
-        weights,
-        optimizer,
-        report,
-        train,
-        val,
-        extensions,
-    )
+    return Run(arguments, config, ranks, device, reason, *results, weights, optimizer, report, train, val, extensions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +129,7 @@ class Run:
         history = trainer.get_extension(snapshot_settings.Settings.name).changes
         history += [f"since iteration {trainer.updater.iteration}: {change}" for change in self.changes]
         resolved = configs.dump(
-            self.config,
-            source=self.arguments.config,
-            overrides=self.arguments.set,
-            version=VERSION,
-            changes=history,
+            self.config, source=self.arguments.config, overrides=self.arguments.set, version=VERSION, changes=history
         )
         return trainer, limit, resolved
 

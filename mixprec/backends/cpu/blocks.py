@@ -247,9 +247,7 @@ def read(array, part, scratch):
 
 def target(array, part, scratch):
     """Returns a float32 array to compute a part of a flat array in: that part itself, or scratch."""
-    if array.dtype == np.float32:
-        return array[part]
-    return scratch[: part.stop - part.start]
+    return array[part] if array.dtype == np.float32 else scratch[: part.stop - part.start]
 
 
 def write(array, part, block):

@@ -87,21 +87,18 @@ class _Pass:
 
     def product(self, states, rows=slice(None)):
         """Returns the products of states (rows, H) with some rows of u, zeros without u."""
-        if self.u is None:
-            return np.float32(0)
-        return self.primitives.linear(states, self.u[rows])
+        return np.float32(0) if self.u is None else self.primitives.linear(states, self.u[rows])
 
     def back(self, gates, rows=slice(None)):
         """Returns the products of gradients of some gates with their rows of u."""
         return self.primitives.linear_dgrad(gates, self.u[rows])
 
     def split(self, gates):
-        """Returns views (rows, H) of the gates of rows."""
-        count = self.layer.gates
+        """Returns a view (gates, rows, H) of the gates of rows, which lie next to each other."""
+        rows, columns = gates.shape
         if self.layer.interleaved:
-            parts = gates.reshape(len(gates), self.units, count)
-            return [parts[..., index] for index in range(count)]
-        return [gates[:, index * self.units : (index + 1) * self.units] for index in range(count)]
+            return gates.reshape(rows, self.units, columns // self.units).transpose(2, 0, 1)
+        return gates.reshape(rows, columns // self.units, self.units).swapaxes(0, 1)
 
     def lstm_gates(self, gates):
         """Returns the views of the input, forget, candidate and output gate."""
@@ -154,7 +151,7 @@ class _Walk(_Pass):
         units = self.units
         kept = self._kept[part]
         kept[:, : 2 * units] = _sigmoid(gates[:, : 2 * units] + terms[:, : 2 * units])
-        r, z, a, term = (kept[:, index * units : (index + 1) * units] for index in range(4))
+        r, z, a, term = self.split(kept)
         term[...] = terms[:, 2 * units :]
         np.tanh(gates[:, 2 * units :] + r * term, out=a)
         return a + z * (h - a)
@@ -188,6 +185,7 @@ class _Back(_Pass):
     def __init__(self, primitives, layer, u, units, y, saved):
         super().__init__(primitives, layer, u, units)
         getattr(self, f"_{layer.kind}_factors", self._factors)(y, saved)
+        self._parts = self.split(self.of_x)
 
     def _lstm_factors(self, y, saved):
         gates = widen(saved.gates)
@@ -205,31 +203,29 @@ class _Back(_Pass):
     def lstm(self, dh, part, count):
         dc = self.c[:count]
         dc += dh * self._cell[part]
-        gates = self.of_x[part]
-        if self.layer.interleaved:
-            gates_of = gates.reshape(count, self.units, 4)
-            of_c, of_out, dc_of = gates_of[..., :3], gates_of[..., 3], dc[..., None]
-        else:
-            gates_of = gates.reshape(count, 4, self.units)
-            of_c, of_out, dc_of = gates_of[:, :3], gates_of[:, 3], dc[:, None]
-        of_c *= dc_of
-        of_out *= dh
+        gates, parts = self.of_x[part], self._parts[:, part]
+        parts[:3] *= dc
+        parts[3] *= dh  # the output gate is the last one in both orders
         dc *= self._forget[part]
         if self.u is not None:
             self.h[:count] = self.back(gates)
 
     def _gru_factors(self, y, saved):
-        units = self.units
-        r, z, a, term = (widen(saved.gates)[:, index * units : (index + 1) * units] for index in range(4))
-        self.of_x, self.of_h = np.empty((2, len(r), 3 * units), np.float32)
+        r, z, a, *terms = self.split(widen(saved.gates))
+        states, is_before = widen(saved.states), self.layer.kind == "gru_reset_before"
+        self.of_x = self.of_h = np.empty((len(r), 3 * self.units), np.float32)
+        if not is_before:
+            self.of_h = np.empty_like(self.of_x)
         of_r, of_z, of_a = self.split(self.of_x)
-        of_r[...] = term * r * (_ONE - r)
-        of_z[...] = (widen(saved.states) - a) * z * (_ONE - z)
-        of_a[...] = (_ONE - z) * (_ONE - a * a)
-        self._reset, self._kept = r, z
+        of_r[...] = (states if is_before else terms[0]) * r * (_ONE - r)
+        of_z[...] = (a - states if is_before else states - a) * z * (_ONE - z)
+        of_a[...] = (z if is_before else _ONE - z) * (_ONE - a * a)
+        self._reset, self._kept = r, _ONE - z if is_before else z
+
+    _gru_reset_before_factors = _gru_factors
 
     def gru(self, dh, part, count):
-        of_r, of_z, of_a = self.split(self.of_x[part])
+        of_r, of_z, of_a = self._parts[:, part]
         of_a *= dh
         of_z *= dh
         of_r *= of_a
@@ -238,20 +234,9 @@ class _Back(_Pass):
         of_h[:, 2 * self.units :] *= self._reset[part]
         self.h[:count] = self.back(of_h) + dh * self._kept[part]
 
-    def _gru_reset_before_factors(self, y, saved):
-        r, z, a = self.split(widen(saved.gates))
-        states = widen(saved.states)
-        self.of_x = self.of_h = np.empty((len(r), 3 * self.units), np.float32)
-        of_r, of_z, of_a = self.split(self.of_x)
-        of_r[...] = states * r * (_ONE - r)
-        of_z[...] = (a - states) * z * (_ONE - z)
-        of_a[...] = z * (_ONE - a * a)
-        self._reset, self._kept = r, _ONE - z
-
     def gru_reset_before(self, dh, part, count):
         two = 2 * self.units
-        gates = self.of_x[part]
-        of_r, of_z, of_a = self.split(gates)
+        gates, (of_r, of_z, of_a) = self.of_x[part], self._parts[:, part]
         of_a *= dh
         of_z *= dh
         if self.u is None:
@@ -259,9 +244,8 @@ class _Back(_Pass):
             return
         of_reset = self.back(np.ascontiguousarray(of_a), slice(two, None))
         of_r *= of_reset
-        self.h[:count] = (
-            self.back(gates[:, :two].copy(), slice(two)) + dh * self._kept[part] + of_reset * self._reset[part]
-        )
+        of_h = self.back(gates[:, :two].copy(), slice(two))
+        self.h[:count] = of_h + dh * self._kept[part] + of_reset * self._reset[part]
 
     def _factors(self, y, saved):
         y, is_tanh = widen(y), self.layer.kind == "tanh"

@@ -13,11 +13,7 @@ import numpy as np
 from mixprec.backends.launch import text_of
 
 HEADERS = ("words.cuh", "philox.cuh", "storage.cuh", "batch_norm.cuh", "lanes.cuh")
-DTYPES = {
-    np.dtype(np.float16): "FLOAT16",
-    np.dtype(ml_dtypes.bfloat16): "BFLOAT16",
-    np.dtype(np.float32): "FLOAT32",
-}
+DTYPES = {np.dtype(np.float16): "FLOAT16", np.dtype(ml_dtypes.bfloat16): "BFLOAT16", np.dtype(np.float32): "FLOAT32"}
 ACCESS = 16  # bytes that a thread reads or writes at once
 
 

@@ -5,14 +5,7 @@ A CUDA graph may capture them after an eager product on the same stream, which c
 
 import numpy as np
 
-from mixprec.backends.cublas import (
-    COMPUTE_32F,
-    COMPUTE_32F_FAST_TF32,
-    COMPUTE_32F_PEDANTIC,
-    PLAIN,
-    TRANSPOSED,
-    Cublas,
-)
+from mixprec.backends.cublas import COMPUTE_32F, COMPUTE_32F_FAST_TF32, COMPUTE_32F_PEDANTIC, PLAIN, TRANSPOSED, Cublas
 from mixprec.backends.cudnn import settings
 from mixprec.backends.cudnn.cupy_device import CupyDevice
 from mixprec.backends.cudnn.handles import Handles

@@ -54,10 +54,7 @@ def batch_norm(shape, dtype, attributes, *, add):
     inputs = [Tensor("x", shape, dtype.name), *_channels(shape, "gamma", "beta", "running_mean", "running_var")]
     if add:
         inputs.append(Tensor("add", shape, dtype.name))
-    outputs = [
-        Tensor("y", shape, dtype.name),
-        *_channels(shape, "mean", "invstd", "next_mean", "next_var"),
-    ]
+    outputs = [Tensor("y", shape, dtype.name), *_channels(shape, "mean", "invstd", "next_mean", "next_var")]
     if add and attributes.relu:
         outputs.append(Tensor("mask", shape, "boolean"))
     numbers = {"eps": float(attributes.eps), "momentum": 1.0 - attributes.decay}

@@ -15,6 +15,7 @@ import weakref
 import numpy as np
 import PIL
 
+from mixprec.base.messages import reworded
 from mixprec.data.data_error import DataError
 from mixprec.data.loaders.iterator import ImageIterator
 from mixprec.data.loaders.pillow_worker import Work
@@ -117,7 +118,7 @@ class _Workers:
             code = _COMMAND.format(path=[*map(str, sys.path)], work=files[1], memory=files[0])
             # One thread each for NumPy's libraries: unused threads of many processes cost memory.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-            try:
+            with reworded(lambda reason: DataError(f"threads {count}: cannot start so many processes ({reason})")):
                 for _ in range(count):
                     processes.append(
                         subprocess.Popen(
@@ -129,8 +130,6 @@ class _Workers:
                             start_new_session=True,  # Ctrl-C is for the trainer
                         )
                     )
-            except OSError as error:
-                raise DataError(f"threads {count}: cannot start so many processes ({error.strerror})") from error
 
     def begin(self, epoch, positions, indices):
         """Gives each process its share of a batch."""
@@ -168,12 +167,10 @@ class _Workers:
                 del self._lent[index]
                 return slot
         slot, stride = len(self._slots), self._work.stride
-        try:
+        with reworded(lambda reason: DataError(f"no shared memory for a batch of {stride >> 20} MiB ({reason})")):
             # Allocated now, with an error: memory that is missing when it is written ends a process by SIGBUS.
             os.posix_fallocate(self._memory.fileno(), slot * stride, stride)
             self._slots.append(mmap.mmap(self._memory.fileno(), stride, offset=slot * stride))
-        except OSError as error:
-            raise DataError(f"no shared memory for a batch of {stride >> 20} MiB ({error.strerror})") from error
         return slot
 
 

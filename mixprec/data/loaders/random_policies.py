@@ -31,17 +31,10 @@ class Keys(Typed):
         aliases=("auto_augment", "aa"),
     )
     augment_operations: int = key(
-        "RandAugment: number of operations an image.",
-        2,
-        limit=between(1, len(OPERATIONS)),
-        aliases=("num_ops",),
+        "RandAugment: number of operations an image.", 2, limit=between(1, len(OPERATIONS)), aliases=("num_ops",)
     )
     augment_magnitude: int = key("RandAugment: their strength.", 9, limit=between(0, LAST_BIN), aliases=("magnitude",))
-    augment_deviation: float = key(
-        "RandAugment: standard deviation of the strength.",
-        0.0,
-        limit=between(0, LAST_BIN),
-    )
+    augment_deviation: float = key("RandAugment: standard deviation of the strength.", 0.0, limit=between(0, LAST_BIN))
     augment_probability: float = key("RandAugment: probability of each operation.", 1.0, limit=between(0, 1))
     extra_operations: tuple[str, ...] = key(
         "RandAugment: operations of timm in addition to torchvision's.",

@@ -54,9 +54,7 @@ class Normalization(Typed):
         limit=between(-HALF, HALF),
     )
     std: tuple[float, float, float] = key(
-        "Divides red, green and blue after that.",
-        (58.395, 57.12, 57.375),
-        limit=between(0.001, HALF),
+        "Divides red, green and blue after that.", (58.395, 57.12, 57.375), limit=between(0.001, HALF)
     )
 
 

@@ -8,17 +8,6 @@ files from the formulas.
 
 import importlib
 
-FILES = (
-    "hook_formulas",
-    "momentum",
-    "adam",
-    "adaptive",
-    "variance",
-    "lars",
-    "lamb",
-    "sgdw",
-    "schedule_free",
-    "lion",
-)
+FILES = ("hook_formulas", "momentum", "adam", "adaptive", "variance", "lars", "lamb", "sgdw", "schedule_free", "lion")
 for _name in FILES:
     importlib.import_module(f"{__name__}.{_name}")

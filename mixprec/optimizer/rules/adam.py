@@ -24,60 +24,45 @@ _LARGEST = """
 _STEP = """
         param = keep * param + minus_eta * (alpha_t / (sqrtf({second}) + eps) * m);
 """
-_PLAIN = {"rule": AdamRule, "numbers": _NUMBERS, "not_flushed": ("eps",)}
-
-# Kingma and Ba 2015, "Adam"; weight_decay_rate: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
-RuleFormula(
-    name="Adam",
-    switches={"amsgrad": False, "adabound": False},
-    states=("m", "v"),
-    device=MOMENTS + _STEP.format(second="v"),
-    **_PLAIN,
+_BOUND_NUMBERS = numbers(
+    **_NUMBERS,
+    # initial_alpha belongs to the rule: a schedule of alpha also scales final_lr.
+    lower="final_lr * alpha / initial_alpha * (1.0 - 1.0 / (gamma * t + 1))",
+    upper="final_lr * alpha / initial_alpha * (1.0 + 1.0 / (gamma * t))",
 )
-offer("Adam", rate="alpha")
-# Chainer multiplies weight decay by eta, and not by alpha. With an alpha of 1, eta is the lr of torch.optim.AdamW.
-offer("AdamW", rate="eta", decay="weight_decay_rate", fixed={"alpha": 1.0}, is_decoupled=True)
-
-# Reddi et al. 2018, "On the Convergence of Adam and Beyond".
-RuleFormula(
-    name="AmsGrad",
-    switches={"amsgrad": True, "adabound": False},
-    states=("m", "v", "vhat"),
-    device=MOMENTS + _LARGEST + _STEP.format(second="vhat"),
-    **_PLAIN,
-)
-offer("AMSGrad", rate="alpha")
-
 _BOUND_STEP = """
         float rate = alpha_t / (sqrtf({second}) + eps);
         rate = rate < lower || lower != lower ? lower : rate;
         rate = rate > upper || upper != upper ? upper : rate;
         param = keep * param + minus_eta * (rate * m);
 """
-_BOUND = {
-    **_PLAIN,
-    # initial_alpha belongs to the rule: a schedule of alpha also scales final_lr.
-    "numbers": numbers(
-        **_NUMBERS,
-        lower="final_lr * alpha / initial_alpha * (1.0 - 1.0 / (gamma * t + 1))",
-        upper="final_lr * alpha / initial_alpha * (1.0 + 1.0 / (gamma * t))",
-    ),
-}
+
+
+def _declare(name, *, amsgrad=False, adabound=False):
+    step = (_BOUND_STEP if adabound else _STEP).format(second="vhat" if amsgrad else "v")
+    RuleFormula(
+        name=name,
+        rule=AdamRule,
+        switches={"amsgrad": amsgrad, "adabound": adabound},
+        states=("m", "v", "vhat") if amsgrad else ("m", "v"),
+        numbers=_BOUND_NUMBERS if adabound else _NUMBERS,
+        not_flushed=("eps",),
+        device=MOMENTS + (_LARGEST if amsgrad else "") + step,
+    )
+
+
+# Kingma and Ba 2015, "Adam"; weight_decay_rate: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization".
+_declare("Adam")
+offer("Adam", rate="alpha")
+# Chainer multiplies weight decay by eta, and not by alpha. With an alpha of 1, eta is the lr of torch.optim.AdamW.
+offer("AdamW", rate="eta", decay="weight_decay_rate", fixed={"alpha": 1.0}, is_decoupled=True)
+
+# Reddi et al. 2018, "On the Convergence of Adam and Beyond".
+_declare("AmsGrad", amsgrad=True)
+offer("AMSGrad", rate="alpha")
 
 # Luo et al. 2019, "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
-RuleFormula(
-    name="AdaBound",
-    switches={"amsgrad": False, "adabound": True},
-    states=("m", "v"),
-    device=MOMENTS + _BOUND_STEP.format(second="v"),
-    **_BOUND,
-)
+_declare("AdaBound", adabound=True)
 offer("AdaBound", rate="alpha")
-RuleFormula(
-    name="AmsBound",
-    switches={"amsgrad": True, "adabound": True},
-    states=("m", "v", "vhat"),
-    device=MOMENTS + _LARGEST + _BOUND_STEP.format(second="vhat"),
-    **_BOUND,
-)
+_declare("AmsBound", amsgrad=True, adabound=True)
 offer("AMSBound", rate="alpha")

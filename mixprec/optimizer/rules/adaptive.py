@@ -35,33 +35,21 @@ RuleFormula(
     """,
 )
 
-_RMSPROP = {
-    "rule": RMSpropRule,
-    "states": ("ms",),
-    "numbers": numbers("lr", "alpha", "eps", one_minus_alpha="1 - alpha"),
-    "not_flushed": ("eps",),
-}
-
 # Tieleman and Hinton 2012, lecture 6.5 of "Neural Networks for Machine Learning".
-RuleFormula(
-    name="RmsProp",
-    switches={"eps_inside_sqrt": False},
-    **_RMSPROP,
-    device="""
+_ROOTS = {"RmsProp": "(sqrtf(ms) + eps)", "RmsPropEpsInsideSqrt": "sqrtf(ms + eps)"}
+for _name, _root in _ROOTS.items():
+    RuleFormula(
+        name=_name,
+        rule=RMSpropRule,
+        switches={"eps_inside_sqrt": _name == "RmsPropEpsInsideSqrt"},
+        states=("ms",),
+        numbers=numbers("lr", "alpha", "eps", one_minus_alpha="1 - alpha"),
+        not_flushed=("eps",),
+        device=f"""
         ms = alpha * ms + one_minus_alpha * grad * grad;
-        param -= lr * grad / (sqrtf(ms) + eps);
+        param -= lr * grad / {_root};
     """,
-)
-
-RuleFormula(
-    name="RmsPropEpsInsideSqrt",
-    switches={"eps_inside_sqrt": True},
-    **_RMSPROP,
-    device="""
-        ms = alpha * ms + one_minus_alpha * grad * grad;
-        param -= lr * grad / sqrtf(ms + eps);
-    """,
-)
+    )
 offer("RMSprop")
 
 # Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations (38) to (42).

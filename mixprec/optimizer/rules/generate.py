@@ -7,6 +7,7 @@ and the table of rules in the docs.
 
 import json
 import pathlib
+import textwrap
 
 from mixprec.optimizer.rules.formulas import HOOKS, RULES, elementwise, uses
 from mixprec.optimizer.rules.offers import OFFERS
@@ -111,47 +112,49 @@ def _names(table, formulas):
 
 
 def _names_of_optimizers():
-    own = {name: each.module for name, each in OFFERS.items() if each.module}
     keys = dict.fromkeys(key for each in OFFERS.values() for key in each.keys)
     tables = {
         "OPTIMIZERS": ("All optimizers, in the order of the reference.", tuple(OFFERS)),
-        "OWN": ("The optimizers of this package, each with its module.", own),
+        "OWN": ("The optimizers of this package, each with its module.", _offered("module")),
         "RATES": (
             "The name of the learning rate, where it is not lr.",
-            {name: each.rate for name, each in OFFERS.items() if each.rate != "lr"},
+            {name: rate for name, rate in _offered("rate").items() if rate != "lr"},
         ),
-        "DECAYS": (
-            "The name of the weight decay in the formula, where there is one.",
-            {name: each.decay for name, each in OFFERS.items() if each.decay},
-        ),
+        "DECAYS": ("The name of the weight decay in the formula, where there is one.", _offered("decay")),
         "DECOUPLED": (
             "Optimizers whose weight decay is a share of the parameter that follows the learning rate.",
-            tuple(name for name, each in OFFERS.items() if each.is_decoupled),
+            tuple(_offered("is_decoupled")),
         ),
         "WITH_AVERAGE": (
             "Optimizers whose models are evaluated at an average of their weights.",
-            tuple(name for name, each in OFFERS.items() if each.has_average),
+            tuple(_offered("has_average")),
         ),
         "WITH_KEY": (
             "Keys of the section optimizer that only some optimizers have as an argument, and which.",
-            {key: tuple(name for name, each in OFFERS.items() if key in each.keys) for key in keys},
+            {key: tuple(name for name, own in _offered("keys").items() if key in own) for key in keys},
         ),
-        "FIXED": (
-            "Arguments that are the same in all configs.",
-            {name: each.fixed for name, each in OFFERS.items() if each.fixed},
-        ),
+        "FIXED": ("Arguments that are the same in all configs.", _offered("fixed")),
     }
     lines = [
         '"""The optimizers that a config can name, and the public ones of this package, without an import of Chainer.',
         *_HEAD_OF_MODULES,
+        "# fmt: off",
     ]
     for name, (comment, table) in tables.items():
-        lines += ["", f"# {comment}", _literal(f"{name} = ", table, "")]
+        text = f"{name} = {table}".replace("'", '"').replace(": ", ":~")  # a key and its value stay together
+        rows = textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False)
+        lines += ["", f"# {comment}", *(row.replace("~", " ") for row in rows)]
     return "\n".join(lines) + "\n"
 
 
+def _offered(attribute):
+    """Returns an attribute of all offered optimizers that have it, by their names."""
+    found = {name: getattr(each, attribute) for name, each in OFFERS.items()}
+    return {name: value for name, value in found.items() if value}
+
+
 def _own_optimizers():
-    own = {name: each.module for name, each in OFFERS.items() if each.module}
+    own = _offered("module")
     lines = [
         '"""The public optimizers of this package: what a type checker reads as names of ``mixprec``.',
         *_HEAD_OF_MODULES,
@@ -161,20 +164,6 @@ def _own_optimizers():
         f"__all__ = {json.dumps(sorted(own, key=lambda name: (not name.isupper(), name)))}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _literal(head, value, tail):
-    """Returns a value as Python code, broken into lines as by ``ruff format``."""
-    line = f"{head}{repr(value).replace(chr(39), chr(34))}{tail}"
-    if len(line) <= _WIDTH:
-        return line
-    begin, end = "()" if isinstance(value, tuple) else "{}"
-    indent = " " * (len(head) - len(head.lstrip()) + 4)
-    items = (
-        [("", each) for each in value] if isinstance(value, tuple) else [(f'"{key}": ', value[key]) for key in value]
-    )
-    lines = [_literal(f"{indent}{key}", each, ",") for key, each in items]
-    return "\n".join([head + begin, *lines, f"{indent[4:]}{end}{tail}"])
 
 
 def _with_table(text):

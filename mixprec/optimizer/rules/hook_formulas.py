@@ -5,20 +5,12 @@ from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
 from mixprec.optimizer.rules.formulas import HookFormula, numbers
 
-HookFormula(
-    hook=optimizer_hooks.WeightDecay,
-    numbers=numbers("rate"),
-    device="""
-        grad += rate * param;
-    """,
-)
+HookFormula(hook=optimizer_hooks.WeightDecay, numbers=numbers("rate"), device="grad += rate * param;")
 
 HookFormula(
     hook=optimizer_hooks.Lasso,
     numbers=numbers("rate"),
-    device="""
-        grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);
-    """,
+    device="grad += rate * (param > 0 ? 1.0f : param < 0 ? -1.0f : param == 0 ? 0.0f : param);",
 )
 
 HookFormula(
@@ -57,7 +49,5 @@ HookFormula(
     numbers=numbers(std="sqrt(eta / pow(1 + t, 0.55))"),
     noise=True,
     holds_for=lambda hook: hook.noise_func is exponential_decay_noise,
-    device="""
-        grad += std * noise;
-    """,
+    device="grad += std * noise;",
 )

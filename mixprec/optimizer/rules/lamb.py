@@ -79,12 +79,9 @@ class LAMB(OwnOptimizer[LAMBRule]):
     adapt: bool = hyperparameter(True)
 
 
-_STEP = (
-    MOMENTS
-    + """
+_STEP = f"""{MOMENTS}
         const float step = m / fix1 / (sqrtf(v / fix2) + eps) + weight_decay * param;
 """
-)
 
 
 def _declare(name, adapt, **statements):
@@ -106,19 +103,6 @@ def _declare(name, adapt, **statements):
     )
 
 
-_declare(
-    "LambAdapted",
-    True,
-    step=_STEP,
-    device="""
-        param -= lr * (param_norm > 0 && step_norm > 0 ? param_norm / step_norm : 1.0f) * step;
-    """,
-)
-_declare(
-    "LambUnadapted",
-    False,
-    device=_STEP
-    + """
-        param -= lr * step;
-    """,
-)
+_ADAPTED = "param -= lr * (param_norm > 0 && step_norm > 0 ? param_norm / step_norm : 1.0f) * step;"
+_declare("LambAdapted", True, step=_STEP, device=_ADAPTED)
+_declare("LambUnadapted", False, device=f"{_STEP}        param -= lr * step;")

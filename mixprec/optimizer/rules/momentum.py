@@ -8,15 +8,7 @@ from chainer.optimizers.sgd import SGDRule
 from mixprec.optimizer.rules.formulas import RuleFormula, numbers
 from mixprec.optimizer.rules.offers import offer
 
-RuleFormula(
-    name="Sgd",
-    rule=SGDRule,
-    states=(),
-    numbers=numbers("lr"),
-    device="""
-        param -= lr * grad;
-    """,
-)
+RuleFormula(name="Sgd", rule=SGDRule, states=(), numbers=numbers("lr"), device="param -= lr * grad;")
 offer("SGD")
 
 RuleFormula(

@@ -28,11 +28,7 @@ class Inside:
         self._work, self._run = Work(monitor), run
         self._weights = inputs.Choice(weights, value=weights[0], label="weights")
         self.upload = ui.upload(
-            label="an image",
-            auto_upload=True,
-            max_file_size=LARGEST_UPLOAD,
-            on_upload=self.look,
-            on_rejected=_rejected,
+            label="an image", auto_upload=True, max_file_size=LARGEST_UPLOAD, on_upload=self.look, on_rejected=_rejected
         )
         self.upload.props('accept="image/*" flat bordered').classes("full-width")
         self._result = ui.element("div")

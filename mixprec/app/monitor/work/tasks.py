@@ -14,10 +14,7 @@ from mixprec.app.monitor.work.uploaded_image import LONGEST
 from mixprec.base.bounds import INT32
 
 _CPU_SECONDS = 120
-_SETTINGS = {
-    "root": fields.path("the folder of results in which runs lie", None),
-    "overrides": fields.overrides(),
-}
+_SETTINGS = {"root": fields.path("the folder of results in which runs lie", None), "overrides": fields.overrides()}
 _CONFIG = {"config": fields.path("a config file"), **_SETTINGS}
 _FOLDER = {"run": fields.path("a results folder")}
 _RUN = {**_FOLDER, "weights": fields.path("the name of a .npz file in the results folder", None), **_SETTINGS}

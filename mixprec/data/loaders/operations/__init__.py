@@ -11,13 +11,7 @@ Configs are checked by these declarations: modules import Pillow and NumPy only 
 import importlib
 
 # The order determines the operations that a seed draws: new files come last.
-_FILES = (
-    "image_operation",
-    "warps",
-    "enhancements",
-    "levels",
-    "solarize_add",
-)
+_FILES = ("image_operation", "warps", "enhancements", "levels", "solarize_add")
 _ALL = [each for file in _FILES for each in importlib.import_module(f"{__name__}.{file}").OPERATIONS]
 
 OPERATIONS = {each.name: each for each in _ALL if not each.is_extra}
