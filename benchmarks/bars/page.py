@@ -16,7 +16,8 @@ _HEAD = """\
 
 # Results
 
-Images a second of training on synthetic data: forward and backward pass, update, loss scaling, no reading of images.
+Images, words or frames a second of training on synthetic data: forward and backward pass, update, loss scaling, no
+reading of data.
 The newest run of the same rows on a machine is shown. Its record has versions, settings and every timed block.
 [benchmark](benchmark.md) has the commands.
 
@@ -24,7 +25,8 @@ The newest run of the same rows on a machine is shown. Its record has versions, 
 - **host ms**: until the call of a step returns, with nothing in the queue of the device.
 - **ratio**: over plain Chainer in FP32, on a GPU with cuDNN; median over the turns.
 - **launches**, **syncs**: in a step, kernels and graphs that the host launches, and how often it waits.
-- **peak MB**: memory of a step, parameters included; on a CPU the most that the process ever had.
+- **peak MB**: memory of a step, parameters included; on a CPU the most that the process ever had. **kept MB**: what the
+  forward pass keeps for the backward pass, without parameters.
 
 The highest public figures for a GPU are of MLPerf Training v4.0: 7,450 images/s on an H100 (Fujitsu, 4 GPUs, batches of
 816), and 7,950 on an H200 (8 GPUs, batches of 400). These runs read real JPEGs, and sum gradients over their GPUs. A
