@@ -123,7 +123,7 @@ def dropout_key(primitives, seed=None):
 
 
 def dropout_next(primitives, x, ratio, seed=None):
-    """Returns ``(y, key)``: a dropout of ``x``, and its key, which is that of :func:`dropout_key`.
+    """Returns ``(y, key)``: a dropout of ``x``, and its key, as of :func:`dropout_key`.
 
     Args:
         primitives: primitives of the device.

@@ -1,4 +1,4 @@
-// The gradients of a step of a recurrent layer, before the product for those of its states, see recurrent.cuh.
+// The gradients of a step of a recurrent layer, before the product for the gradients of its states, see recurrent.cuh.
 #include "recurrent.cuh"
 
 struct Step {

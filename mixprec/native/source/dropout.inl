@@ -14,7 +14,7 @@ INLINE Integers add_words(Integers a, Integers b) { return _mm512_add_epi64(a, b
 INLINE Integers products(Integers a, Integers b) { return _mm512_mul_epu32(a, b); }
 INLINE Integers high_halves(Integers a) { return _mm512_srli_epi64(a, 32); }
 INLINE Integers differing(Integers a, Integers b, Integers c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
-// The lower halves of a, and those of b as the upper ones.
+// The lower halves of a, with the lower halves of b as the upper ones.
 INLINE Integers pairs(Integers a, Integers b) {
     return _mm512_mask_mov_epi32(_mm512_slli_epi64(b, 32), 0x5555, a);
 }
