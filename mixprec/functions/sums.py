@@ -192,7 +192,7 @@ def _uses(outputs):
             uses[id(x)] = uses.get(id(x), 0) + 1
             creator = x._creator_node  # the property takes longer than all the rest
             if _is_edge(x) and uses_of(x) > 1:
-                uses[id(x)] = math.inf  # the pass is part of a larger pass, which goes on with the gradient
+                uses[id(x)] = math.inf  # a larger pass goes on with the gradient
             if creator is not None and x._requires_grad and creator not in functions:
                 functions.add(creator)
                 todo.append(creator)
