@@ -42,7 +42,7 @@ def _add_bars(commands, networks):
     help = "train on images, or on sequences: a language model, an encoder and a decoder, or a bidirectional network"
     command.add_argument("--task", choices=["images", *SEQUENCES], default="images", help=help)
     add_arch(command, None, networks)
-    help = "images or sequences in a batch, with commas; default: 32,64,128,256,512, on a CPU 8, or the size in the task"
+    help = "images or sequences in a batch, with commas; default: 32,64,128,256,512, on a CPU 8, or as the task"
     command.add_argument("--batch", type=positives, help=help)
     command.add_argument(
         "--size", type=positive, help="height and width of an image in pixels; default: 224, on a CPU 64"

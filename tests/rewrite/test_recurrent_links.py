@@ -308,3 +308,18 @@ def test_gradients_of_weights_are_computed_only_if_they_are_wanted(link, monkeyp
     x = chainer.Variable(drawn(0, 3, COLUMNS))
     (gradient,) = chainer.grad([F.sum(net([x])[-1])], [x])
     assert np.linalg.norm(gradient.array) > 0
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
+def test_rows_of_any_dtype_are_joined_and_split(dtype):
+    def program(link, xs):
+        whole = F.concat(xs, axis=0)
+        return [whole, *F.split_axis(whole, [2, 2, 5], 0)]
+
+    net = seeded(L.Linear, 3, 2, program=program)
+    mixprec.convert(net)
+    xs = [np.arange(12).reshape(4, 3).astype(dtype), np.ones((3, 3), dtype)]
+    with chainer.using_config("type_check", True):
+        ys = net(xs)
+    for y, right in zip(ys, [np.concatenate(xs), *np.split(np.concatenate(xs), [2, 2, 5])], strict=True):
+        np.testing.assert_array_equal(y.array, right)
