@@ -13,7 +13,7 @@ import time
 import chainer
 from chainer.training import extension
 
-from mixprec.app.commands import train as command
+from mixprec.app.commands.command_line import Parser
 from mixprec.app.parts.rank_states import RankStates
 from mixprec.app.run import preparation, training_run
 from mixprec.data.loaders.iterator import ImageIterator
@@ -121,7 +121,7 @@ def _count():
 
 PLACES = {
     "find": lambda: before(processes, "duplicate"),
-    "parser": lambda: before(command.Parser, "parse_args"),
+    "parser": lambda: before(Parser, "parse_args"),
     "connect": lambda: before(processes.Together, "connect"),
     "forward": lambda: before(faulty_rank.Small, "forward", lambda *args: trained(STEP)),
     "update": lambda: before(wrapper.MixedPrecisionOptimizer, "update", lambda *args: trained(STEP)),
