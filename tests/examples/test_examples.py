@@ -51,7 +51,7 @@ class Example:
 
 EXAMPLES = {
     "cifar": Example(
-        *("main/loss", "validation/main/accuracy"), *(0.7, 0.95, 0.02), files=("model.npz", "snapshot_epoch-*")
+        *("main/loss", "validation/main/accuracy"), *(0.5, 0.95, 0.02), files=("model.npz", "snapshot_epoch-*")
     ),
     "dcgan": Example(
         *("distance", "distance"),
