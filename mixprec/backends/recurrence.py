@@ -81,8 +81,8 @@ class Recurred(NamedTuple):
         gates: (rows, saved * H) in the storage dtype: the gates after their activation, in the order of the layer; of
             ``"gru"`` also the candidate's term of the states before the reset.
         states: (rows, H) in the storage dtype, the state h before each step.
-        cells: (rows, H) float32, the state c before each step; ``None`` without one. Of a single step a device has c
-            itself, ``None`` for zeros, and so it does with h in place of ``states``.
+        cells: (rows, H) float32, the state c before each step; ``None`` without one. On a device, of a single step,
+            ``states`` and ``cells`` are the inputs h and c themselves, ``None`` for zeros.
         reset: (rows, H) in the storage dtype, the state h times the reset gate, of ``"gru_reset_before"``.
     """
 

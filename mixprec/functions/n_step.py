@@ -36,7 +36,7 @@ class Stack(NamedTuple):
     def over_sequences(self, states, ws, bs, xs):
         """Computes the layers over xs, a list of B sequences (T, C) of any lengths."""
         lengths = tuple(map(len, xs))
-        order = tuple(sorted(range(len(xs)), key=lambda index: -lengths[index]))
+        order = tuple(sorted(range(len(xs)), key=lengths.__getitem__, reverse=True))  # stable
         (packed,) = PackedSequences(order).apply(tuple(xs))
         of_states = None if order == tuple(range(len(xs))) else order
         last, packed = self._computed(states, ws, bs, packed, len(xs), sizes_of(lengths), of_states)
